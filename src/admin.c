@@ -1,0 +1,191 @@
+/*
+ * admin.c
+ *		For operators: idem_cleanup, idem_grant, idem_revoke, and what the
+ *		views are made of.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "nodes/makefuncs.h"
+#include "nodes/parsenodes.h"
+#include "tcop/utility.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "idem.h"
+
+PG_FUNCTION_INFO_V1(idem_cleanup);
+PG_FUNCTION_INFO_V1(idem_grant);
+PG_FUNCTION_INFO_V1(idem_revoke);
+PG_FUNCTION_INFO_V1(idem_clock);
+PG_FUNCTION_INFO_V1(idem_key_state);
+
+/* What idem_grant() hands out */
+typedef struct PrivilegeSet
+{
+	const char *name;
+	const char *functions[16];
+	const char *views[4];
+} PrivilegeSet;
+
+#define APP_FUNCTIONS \
+	"idem_claim", "idem_finish", "idem_release", "idem_get", \
+	"idem_call", "idem_claim_many", "idem_finish_many"
+#define VIEW_FUNCTIONS \
+	"idem_clock", "idem_key_state"
+
+static const PrivilegeSet privilege_sets[] = {
+	{"app", {APP_FUNCTIONS}, {NULL}},
+	{"admin", {APP_FUNCTIONS, VIEW_FUNCTIONS, "idem_forget", "idem_cleanup"}, {"key_status", "key_summary"}},
+	{"monitor", {VIEW_FUNCTIONS}, {"key_summary"}},
+};
+
+Datum
+idem_cleanup(PG_FUNCTION_ARGS)
+{
+	IdemKeyTable table;
+	int			batch;
+	int			removed;
+
+	idem_args_begin(fcinfo, 1, "idem_cleanup()");
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("batch must not be null"),
+				errhint("Leave it out for the default."));
+	batch = PG_GETARG_INT32(0);
+	if (batch < 1 || batch > IDEM_MAX_CLEANUP_BATCH)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid batch"),
+				errdetail("The batch is %d; it must be between 1 and %d.",
+						  batch, IDEM_MAX_CLEANUP_BATCH),
+				errhint("Call %s again until it returns 0.", "idem_cleanup()"));
+
+	idem_keytable_open(&table, RowExclusiveLock);
+	removed = idem_keystore_cleanup(&table, batch);
+	idem_keytable_close(&table);
+	PG_RETURN_INT32(removed);
+}
+
+static const PrivilegeSet *
+find_privilege_set(const char *name)
+{
+	for (int i = 0; i < (int) lengthof(privilege_sets); i++)
+	{
+		if (strcmp(privilege_sets[i].name, name) == 0)
+			return &privilege_sets[i];
+	}
+	ereport(ERROR,
+			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("unknown set of privileges"),
+			errdetail("The sets are \"app\", \"admin\" and \"monitor\"."),
+			errhint("Use \"app\" for applications, \"admin\" for operators, \"monitor\" for monitoring."));
+}
+
+/*
+ * One GRANT or REVOKE, made as a parse tree so that no SQL text is built from
+ * data.  It passes through ProcessUtility like any other, so privileges are
+ * checked, and auditing and event triggers see it.
+ */
+static void
+run_grant(bool is_grant, ObjectType objtype, List *objects, const char *privilege, char *role)
+{
+	GrantStmt  *stmt = makeNode(GrantStmt);
+	AccessPriv *priv = makeNode(AccessPriv);
+	RoleSpec   *grantee = makeNode(RoleSpec);
+	PlannedStmt *pstmt = makeNode(PlannedStmt);
+
+	if (objects == NIL)
+		return;
+
+	priv->priv_name = pstrdup(privilege);
+	grantee->roletype = ROLESPEC_CSTRING;
+	grantee->rolename = role;
+	grantee->location = -1;
+
+	stmt->is_grant = is_grant;
+	stmt->targtype = ACL_TARGET_OBJECT;
+	stmt->objtype = objtype;
+	stmt->objects = objects;
+	stmt->privileges = list_make1(priv);
+	stmt->grantees = list_make1(grantee);
+	stmt->behavior = DROP_RESTRICT;
+
+	pstmt->commandType = CMD_UTILITY;
+	pstmt->canSetTag = false;
+	pstmt->utilityStmt = (Node *) stmt;
+	pstmt->stmt_location = -1;
+
+	ProcessUtility(pstmt, is_grant ? "GRANT by idem_grant()" : "REVOKE by idem_revoke()",
+				   false, PROCESS_UTILITY_SUBCOMMAND, NULL, NULL, None_Receiver, NULL);
+	CommandCounterIncrement();
+}
+
+static void
+change_privileges(FunctionCallInfo fcinfo, bool is_grant)
+{
+	const PrivilegeSet *set;
+	char	   *role;
+	List	   *functions = NIL;
+	List	   *views = NIL;
+
+	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("role and set must not be null"),
+				errhint("For example: SELECT idem_grant('my_app', 'app')."));
+	role = pstrdup(NameStr(*PG_GETARG_NAME(0)));
+	set = find_privilege_set(text_to_cstring(PG_GETARG_TEXT_PP(1)));
+
+	for (int i = 0; set->functions[i] != NULL; i++)
+	{
+		ObjectWithArgs *function = makeNode(ObjectWithArgs);
+
+		function->objname = list_make2(makeString("pg_catalog"), makeString(pstrdup(set->functions[i])));
+		function->args_unspecified = true;
+		functions = lappend(functions, function);
+	}
+	for (int i = 0; set->views[i] != NULL; i++)
+		views = lappend(views, makeRangeVar("idem", pstrdup(set->views[i]), -1));
+
+	run_grant(is_grant, OBJECT_FUNCTION, functions, "execute", role);
+	if (views != NIL)
+		run_grant(is_grant, OBJECT_SCHEMA, list_make1(makeString("idem")), "usage", role);
+	run_grant(is_grant, OBJECT_TABLE, views, "select", role);
+}
+
+Datum
+idem_grant(PG_FUNCTION_ARGS)
+{
+	idem_args_begin(fcinfo, 2, "idem_grant()");
+	change_privileges(fcinfo, true);
+	PG_RETURN_VOID();
+}
+
+Datum
+idem_revoke(PG_FUNCTION_ARGS)
+{
+	idem_args_begin(fcinfo, 2, "idem_revoke()");
+	change_privileges(fcinfo, false);
+	PG_RETURN_VOID();
+}
+
+Datum
+idem_clock(PG_FUNCTION_ARGS)
+{
+	idem_args_begin(fcinfo, 0, NULL);
+	PG_RETURN_TIMESTAMPTZ(idem_keystore_now());
+}
+
+/* State of a row of idem.keys, for the views; never called with nulls but for finished_at */
+Datum
+idem_key_state(PG_FUNCTION_ARGS)
+{
+	idem_args_begin(fcinfo, 3, NULL);
+	if (PG_ARGISNULL(0) || PG_ARGISNULL(2))
+		PG_RETURN_NULL();
+	PG_RETURN_TEXT_P(cstring_to_text(idem_keystore_state_name(DatumGetTransactionId(PG_GETARG_DATUM(0)),
+															  !PG_ARGISNULL(1),
+															  PG_GETARG_TIMESTAMPTZ(2))));
+}

@@ -1,0 +1,253 @@
+/*
+ * args.c
+ *		Arguments and result descriptors of the SQL functions.
+ *
+ * Every function calls idem_args_begin() first.  It and
+ * idem_args_result_desc() compare the SQL declaration with what the C code
+ * expects, so that a library and SQL objects of different versions give an
+ * error and not a crash.
+ */
+#include "postgres.h"
+
+#include "access/detoast.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/pg_extension.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/fmgrprotos.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "idem.h"
+
+/* The longest time to live or to wait: a hundred years */
+#define MAX_INTERVAL_YEARS	100
+#define MAX_INTERVAL		(MAX_INTERVAL_YEARS * INT64CONST(36525) * USECS_PER_DAY / 100)
+
+/* The version that the catalog knows of, or NULL if the extension is gone */
+static char *
+installed_version(void)
+{
+	Relation	rel = table_open(ExtensionRelationId, AccessShareLock);
+	ScanKeyData skey;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	char	   *version = NULL;
+
+	ScanKeyInit(&skey, Anum_pg_extension_extname, BTEqualStrategyNumber,
+				F_NAMEEQ, CStringGetDatum("idem"));
+	scan = systable_beginscan(rel, ExtensionNameIndexId, true, NULL, 1, &skey);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+	{
+		bool		isnull;
+		Datum		value = heap_getattr(tuple, Anum_pg_extension_extversion,
+										 RelationGetDescr(rel), &isnull);
+
+		if (!isnull)
+			version = TextDatumGetCString(value);
+	}
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+	return version;
+}
+
+void
+idem_args_version_mismatch(void)
+{
+	char	   *version = installed_version();
+
+	ereport(ERROR,
+			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("library and SQL objects of idem do not match"),
+			errdetail("The library has version %s, the SQL objects have version %s.",
+					  IDEM_VERSION, version ? version : "unknown"),
+			errhint("Install the library of the newer version, run ALTER EXTENSION idem UPDATE, and reconnect."));
+}
+
+/*
+ * First thing in every SQL function.  write_command is the name of a
+ * function that writes, which read-only transactions and standbys refuse.
+ */
+void
+idem_args_begin(FunctionCallInfo fcinfo, int nargs, const char *write_command)
+{
+	if (PG_NARGS() != nargs)
+		idem_args_version_mismatch();
+	if (write_command != NULL)
+	{
+		PreventCommandIfReadOnly(write_command);
+		PreventCommandIfParallelMode(write_command);
+	}
+}
+
+void
+idem_args_check_key(const text *key)
+{
+	int			len = VARSIZE_ANY_EXHDR(key);
+
+	if (len < 1 || len > IDEM_MAX_KEY_LEN)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid length of idempotency key"),
+				errdetail("The key has %d bytes; it must have between 1 and %d.",
+						  len, IDEM_MAX_KEY_LEN),
+				len < 1 ?
+				errhint("Derive the key from what makes the operation unique, for example the id of the order.") :
+				errhint("Hash longer keys before the call."));
+}
+
+text *
+idem_args_scope(FunctionCallInfo fcinfo, int arg)
+{
+	text	   *scope;
+
+	if (PG_ARGISNULL(arg))
+		return cstring_to_text(idem_guc_scope);
+
+	scope = PG_GETARG_TEXT_PP(arg);
+	if (VARSIZE_ANY_EXHDR(scope) > IDEM_MAX_SCOPE_LEN)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid length of scope"),
+				errdetail("The scope has %d bytes; it must have at most %d.",
+						  (int) VARSIZE_ANY_EXHDR(scope), IDEM_MAX_SCOPE_LEN),
+				errhint("Use a short name of the service or tenant."));
+	return scope;
+}
+
+void
+idem_args_key(FunctionCallInfo fcinfo, int keyarg, int scopearg, IdemKey *key)
+{
+	if (PG_ARGISNULL(keyarg))
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("idempotency key must not be null"),
+				errhint("Derive the key from what makes the operation unique, for example the id of the order."));
+	key->key = PG_GETARG_TEXT_PP(keyarg);
+	idem_args_check_key(key->key);
+	key->scope = idem_args_scope(fcinfo, scopearg);
+}
+
+/*
+ * An interval as a span of time: a month counts as 30 days, a day as 24
+ * hours, so that it means the same in every time zone.
+ */
+static int64
+interval_span(const Interval *interval, const char *what, int64 least, const char *bound)
+{
+	double		estimate = (double) interval->month * DAYS_PER_MONTH * USECS_PER_DAY +
+		(double) interval->day * USECS_PER_DAY + (double) interval->time;
+	int64		span = 0;
+
+	/* the estimate keeps the exact sum from overflowing */
+	if (!INTERVAL_NOT_FINITE(interval) && estimate > -1.0e18 && estimate < 1.0e18)
+	{
+		span = ((int64) interval->month * DAYS_PER_MONTH + interval->day) * USECS_PER_DAY +
+			interval->time;
+		if (span >= least && span <= MAX_INTERVAL)
+			return span;
+	}
+
+	ereport(ERROR,
+			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("invalid value of \"%s\"", what),
+			errdetail("The interval must be %s and at most %d years.",
+					  bound, MAX_INTERVAL_YEARS),
+			errhint("Pass a finite interval such as '2 hours', or null for the default."));
+}
+
+int64
+idem_args_ttl(FunctionCallInfo fcinfo, int arg)
+{
+	if (PG_ARGISNULL(arg))
+		return idem_guc_ttl * USECS_PER_SEC;
+	return interval_span(PG_GETARG_INTERVAL_P(arg), "ttl", 1, "longer than zero");
+}
+
+IdemWait
+idem_args_wait(FunctionCallInfo fcinfo, int arg)
+{
+	IdemWait	wait = {.forever = true};
+
+	if (!PG_ARGISNULL(arg))
+	{
+		wait.forever = false;
+		wait.until = GetCurrentTimestamp() +
+			interval_span(PG_GETARG_INTERVAL_P(arg), "wait", 0, "zero or longer");
+	}
+	return wait;
+}
+
+/*
+ * A token is handed out with a lease.  A plain claim has none, so whatever
+ * token comes along with one is not the current one.
+ */
+void
+idem_args_reject_token(FunctionCallInfo fcinfo, int arg)
+{
+	if (PG_ARGISNULL(arg))
+		return;
+	if (PG_GETARG_INT64(arg) <= 0)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid fencing token"),
+				errdetail("A token is a positive number."),
+				errhint("Leave the token out for a key that was claimed with idem_claim()."));
+	ereport(ERROR,
+			errcode(ERRCODE_IDEM_STALE_TOKEN),
+			errmsg("stale fencing token"),
+			errdetail("The key is not held under this token."),
+			errhint("Leave the token out for a key that was claimed with idem_claim()."));
+}
+
+/* The result to be stored, in memory and of a size that is allowed */
+Jsonb *
+idem_args_result(Datum value)
+{
+	Size		size = toast_raw_datum_size(value) - VARHDRSZ;
+
+	if (size > (Size) idem_guc_max_result_size)
+		ereport(ERROR,
+				errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				errmsg("result is too large"),
+				errdetail("The result has %zu bytes; \"%s\" allows %d.",
+						  size, "idem.max_result_size", idem_guc_max_result_size),
+				errhint("Store the data in a table of your own and only its id as the result, or raise the setting."));
+	return DatumGetJsonbP(value);
+}
+
+/* SHA-256 of the text form, which is canonical for jsonb */
+bytea *
+idem_args_fingerprint(Datum request)
+{
+	Jsonb	   *json = DatumGetJsonbP(request);
+	char	   *str = JsonbToCString(NULL, &json->root, VARSIZE(json));
+
+	return DatumGetByteaPP(DirectFunctionCall1(sha256_bytea,
+											   PointerGetDatum(cstring_to_text(str))));
+}
+
+/* Descriptor of the row to return, kept for the next call */
+TupleDesc
+idem_args_result_desc(FunctionCallInfo fcinfo, int natts)
+{
+	FmgrInfo   *flinfo = fcinfo->flinfo;
+
+	if (flinfo->fn_extra == NULL)
+	{
+		MemoryContext oldcontext = MemoryContextSwitchTo(flinfo->fn_mcxt);
+		TupleDesc	desc;
+
+		if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE ||
+			desc->natts != natts)
+			idem_args_version_mismatch();
+		flinfo->fn_extra = BlessTupleDesc(desc);
+		MemoryContextSwitchTo(oldcontext);
+	}
+	return flinfo->fn_extra;
+}

@@ -1,0 +1,205 @@
+/*
+ * batch.c
+ *		SQL functions for many keys: idem_claim_many, idem_finish_many.
+ *
+ * Keys are claimed in the order of their bytes, whatever the order of the
+ * array, so two batches cannot wait for each other in a circle.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+
+#include "idem.h"
+
+#define CLAIM_MANY_NATTS	7
+
+PG_FUNCTION_INFO_V1(idem_claim_many);
+PG_FUNCTION_INFO_V1(idem_finish_many);
+
+/* An element of the array of keys */
+typedef struct BatchItem
+{
+	int			ord;			/* from 0 */
+	text	   *key;
+	bytea	   *request;
+	IdemRow		row;
+} BatchItem;
+
+static void
+deconstruct(ArrayType *array, const char *what, Datum **elems, bool **nulls, int *n)
+{
+	if (ARR_NDIM(array) > 1)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("array \"%s\" must have one dimension", what),
+				errdetail("It has %d dimensions.", ARR_NDIM(array)),
+				errhint("Flatten the array."));
+	deconstruct_array(array, ARR_ELEMTYPE(array), -1, false, TYPALIGN_INT, elems, nulls, n);
+}
+
+/* The keys, checked; NULL if there is none */
+static BatchItem *
+get_keys(FunctionCallInfo fcinfo, int arg, int *n)
+{
+	Datum	   *elems;
+	bool	   *nulls;
+	BatchItem	   *items;
+
+	if (PG_ARGISNULL(arg))
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("array of idempotency keys must not be null"),
+				errhint("Pass an empty array if there is nothing to do."));
+	deconstruct(PG_GETARG_ARRAYTYPE_P(arg), "keys", &elems, &nulls, n);
+	if (*n == 0)
+		return NULL;
+
+	items = MemoryContextAllocExtended(CurrentMemoryContext, *n * sizeof(BatchItem),
+									   MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
+	for (int i = 0; i < *n; i++)
+	{
+		if (nulls[i])
+			ereport(ERROR,
+					errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					errmsg("idempotency key must not be null"),
+					errdetail("Element %d of the array is null.", i + 1),
+					errhint("Leave out what has no key."));
+		items[i].ord = i;
+		items[i].key = DatumGetTextPP(elems[i]);
+		idem_args_check_key(items[i].key);
+	}
+	return items;
+}
+
+/* An array of jsonb beside the keys; false if it was not given */
+static bool
+get_jsonbs(FunctionCallInfo fcinfo, int arg, const char *what, int nkeys, Datum **elems, bool **nulls)
+{
+	int			n;
+
+	if (PG_ARGISNULL(arg))
+		return false;
+	deconstruct(PG_GETARG_ARRAYTYPE_P(arg), what, elems, nulls, &n);
+	if (n != nkeys)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("arrays \"%s\" and \"%s\" differ in length", "keys", what),
+				errdetail("There are %d keys and %d elements in \"%s\".", nkeys, n, what),
+				errhint("Pass one element for each key; it may be null."));
+	return true;
+}
+
+static int
+compare_items(const void *a, const void *b)
+{
+	const BatchItem *ia = a;
+	const BatchItem *ib = b;
+	int			la = VARSIZE_ANY_EXHDR(ia->key);
+	int			lb = VARSIZE_ANY_EXHDR(ib->key);
+	int			cmp = memcmp(VARDATA_ANY(ia->key), VARDATA_ANY(ib->key), Min(la, lb));
+
+	if (cmp == 0)
+		cmp = la - lb;
+	return cmp != 0 ? cmp : ia->ord - ib->ord;
+}
+
+static int
+compare_ords(const void *a, const void *b)
+{
+	return ((const BatchItem *) a)->ord - ((const BatchItem *) b)->ord;
+}
+
+static void
+put_rows(ReturnSetInfo *rsinfo, const BatchItem *items, int n)
+{
+	for (int i = 0; i < n; i++)
+	{
+		Datum		values[CLAIM_MANY_NATTS];
+		bool		nulls[CLAIM_MANY_NATTS] = {false};
+
+		CHECK_FOR_INTERRUPTS();
+		values[0] = Int32GetDatum(items[i].ord + 1);
+		values[1] = PointerGetDatum(items[i].key);
+		idem_claim_row_values(&items[i].row, &values[2], &nulls[2]);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+}
+
+Datum
+idem_claim_many(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	IdemKeyTable table;
+	IdemKey		key;
+	IdemWait	wait;
+	Datum	   *requests;
+	bool	   *nulls;
+	BatchItem	   *items;
+	int64		ttl;
+	int			n;
+
+	idem_args_begin(fcinfo, 5, "idem_claim_many()");
+	InitMaterializedSRF(fcinfo, 0);
+	if (rsinfo->setDesc->natts != CLAIM_MANY_NATTS)
+		idem_args_version_mismatch();
+	items = get_keys(fcinfo, 0, &n);
+	if (get_jsonbs(fcinfo, 1, "requests", n, &requests, &nulls))
+	{
+		for (int i = 0; i < n; i++)
+			items[i].request = nulls[i] ? NULL : idem_args_fingerprint(requests[i]);
+	}
+	ttl = idem_args_ttl(fcinfo, 2);
+	wait = idem_args_wait(fcinfo, 3);
+	key.scope = idem_args_scope(fcinfo, 4);
+	if (n == 0)
+		return (Datum) 0;
+
+	qsort(items, n, sizeof(BatchItem), compare_items);
+	idem_keytable_open(&table, RowExclusiveLock);
+	for (int i = 0; i < n; i++)
+	{
+		key.key = items[i].key;
+		idem_keystore_claim(&table, &key, items[i].request, ttl, &wait, &items[i].row);
+	}
+	idem_keytable_close(&table);
+
+	qsort(items, n, sizeof(BatchItem), compare_ords);
+	put_rows(rsinfo, items, n);
+	return (Datum) 0;
+}
+
+/* All or none: an error takes the whole statement with it */
+Datum
+idem_finish_many(PG_FUNCTION_ARGS)
+{
+	IdemKeyTable table;
+	IdemKey		key;
+	Datum	   *results;
+	bool	   *nulls;
+	bool		have_results;
+	BatchItem	   *items;
+	int			n;
+
+	idem_args_begin(fcinfo, 3, "idem_finish_many()");
+	items = get_keys(fcinfo, 0, &n);
+	have_results = get_jsonbs(fcinfo, 1, "results", n, &results, &nulls);
+	key.scope = idem_args_scope(fcinfo, 2);
+	if (n == 0)
+		PG_RETURN_VOID();
+
+	idem_keytable_open(&table, RowExclusiveLock);
+	for (int i = 0; i < n; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		key.key = items[i].key;
+		idem_keystore_finish(&table, &key,
+							 have_results && !nulls[i] ? idem_args_result(results[i]) : NULL);
+	}
+	idem_keytable_close(&table);
+	PG_RETURN_VOID();
+}

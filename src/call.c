@@ -1,0 +1,141 @@
+/*
+ * call.c
+ *		idem_call: claim a key, run a function, finish the key.
+ *
+ * The handler runs with the rights of the caller, as if the caller had called
+ * it.  If it raises an error, that goes through, and the claim goes with it.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "catalog/objectaccess.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+
+#include "idem.h"
+
+#define CALL_NATTS		3
+
+PG_FUNCTION_INFO_V1(idem_call);
+
+/* Is it a function (jsonb) returning jsonb that can take this payload? */
+static void
+check_handler_signature(Form_pg_proc proc, bool payload_isnull)
+{
+	const char *problem =
+		proc->prokind != PROKIND_FUNCTION ? "It is not a plain function." :
+		proc->pronargs != 1 || proc->proargtypes.values[0] != JSONBOID ?
+		"It does not take one argument of type jsonb." :
+		proc->proretset ? "It returns a set." :
+		proc->prorettype != JSONBOID ? "It does not return jsonb." : NULL;
+
+	if (problem != NULL)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("function \"%s\" cannot be a handler", NameStr(proc->proname)),
+				errdetail("%s", problem),
+				errhint("A handler is a function (payload jsonb) RETURNS jsonb."));
+	if (proc->proisstrict && payload_isnull)
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("payload must not be null for function \"%s\"", NameStr(proc->proname)),
+				errdetail("The function is strict: it would not run, and yet the key would be finished."),
+				errhint("Pass a payload, or declare the function CALLED ON NULL INPUT."));
+}
+
+static void
+check_handler(Oid handler, bool payload_isnull)
+{
+	HeapTuple	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(handler));
+	AclResult	aclresult;
+
+	if (!HeapTupleIsValid(tuple))
+		ereport(ERROR,
+				errcode(ERRCODE_UNDEFINED_FUNCTION),
+				errmsg("handler with OID %u does not exist", handler),
+				errhint("Pass the name of a function (payload jsonb) RETURNS jsonb."));
+	check_handler_signature((Form_pg_proc) GETSTRUCT(tuple), payload_isnull);
+	ReleaseSysCache(tuple);
+
+	aclresult = object_aclcheck(ProcedureRelationId, handler, GetUserId(), ACL_EXECUTE);
+	if (aclresult != ACLCHECK_OK)
+		aclcheck_error(aclresult, OBJECT_FUNCTION, get_func_name(handler));
+	InvokeFunctionExecuteHook(handler);
+}
+
+/*
+ * Run handler(payload).  It gets a snapshot of its own: the one of the calling
+ * statement was taken before the claim, which may have waited.
+ */
+static Jsonb *
+run_handler(Oid handler, NullableDatum payload)
+{
+	LOCAL_FCINFO(call, 1);
+	FmgrInfo	flinfo;
+	PgStat_FunctionCallUsage usage;
+	Datum		result;
+
+	fmgr_info(handler, &flinfo);
+	InitFunctionCallInfoData(*call, &flinfo, 1, InvalidOid, NULL, NULL);
+	call->args[0] = payload;
+
+	PushActiveSnapshot(GetTransactionSnapshot());
+	pgstat_init_function_usage(call, &usage);
+	result = FunctionCallInvoke(call);
+	pgstat_end_function_usage(&usage, true);
+	PopActiveSnapshot();
+
+	return call->isnull ? NULL : idem_args_result(result);
+}
+
+Datum
+idem_call(PG_FUNCTION_ARGS)
+{
+	IdemKeyTable table;
+	IdemKey		key;
+	IdemRow		row;
+	IdemWait	wait;
+	bytea	   *request;
+	int64		ttl;
+	bool		replayed;
+	TupleDesc	desc;
+	Datum		values[CALL_NATTS];
+	bool		nulls[CALL_NATTS] = {false};
+
+	idem_args_begin(fcinfo, 6, "idem_call()");
+	desc = idem_args_result_desc(fcinfo, CALL_NATTS);
+	idem_args_key(fcinfo, 0, 5, &key);
+	if (PG_ARGISNULL(1))
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("handler must not be null"),
+				errhint("Pass the name of a function (payload jsonb) RETURNS jsonb."));
+	check_handler(PG_GETARG_OID(1), PG_ARGISNULL(2));
+	request = PG_ARGISNULL(2) ? NULL : idem_args_fingerprint(PG_GETARG_DATUM(2));
+	ttl = idem_args_ttl(fcinfo, 3);
+	wait = idem_args_wait(fcinfo, 4);
+
+	idem_keytable_open(&table, RowExclusiveLock);
+	idem_keystore_claim(&table, &key, request, ttl, &wait, &row);
+	replayed = row.status == IDEM_FINISHED;
+	if (row.status == IDEM_CLAIMED)
+	{
+		row.result = run_handler(PG_GETARG_OID(1), fcinfo->args[2]);
+		idem_keystore_finish(&table, &key, row.result);
+		row.status = IDEM_FINISHED;
+	}
+	idem_keytable_close(&table);
+
+	values[0] = CStringGetTextDatum(idem_claim_status_name(row.status));
+	values[1] = JsonbPGetDatum(row.result);
+	nulls[1] = row.result == NULL;
+	values[2] = BoolGetDatum(replayed);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, values, nulls)));
+}

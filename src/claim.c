@@ -1,0 +1,176 @@
+/*
+ * claim.c
+ *		SQL functions for one key: idem_claim, idem_finish, idem_release,
+ *		idem_get, idem_forget.
+ *
+ * They check their arguments, call the store, and form the row to return.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "funcapi.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "idem.h"
+
+#define CLAIM_NATTS		5
+#define GET_NATTS		11
+
+PG_FUNCTION_INFO_V1(idem_claim);
+PG_FUNCTION_INFO_V1(idem_finish);
+PG_FUNCTION_INFO_V1(idem_release);
+PG_FUNCTION_INFO_V1(idem_get);
+PG_FUNCTION_INFO_V1(idem_forget);
+
+const char *
+idem_claim_status_name(IdemStatus status)
+{
+	switch (status)
+	{
+		case IDEM_CLAIMED:
+			return "claimed";
+		case IDEM_HELD:
+			return "held";
+		case IDEM_FINISHED:
+			return "finished";
+		case IDEM_BUSY:
+			return "busy";
+	}
+	pg_unreachable();
+}
+
+/* claimed, status, result, created_at, expires_at */
+void
+idem_claim_row_values(const IdemRow *row, Datum *values, bool *nulls)
+{
+	values[0] = BoolGetDatum(row->status == IDEM_CLAIMED);
+	values[1] = CStringGetTextDatum(idem_claim_status_name(row->status));
+	values[2] = JsonbPGetDatum(row->result);
+	values[3] = TimestampTzGetDatum(row->created_at);
+	values[4] = TimestampTzGetDatum(row->expires_at);
+
+	nulls[0] = nulls[1] = false;
+	nulls[2] = row->result == NULL;
+	nulls[3] = nulls[4] = row->status == IDEM_BUSY;
+}
+
+Datum
+idem_claim(PG_FUNCTION_ARGS)
+{
+	IdemKeyTable table;
+	IdemKey		key;
+	IdemRow		row;
+	IdemWait	wait;
+	bytea	   *request;
+	int64		ttl;
+	TupleDesc	desc;
+	Datum		values[CLAIM_NATTS];
+	bool		nulls[CLAIM_NATTS];
+
+	idem_args_begin(fcinfo, 5, "idem_claim()");
+	desc = idem_args_result_desc(fcinfo, CLAIM_NATTS);
+	idem_args_key(fcinfo, 0, 4, &key);
+	request = PG_ARGISNULL(1) ? NULL : idem_args_fingerprint(PG_GETARG_DATUM(1));
+	ttl = idem_args_ttl(fcinfo, 2);
+	wait = idem_args_wait(fcinfo, 3);
+
+	idem_keytable_open(&table, RowExclusiveLock);
+	idem_keystore_claim(&table, &key, request, ttl, &wait, &row);
+	idem_keytable_close(&table);
+
+	idem_claim_row_values(&row, values, nulls);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, values, nulls)));
+}
+
+Datum
+idem_finish(PG_FUNCTION_ARGS)
+{
+	IdemKeyTable table;
+	IdemKey		key;
+	Jsonb	   *result;
+
+	idem_args_begin(fcinfo, 4, "idem_finish()");
+	idem_args_key(fcinfo, 0, 3, &key);
+	result = PG_ARGISNULL(1) ? NULL : idem_args_result(PG_GETARG_DATUM(1));
+	idem_args_reject_token(fcinfo, 2);
+
+	idem_keytable_open(&table, RowExclusiveLock);
+	idem_keystore_finish(&table, &key, result);
+	idem_keytable_close(&table);
+	PG_RETURN_VOID();
+}
+
+Datum
+idem_release(PG_FUNCTION_ARGS)
+{
+	IdemKeyTable table;
+	IdemKey		key;
+
+	idem_args_begin(fcinfo, 3, "idem_release()");
+	idem_args_key(fcinfo, 0, 2, &key);
+	idem_args_reject_token(fcinfo, 1);
+
+	idem_keytable_open(&table, RowExclusiveLock);
+	idem_keystore_release(&table, &key);
+	idem_keytable_close(&table);
+	PG_RETURN_VOID();
+}
+
+Datum
+idem_forget(PG_FUNCTION_ARGS)
+{
+	IdemKeyTable table;
+	IdemKey		key;
+	bool		forgotten;
+
+	idem_args_begin(fcinfo, 2, "idem_forget()");
+	idem_args_key(fcinfo, 0, 1, &key);
+
+	idem_keytable_open(&table, RowExclusiveLock);
+	forgotten = idem_keystore_forget(&table, &key);
+	idem_keytable_close(&table);
+	PG_RETURN_BOOL(forgotten);
+}
+
+/* Columns that belong to leases are null for a plain claim */
+static void
+put_get_row(ReturnSetInfo *rsinfo, const IdemRow *row)
+{
+	Datum		values[GET_NATTS] = {0};
+	bool		nulls[GET_NATTS];
+
+	memset(nulls, true, sizeof(nulls));
+#define SET(i, datum)	(values[i] = (datum), nulls[i] = false)
+	SET(0, CStringGetTextDatum(idem_claim_status_name(row->status)));
+	if (row->result != NULL)
+		SET(1, JsonbPGetDatum(row->result));
+	SET(2, ObjectIdGetDatum(row->owner));
+	SET(7, TimestampTzGetDatum(row->created_at));
+	if (row->finished_at != 0)
+		SET(8, TimestampTzGetDatum(row->finished_at));
+	SET(10, TimestampTzGetDatum(row->expires_at));
+#undef SET
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+}
+
+Datum
+idem_get(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	IdemKeyTable table;
+	IdemKey		key;
+	IdemRow		row;
+
+	idem_args_begin(fcinfo, 2, NULL);
+	InitMaterializedSRF(fcinfo, 0);
+	if (rsinfo->setDesc->natts != GET_NATTS)
+		idem_args_version_mismatch();
+	idem_args_key(fcinfo, 0, 1, &key);
+
+	idem_keytable_open(&table, AccessShareLock);
+	if (idem_keystore_get(&table, &key, &row))
+		put_get_row(rsinfo, &row);
+	idem_keytable_close(&table);
+	return (Datum) 0;
+}

@@ -1,0 +1,167 @@
+/*
+ * compat.h
+ *		Server API differences from PostgreSQL 15 to 19.
+ *
+ * The only file that tests PG_VERSION_NUM.  Callers are written against the
+ * newest API; what an older server lacks is made up for here.
+ */
+#ifndef IDEM_COMPAT_H
+#define IDEM_COMPAT_H
+
+#include "access/amapi.h"
+#include "access/genam.h"
+#include "access/tableam.h"
+#include "storage/lmgr.h"
+#include "utils/acl.h"
+#include "utils/rel.h"
+#include "utils/relcache.h"
+
+#if PG_VERSION_NUM < 150001
+#error "idem needs PostgreSQL 15.1 or newer"
+#endif
+
+#if PG_VERSION_NUM >= 160000
+#include "varatt.h"
+#endif
+#include "utils/wait_event.h"
+#if PG_VERSION_NUM >= 190000
+#include "utils/tuplestore.h"
+#endif
+
+/* 18: name and version in the magic block */
+#if PG_VERSION_NUM < 180000
+#define PG_MODULE_MAGIC_EXT(...)	PG_MODULE_MAGIC
+#endif
+
+/* 18: stands first in a declaration */
+#if PG_VERSION_NUM < 180000
+#define pg_noreturn					pg_attribute_noreturn()
+#endif
+
+/* 17: interval has infinities */
+#if PG_VERSION_NUM < 170000
+#define INTERVAL_NOT_FINITE(i)		false
+#endif
+
+/* 16: one function for the privileges of any kind of object */
+#if PG_VERSION_NUM < 160000
+#include "catalog/pg_proc.h"
+static inline AclResult
+object_aclcheck(Oid classid, Oid objectid, Oid roleid, AclMode mode)
+{
+	Assert(classid == ProcedureRelationId);
+	return pg_proc_aclcheck(objectid, roleid, mode);
+}
+#endif
+
+/* 18: a deferrable primary key is told from an immediate one */
+static inline Oid
+idem_compat_primary_key(Relation rel)
+{
+#if PG_VERSION_NUM >= 180000
+	return RelationGetPrimaryKeyIndex(rel, false);
+#else
+	return RelationGetPrimaryKeyIndex(rel);
+#endif
+}
+
+/* 18: instrumentation; 19: flags */
+static inline IndexScanDesc
+idem_compat_index_beginscan(Relation heap, Relation index, Snapshot snapshot, int nkeys)
+{
+#if PG_VERSION_NUM >= 190000
+	return index_beginscan(heap, index, snapshot, NULL, nkeys, 0, SO_NONE);
+#elif PG_VERSION_NUM >= 180000
+	return index_beginscan(heap, index, snapshot, NULL, nkeys, 0);
+#else
+	return index_beginscan(heap, index, snapshot, nkeys, 0);
+#endif
+}
+
+/* 17: per-insert state of the access method, to be released afterwards */
+static inline void
+idem_compat_index_insert_cleanup(Relation index, struct IndexInfo *info)
+{
+#if PG_VERSION_NUM >= 170000
+	index_insert_cleanup(index, info);
+#else
+	(void) index;
+	(void) info;
+#endif
+}
+
+/*
+ * 16: an update tells which indexes need an entry; before, all or none.  In
+ * both, zero means that it was a HOT update and none needs one.
+ */
+#if PG_VERSION_NUM >= 160000
+typedef TU_UpdateIndexes IdemUpdateIndexes;
+
+static inline bool
+idem_compat_index_needs_entry(Relation index, IdemUpdateIndexes which)
+{
+	return which == TU_All ||
+		(which == TU_Summarizing && index->rd_indam->amsummarizing);
+}
+#else
+typedef bool IdemUpdateIndexes;
+
+static inline bool
+idem_compat_index_needs_entry(Relation index, IdemUpdateIndexes which)
+{
+	(void) index;
+	return which;
+}
+#endif
+
+/* 19: options after the command id */
+static inline TM_Result
+idem_compat_tuple_update(Relation rel, ItemPointer tid, TupleTableSlot *slot, CommandId cid,
+						 Snapshot snapshot, bool wait, TM_FailureData *tmfd,
+						 LockTupleMode *lockmode, IdemUpdateIndexes *which)
+{
+#if PG_VERSION_NUM >= 190000
+	return table_tuple_update(rel, tid, slot, cid, 0, snapshot, InvalidSnapshot,
+							  wait, tmfd, lockmode, which);
+#else
+	return table_tuple_update(rel, tid, slot, cid, snapshot, InvalidSnapshot,
+							  wait, tmfd, lockmode, which);
+#endif
+}
+
+/* 19: options after the command id, changingPart is one of them */
+static inline TM_Result
+idem_compat_tuple_delete(Relation rel, ItemPointer tid, CommandId cid,
+						 Snapshot snapshot, bool wait, TM_FailureData *tmfd)
+{
+#if PG_VERSION_NUM >= 190000
+	return table_tuple_delete(rel, tid, cid, 0, snapshot, InvalidSnapshot, wait, tmfd);
+#else
+	return table_tuple_delete(rel, tid, cid, snapshot, InvalidSnapshot, wait, tmfd, false);
+#endif
+}
+
+/* 18: can log a lock that was not to be had at once */
+static inline bool
+idem_compat_xact_has_ended(TransactionId xid)
+{
+#if PG_VERSION_NUM >= 180000
+	return ConditionalXactLockTableWait(xid, false);
+#else
+	return ConditionalXactLockTableWait(xid);
+#endif
+}
+
+/* 17: extensions can name their wait events */
+static inline uint32
+idem_compat_wait_event(const char *name)
+{
+#if PG_VERSION_NUM >= 170000
+	return WaitEventExtensionNew(name);
+#else
+	(void) name;
+	return PG_WAIT_EXTENSION;
+#endif
+}
+
+#endif							/* IDEM_COMPAT_H */

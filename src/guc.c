@@ -1,0 +1,86 @@
+/*
+ * guc.c
+ *		Every setting of idem.
+ */
+#include "postgres.h"
+
+#include <limits.h>
+
+#include "utils/guc.h"
+#include "utils/memutils.h"
+
+#include "idem.h"
+
+int			idem_guc_ttl;
+char	   *idem_guc_scope;
+char	   *idem_guc_owner;
+int			idem_guc_max_result_size;
+int			idem_guc_clock_offset;
+
+static bool
+check_scope(char **newval, void **extra, GucSource source)
+{
+	if (strlen(*newval) > IDEM_MAX_SCOPE_LEN)
+	{
+		GUC_check_errdetail("A scope must have at most %d bytes.", IDEM_MAX_SCOPE_LEN);
+		return false;
+	}
+	return true;
+}
+
+void
+idem_guc_init(void)
+{
+	DefineCustomIntVariable("idem.ttl",
+							"How long a key is kept, where the caller does not say.",
+							"After this time the key counts as absent and may run again.",
+							&idem_guc_ttl,
+							24 * 60 * 60,
+							1,
+							INT_MAX,
+							PGC_USERSET,
+							GUC_UNIT_S,
+							NULL, NULL, NULL);
+
+	DefineCustomStringVariable("idem.scope",
+							   "Name space of keys, where the caller does not say.",
+							   NULL,
+							   &idem_guc_scope,
+							   "",
+							   PGC_USERSET,
+							   0,
+							   check_scope, NULL, NULL);
+
+	DefineCustomStringVariable("idem.owner",
+							   "Role that new keys belong to; empty: the current user.",
+							   "The current user must be a member of it. Services that share keys name a common role here.",
+							   &idem_guc_owner,
+							   "",
+							   PGC_USERSET,
+							   0,
+							   NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idem.max_result_size",
+							"Size that a stored result may have at most.",
+							NULL,
+							&idem_guc_max_result_size,
+							1024 * 1024,
+							0,
+							MaxAllocSize,
+							PGC_USERSET,
+							GUC_UNIT_BYTE,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idem.clock_offset",
+							"Added to the clock by which keys expire.",
+							"For tests of expiry without sleeping.",
+							&idem_guc_clock_offset,
+							0,
+							INT_MIN,
+							INT_MAX,
+							PGC_SUSET,
+							GUC_UNIT_S | GUC_NOT_IN_SAMPLE,
+							NULL, NULL, NULL);
+
+	MarkGUCPrefixReserved("idem");
+}

@@ -1,0 +1,639 @@
+/*
+ * keystore.c
+ *		The protocol of idempotency keys: claim, finish, release, forget, get,
+ *		cleanup.  Every access to idem.keys passes through here.
+ *
+ * A claim is a row, inserted at once, in the caller's transaction.  Its state
+ * is read off the row and nothing else: a row whose xmin belongs to the
+ * current transaction (or a subtransaction of it) is held by it; a row of
+ * another open transaction is open; a committed row is live until expires_at
+ * and then counts as absent.  There is no state in backend memory, so
+ * rollback, savepoints and PREPARE TRANSACTION need no code here.
+ *
+ * Who waits for whom: a claimer that meets an open row waits for the
+ * transaction that made it (XactLockTableWait, so core finds deadlocks and
+ * lock_timeout holds) and then looks again; likewise one that wants to take
+ * over an expired row which another transaction is just replacing or removing.
+ * Nobody waits for a live row: its answer is there.  Cleanup waits for nobody.
+ *
+ * Rows are looked up with a dirty snapshot, which also shows what is not
+ * committed.  It may miss a row that is being updated right now; that is no
+ * harm because the unique index decides when the new row goes in.
+ */
+#include "postgres.h"
+
+#include "access/relscan.h"
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "storage/latch.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/fmgrprotos.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "idem.h"
+
+/* What a look at a key has found */
+typedef enum Found
+{
+	FOUND_NONE,
+	FOUND_MINE,					/* made by this transaction */
+	FOUND_LIVE,					/* committed and not expired */
+	FOUND_EXPIRED,				/* committed and expired */
+	FOUND_OPEN					/* made by another transaction, still open */
+} Found;
+
+/* The row itself is in the slot of the table */
+typedef struct Probe
+{
+	Found		found;
+	TransactionId xwait;		/* whose end would change the picture, or invalid */
+	uint32		spectoken;		/* not 0: that one is only about to insert it */
+	ItemPointerData tid;
+} Probe;
+
+/* The clock by which keys expire; never the start of the transaction */
+TimestampTz
+idem_keystore_now(void)
+{
+	return GetCurrentTimestamp() + idem_guc_clock_offset * USECS_PER_SEC;
+}
+
+static Datum
+row_attr(IdemKeyTable *table, AttrNumber attno, bool *isnull)
+{
+	return slot_getattr(table->slot, attno, isnull);
+}
+
+static TimestampTz
+row_timestamp(IdemKeyTable *table, AttrNumber attno)
+{
+	bool		isnull;
+	Datum		value = row_attr(table, attno, &isnull);
+
+	return isnull ? 0 : DatumGetTimestampTz(value);
+}
+
+static bool
+row_is_null(IdemKeyTable *table, AttrNumber attno)
+{
+	bool		isnull;
+
+	(void) row_attr(table, attno, &isnull);
+	return isnull;
+}
+
+static bool
+row_is_mine(IdemKeyTable *table)
+{
+	bool		isnull;
+	Datum		xmin = slot_getsysattr(table->slot, MinTransactionIdAttributeNumber, &isnull);
+
+	Assert(!isnull);
+	return TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin));
+}
+
+static bool
+row_is_expired(IdemKeyTable *table)
+{
+	return row_timestamp(table, IDEM_KEYS_EXPIRES_AT) <= idem_keystore_now();
+}
+
+/*
+ * State of a committed row, or one of this transaction, for people.  A claim
+ * does not expire under the transaction that holds it.
+ */
+const char *
+idem_keystore_state_name(TransactionId xmin, bool finished, TimestampTz expires_at)
+{
+	if (TransactionIdIsCurrentTransactionId(xmin))
+		return finished ? "finished" : "held";
+	return expires_at <= idem_keystore_now() ? "expired" : "finished";
+}
+
+static void
+classify_row(IdemKeyTable *table, const SnapshotData *dirty, Probe *probe)
+{
+	probe->tid = table->slot->tts_tid;
+	probe->spectoken = 0;
+	if (TransactionIdIsValid(dirty->xmin))
+	{
+		probe->found = FOUND_OPEN;
+		probe->xwait = dirty->xmin;
+		probe->spectoken = dirty->speculativeToken;
+	}
+	else if (row_is_mine(table))
+	{
+		probe->found = FOUND_MINE;
+		probe->xwait = InvalidTransactionId;
+	}
+	else
+	{
+		probe->found = row_is_expired(table) ? FOUND_EXPIRED : FOUND_LIVE;
+		probe->xwait = dirty->xmax;
+	}
+}
+
+/*
+ * Look at a key.  An open row is not the last word: beside it may be the
+ * committed one that its transaction has removed.
+ */
+static void
+probe_key(IdemKeyTable *table, const IdemKey *key, Probe *probe)
+{
+	SnapshotData dirty;
+	IndexScanDesc scan;
+
+	InitDirtySnapshot(dirty);
+	memset(probe, 0, sizeof(*probe));
+	probe->found = FOUND_NONE;
+	scan = idem_keytable_scan_key(table, key, &dirty);
+	while (index_getnext_slot(scan, ForwardScanDirection, table->slot))
+	{
+		classify_row(table, &dirty, probe);
+		if (probe->found != FOUND_OPEN)
+			break;
+	}
+	index_endscan(scan);
+}
+
+/* Let a moment of a bounded wait pass; false if there is none left */
+static bool
+pause_until(TimestampTz until)
+{
+	static uint32 wait_event = 0;
+	long		left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until);
+
+	if (left <= 0)
+		return false;
+	if (wait_event == 0)
+		wait_event = idem_compat_wait_event("IdemClaim");
+	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+					 Min(left, 5), wait_event);
+	ResetLatch(MyLatch);
+	CHECK_FOR_INTERRUPTS();
+	return true;
+}
+
+/*
+ * Wait for the transaction in the way.  False: it is still there after the
+ * time that the caller wanted to wait.
+ *
+ * The lock manager can only end a wait with an error, which would cost the
+ * caller the transaction.  So a bounded wait asks again and again.
+ */
+static bool
+wait_for_other(IdemKeyTable *table, Probe *probe, const IdemWait *wait)
+{
+	if (probe->spectoken != 0)
+	{
+		/* between insert and verdict nobody waits for anybody: never long */
+		SpeculativeInsertionWait(probe->xwait, probe->spectoken);
+		return true;
+	}
+	if (wait->forever)
+	{
+		XactLockTableWait(probe->xwait, table->heap, &probe->tid, XLTW_InsertIndex);
+		return true;
+	}
+	while (!idem_compat_xact_has_ended(probe->xwait))
+	{
+		if (!pause_until(wait->until))
+			return false;
+	}
+	return true;
+}
+
+/* The role that this session claims keys for */
+static Oid
+current_owner(void)
+{
+	Oid			owner;
+
+	if (idem_guc_owner[0] == '\0')
+		return GetUserId();
+	owner = get_role_oid(idem_guc_owner, false);
+	if (!is_member_of_role(GetUserId(), owner))
+		ereport(ERROR,
+				errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("permission denied to own keys as role \"%s\"", idem_guc_owner),
+				errdetail("The current user is not a member of the role that \"%s\" names.", "idem.owner"),
+				errhint("Grant the role to the current user, or reset \"%s\".", "idem.owner"));
+	return owner;
+}
+
+/* Neither the stored result nor a second run for strangers */
+static void
+check_owner(IdemKeyTable *table)
+{
+	bool		isnull;
+	Oid			owner = DatumGetObjectId(row_attr(table, IDEM_KEYS_OWNER, &isnull));
+
+	if (owner == current_owner() || has_privs_of_role(GetUserId(), owner))
+		return;
+	ereport(ERROR,
+			errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			errmsg("idempotency key belongs to another role"),
+			errdetail("The current user has not the privileges of the role that claimed the key."),
+			errhint("Use a scope of your own, or share keys through a common role named in \"%s\".", "idem.owner"));
+}
+
+static int64
+row_age(IdemKeyTable *table)
+{
+	int64		age = idem_keystore_now() - row_timestamp(table, IDEM_KEYS_CREATED_AT);
+
+	return Max(age, 0) / USECS_PER_SEC;
+}
+
+static bool
+bytea_equal(bytea *a, bytea *b)
+{
+	return VARSIZE_ANY_EXHDR(a) == VARSIZE_ANY_EXHDR(b) &&
+		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
+}
+
+/* A key stands for one request: with another one it is a mistake of the caller */
+static void
+check_request(IdemKeyTable *table, bytea *request)
+{
+	bool		isnull;
+	Datum		stored = row_attr(table, IDEM_KEYS_REQUEST, &isnull);
+
+	if (request == NULL || isnull || bytea_equal(request, DatumGetByteaPP(stored)))
+		return;
+	ereport(ERROR,
+			errcode(ERRCODE_IDEM_REQUEST_MISMATCH),
+			errmsg("idempotency key was used with another request"),
+			errdetail("The key was claimed " INT64_FORMAT " seconds ago with a request that differs from this one.",
+					  row_age(table)),
+			errhint("Use a new key for a new request, and send the same request when you retry."));
+}
+
+/*
+ * SERIALIZABLE: the answer is the latest committed state, which the dirty
+ * snapshot shows and SSI does not see.  So read the key through the
+ * transaction's snapshot too, which makes the read known to SSI, and give up
+ * if the two disagree.  latest is the live row found, or NULL for none.
+ */
+static void
+check_serializable(IdemKeyTable *table, const IdemKey *key, ItemPointer latest)
+{
+	Snapshot	snapshot;
+	IndexScanDesc scan;
+	TupleTableSlot *found;
+	ItemPointerData tid;
+
+	if (!IsolationIsSerializable())
+		return;
+
+	ItemPointerSetInvalid(&tid);
+	snapshot = RegisterSnapshot(GetTransactionSnapshot());
+	scan = idem_keytable_scan_key(table, key, snapshot);
+	found = table_slot_create(table->heap, NULL);
+	if (index_getnext_slot(scan, ForwardScanDirection, found))
+	{
+		bool		isnull;
+		Datum		expires_at = slot_getattr(found, IDEM_KEYS_EXPIRES_AT, &isnull);
+
+		if (DatumGetTimestampTz(expires_at) > idem_keystore_now())
+			tid = found->tts_tid;
+	}
+	ExecDropSingleTupleTableSlot(found);
+	index_endscan(scan);
+	UnregisterSnapshot(snapshot);
+
+	if (latest == NULL ? ItemPointerIsValid(&tid) :
+		!(ItemPointerIsValid(&tid) && ItemPointerEquals(&tid, latest)))
+		ereport(ERROR,
+				errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				errmsg("could not serialize access due to a concurrent change of an idempotency key"),
+				errdetail("The key was changed after this transaction took its snapshot."),
+				errhint("Retry the transaction."));
+}
+
+static void
+fill_row(IdemKeyTable *table, IdemStatus status, IdemRow *row)
+{
+	bool		isnull;
+	Datum		value;
+
+	row->status = status;
+	row->owner = DatumGetObjectId(row_attr(table, IDEM_KEYS_OWNER, &isnull));
+	row->created_at = row_timestamp(table, IDEM_KEYS_CREATED_AT);
+	row->expires_at = row_timestamp(table, IDEM_KEYS_EXPIRES_AT);
+	row->finished_at = row_timestamp(table, IDEM_KEYS_FINISHED_AT);
+	value = row_attr(table, IDEM_KEYS_RESULT, &isnull);
+	row->result = isnull ? NULL : DatumGetJsonbPCopy(value);
+}
+
+/* A committed plain claim is finished, whether idem_finish() was called or not */
+static IdemStatus
+mine_status(IdemKeyTable *table)
+{
+	return row_is_null(table, IDEM_KEYS_FINISHED_AT) ? IDEM_HELD : IDEM_FINISHED;
+}
+
+/* A row for a new claim */
+static TupleTableSlot *
+make_claim(IdemKeyTable *table, const IdemKey *key, bytea *request, int64 ttl, IdemRow *row)
+{
+	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(table->heap), &TTSOpsVirtual);
+
+	memset(row, 0, sizeof(*row));
+	row->status = IDEM_CLAIMED;
+	row->owner = current_owner();
+	row->created_at = idem_keystore_now();
+	row->expires_at = row->created_at + ttl;
+
+	memset(slot->tts_isnull, true, IDEM_KEYS_NATTS * sizeof(bool));
+#define SET(column, datum) \
+	(slot->tts_values[(column) - 1] = (datum), slot->tts_isnull[(column) - 1] = false)
+	SET(IDEM_KEYS_CREATED_AT, TimestampTzGetDatum(row->created_at));
+	SET(IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(row->expires_at));
+	SET(IDEM_KEYS_OWNER, ObjectIdGetDatum(row->owner));
+	SET(IDEM_KEYS_KEY, PointerGetDatum(key->key));
+	SET(IDEM_KEYS_SCOPE, PointerGetDatum(key->scope));
+	if (request != NULL)
+		SET(IDEM_KEYS_REQUEST, PointerGetDatum(request));
+#undef SET
+	return ExecStoreVirtualTuple(slot);
+}
+
+/* Claim a key that is absent; false if it has just appeared */
+static bool
+insert_claim(IdemKeyTable *table, const IdemKey *key, bytea *request, int64 ttl, IdemRow *row)
+{
+	TupleTableSlot *slot;
+	bool		inserted;
+
+	check_serializable(table, key, NULL);
+	slot = make_claim(table, key, request, ttl, row);
+	inserted = idem_keytable_insert(table, slot);
+	ExecDropSingleTupleTableSlot(slot);
+	return inserted;
+}
+
+/* Claim a key whose row has expired, by replacing that row */
+static TM_Result
+take_over(IdemKeyTable *table, const IdemKey *key, bytea *request, int64 ttl, bool wait, IdemRow *row)
+{
+	ItemPointerData tid = table->slot->tts_tid;
+	TupleTableSlot *slot;
+	TM_Result	result;
+
+	check_serializable(table, key, NULL);
+	slot = make_claim(table, key, request, ttl, row);
+	result = idem_keytable_update(table, &tid, slot, wait);
+	ExecDropSingleTupleTableSlot(slot);
+	return result;
+}
+
+/* Answer from the row found, if this caller may have it for this request */
+static void
+replay(IdemKeyTable *table, const IdemKey *key, bytea *request, IdemStatus status, IdemRow *row)
+{
+	check_owner(table);
+	check_request(table, request);
+	if (!row_is_mine(table))
+		check_serializable(table, key, &table->slot->tts_tid);
+	fill_row(table, status, row);
+}
+
+/*
+ * Claim the key for this transaction, or say why not.  Each round looks at
+ * the key and either answers or waits for what is in the way.
+ */
+void
+idem_keystore_claim(IdemKeyTable *table, const IdemKey *key, bytea *request,
+					int64 ttl, const IdemWait *wait, IdemRow *row)
+{
+	for (;;)
+	{
+		Probe		probe;
+		bool		ended = true;
+
+		CHECK_FOR_INTERRUPTS();
+		probe_key(table, key, &probe);
+
+		if (probe.found == FOUND_MINE)
+		{
+			replay(table, key, request, mine_status(table), row);
+			return;
+		}
+		if (probe.found == FOUND_LIVE)
+		{
+			replay(table, key, request, IDEM_FINISHED, row);
+			return;
+		}
+
+		if (TransactionIdIsValid(probe.xwait))
+			ended = wait_for_other(table, &probe, wait);
+		else if (probe.found == FOUND_NONE)
+		{
+			if (insert_claim(table, key, request, ttl, row))
+				return;
+		}
+		else
+		{
+			TM_Result	result = take_over(table, key, request, ttl, wait->forever, row);
+
+			if (result == TM_Ok)
+				return;
+			/* somebody has locked the row without changing it */
+			if (result == TM_BeingModified)
+				ended = pause_until(wait->until);
+		}
+
+		if (!ended)
+		{
+			memset(row, 0, sizeof(*row));
+			row->status = IDEM_BUSY;
+			return;
+		}
+	}
+}
+
+/* Says what was found instead of a key held by this transaction */
+pg_noreturn static void
+not_held(IdemKeyTable *table, const Probe *probe, const char *hint)
+{
+	ereport(ERROR,
+			errcode(ERRCODE_IDEM_NOT_HELD),
+			errmsg("idempotency key is not held by this transaction"),
+			probe->found == FOUND_NONE || probe->found == FOUND_EXPIRED ?
+			errdetail("There is no such key in this scope.") :
+			probe->found == FOUND_OPEN ?
+			errdetail("Another transaction has claimed the key and is still open.") :
+			errdetail("The key was claimed " INT64_FORMAT " seconds ago by a transaction that has committed.",
+					  row_age(table)),
+			errhint("%s", hint));
+}
+
+/* Find a key that this transaction holds */
+static void
+probe_held_key(IdemKeyTable *table, const IdemKey *key, const char *hint)
+{
+	Probe		probe;
+
+	probe_key(table, key, &probe);
+	if (probe.found == FOUND_MINE || probe.found == FOUND_LIVE)
+		check_owner(table);
+	if (probe.found != FOUND_MINE)
+		not_held(table, &probe, hint);
+}
+
+static bool
+row_result_equals(IdemKeyTable *table, Jsonb *result)
+{
+	bool		isnull;
+	Datum		stored = row_attr(table, IDEM_KEYS_RESULT, &isnull);
+
+	if (isnull || result == NULL)
+		return isnull && result == NULL;
+	return compareJsonbContainers(&DatumGetJsonbP(stored)->root, &result->root) == 0;
+}
+
+/* A copy of the row found, with the columns that a finish sets */
+static TupleTableSlot *
+make_finished(IdemKeyTable *table, Jsonb *result)
+{
+	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(table->heap), &TTSOpsVirtual);
+
+	slot_getallattrs(table->slot);
+	memcpy(slot->tts_values, table->slot->tts_values, IDEM_KEYS_NATTS * sizeof(Datum));
+	memcpy(slot->tts_isnull, table->slot->tts_isnull, IDEM_KEYS_NATTS * sizeof(bool));
+	slot->tts_values[IDEM_KEYS_FINISHED_AT - 1] = TimestampTzGetDatum(idem_keystore_now());
+	slot->tts_isnull[IDEM_KEYS_FINISHED_AT - 1] = false;
+	slot->tts_values[IDEM_KEYS_RESULT - 1] = JsonbPGetDatum(result);
+	slot->tts_isnull[IDEM_KEYS_RESULT - 1] = (result == NULL);
+	return ExecStoreVirtualTuple(slot);
+}
+
+/*
+ * Store the result.  Touches no indexed column, so it is a HOT update where
+ * the page has room.
+ */
+void
+idem_keystore_finish(IdemKeyTable *table, const IdemKey *key, Jsonb *result)
+{
+	TupleTableSlot *slot;
+
+	probe_held_key(table, key,
+				   "Call idem_claim() first, in the same transaction, and idem_finish() only if it answered \"claimed\".");
+	if (mine_status(table) == IDEM_FINISHED)
+	{
+		if (row_result_equals(table, result))
+			return;
+		ereport(ERROR,
+				errcode(ERRCODE_IDEM_ALREADY_FINISHED),
+				errmsg("idempotency key is already finished with another result"),
+				errdetail("The key was claimed " INT64_FORMAT " seconds ago and finished by this transaction.",
+						  row_age(table)),
+				errhint("Finish a key once, or again with an equal result."));
+	}
+	slot = make_finished(table, result);
+	if (idem_keytable_update(table, &table->slot->tts_tid, slot, true) != TM_Ok)
+		elog(ERROR, "a key held by this transaction was changed by another one");
+	ExecDropSingleTupleTableSlot(slot);
+}
+
+/* Give up a claim, as if the key had never been claimed */
+void
+idem_keystore_release(IdemKeyTable *table, const IdemKey *key)
+{
+	probe_held_key(table, key,
+				   "Only the transaction that claimed a key can release it; it ends by itself with rollback.");
+	if (mine_status(table) == IDEM_FINISHED)
+		ereport(ERROR,
+				errcode(ERRCODE_IDEM_ALREADY_FINISHED),
+				errmsg("idempotency key is already finished"),
+				errdetail("The key was claimed " INT64_FORMAT " seconds ago and finished by this transaction.",
+						  row_age(table)),
+				errhint("Roll back to undo the work together with its key."));
+	if (idem_keytable_delete(table, &table->slot->tts_tid, true) != TM_Ok)
+		elog(ERROR, "a key held by this transaction was changed by another one");
+}
+
+/*
+ * Remove a key, whoever owns it; EXECUTE on idem_forget() is the privilege.
+ * Waits for a transaction that has claimed or is changing it.
+ */
+bool
+idem_keystore_forget(IdemKeyTable *table, const IdemKey *key)
+{
+	static const IdemWait forever = {.forever = true};
+
+	for (;;)
+	{
+		Probe		probe;
+
+		CHECK_FOR_INTERRUPTS();
+		probe_key(table, key, &probe);
+		if (TransactionIdIsValid(probe.xwait))
+			(void) wait_for_other(table, &probe, &forever);
+		else if (probe.found == FOUND_NONE || probe.found == FOUND_EXPIRED)
+		{
+			check_serializable(table, key, NULL);
+			return false;
+		}
+		else
+		{
+			if (probe.found == FOUND_LIVE)
+				check_serializable(table, key, &table->slot->tts_tid);
+			if (idem_keytable_delete(table, &table->slot->tts_tid, true) == TM_Ok)
+				return true;
+		}
+	}
+}
+
+/* What the statement's snapshot shows of a key, like a SELECT */
+bool
+idem_keystore_get(IdemKeyTable *table, const IdemKey *key, IdemRow *row)
+{
+	IndexScanDesc scan = idem_keytable_scan_key(table, key, GetActiveSnapshot());
+	bool		found;
+
+	found = index_getnext_slot(scan, ForwardScanDirection, table->slot) &&
+		(row_is_mine(table) || !row_is_expired(table));
+	if (found)
+	{
+		check_owner(table);
+		fill_row(table, row_is_mine(table) ? mine_status(table) : IDEM_FINISHED, row);
+	}
+	index_endscan(scan);
+	return found;
+}
+
+/*
+ * Remove expired keys, oldest first, at most batch of them.  A row that
+ * somebody else has locked, replaced or removed is left alone, and so is one
+ * that this transaction holds.
+ */
+int
+idem_keystore_cleanup(IdemKeyTable *table, int batch)
+{
+	Relation	index = idem_keytable_open_expiry_index(table);
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IndexScanDesc scan = idem_compat_index_beginscan(table->heap, index, snapshot, 1);
+	ScanKeyData skey;
+	int			removed = 0;
+
+	ScanKeyInit(&skey, 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
+				TimestampTzGetDatum(idem_keystore_now()));
+	index_rescan(scan, &skey, 1, NULL, 0);
+	while (removed < batch && index_getnext_slot(scan, ForwardScanDirection, table->slot))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!row_is_mine(table) &&
+			idem_keytable_delete(table, &table->slot->tts_tid, false) == TM_Ok)
+			removed++;
+	}
+	index_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	index_close(index, NoLock);
+	return removed;
+}
