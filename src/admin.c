@@ -52,6 +52,7 @@ idem_cleanup(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("batch must not be null"),
+				errdetail("It is the number of keys to remove at most."),
 				errhint("Leave it out for the default."));
 	batch = PG_GETARG_INT32(0);
 	if (batch < 1 || batch > IDEM_MAX_CLEANUP_BATCH)
@@ -134,6 +135,7 @@ change_privileges(FunctionCallInfo fcinfo, bool is_grant)
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("role and set must not be null"),
+				errdetail("There would be nobody to grant to, or nothing to grant."),
 				errhint("For example: SELECT idem_grant('my_app', 'app')."));
 	role = pstrdup(NameStr(*PG_GETARG_NAME(0)));
 	set = find_privilege_set(text_to_cstring(PG_GETARG_TEXT_PP(1)));

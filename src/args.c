@@ -24,9 +24,9 @@
 
 #include "idem.h"
 
-/* The longest time to live or to wait: a hundred years */
+/* The longest time to live or to wait: a hundred years of twelve months of 30 days */
 #define MAX_INTERVAL_YEARS	100
-#define MAX_INTERVAL		(MAX_INTERVAL_YEARS * INT64CONST(36525) * USECS_PER_DAY / 100)
+#define MAX_INTERVAL		(MAX_INTERVAL_YEARS * MONTHS_PER_YEAR * DAYS_PER_MONTH * USECS_PER_DAY)
 
 /* The version that the catalog knows of, or NULL if the extension is gone */
 static char *
@@ -56,16 +56,17 @@ installed_version(void)
 	return version;
 }
 
+/* found is a sentence that says what was found */
 void
-idem_args_version_mismatch(void)
+idem_args_version_mismatch(const char *found)
 {
 	char	   *version = installed_version();
 
 	ereport(ERROR,
 			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			errmsg("library and SQL objects of idem do not match"),
-			errdetail("The library has version %s, the SQL objects have version %s.",
-					  IDEM_VERSION, version ? version : "unknown"),
+			errdetail("%s The library has version %s, the SQL objects have version %s.",
+					  found, IDEM_VERSION, version ? version : "unknown"),
 			errhint("Install the library of the newer version, run ALTER EXTENSION idem UPDATE, and reconnect."));
 }
 
@@ -77,7 +78,7 @@ void
 idem_args_begin(FunctionCallInfo fcinfo, int nargs, const char *write_command)
 {
 	if (PG_NARGS() != nargs)
-		idem_args_version_mismatch();
+		idem_args_version_mismatch("The function is declared with other arguments.");
 	if (write_command != NULL)
 	{
 		PreventCommandIfReadOnly(write_command);
@@ -127,6 +128,7 @@ idem_args_key(FunctionCallInfo fcinfo, int keyarg, int scopearg, IdemKey *key)
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("idempotency key must not be null"),
+				errdetail("Without a key there is nothing to tell a duplicate by."),
 				errhint("Derive the key from what makes the operation unique, for example the id of the order."));
 	key->key = PG_GETARG_TEXT_PP(keyarg);
 	idem_args_check_key(key->key);
@@ -245,7 +247,7 @@ idem_args_result_desc(FunctionCallInfo fcinfo, int natts)
 
 		if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE ||
 			desc->natts != natts)
-			idem_args_version_mismatch();
+			idem_args_version_mismatch("The function is declared with another result.");
 		flinfo->fn_extra = BlessTupleDesc(desc);
 		MemoryContextSwitchTo(oldcontext);
 	}

@@ -54,6 +54,7 @@ get_keys(FunctionCallInfo fcinfo, int arg, int *n)
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("array of idempotency keys must not be null"),
+				errdetail("Without keys there is nothing to tell duplicates by."),
 				errhint("Pass an empty array if there is nothing to do."));
 	deconstruct(PG_GETARG_ARRAYTYPE_P(arg), "keys", &elems, &nulls, n);
 	if (*n == 0)
@@ -146,7 +147,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	idem_args_begin(fcinfo, 5, "idem_claim_many()");
 	InitMaterializedSRF(fcinfo, 0);
 	if (rsinfo->setDesc->natts != CLAIM_MANY_NATTS)
-		idem_args_version_mismatch();
+		idem_args_version_mismatch("The function is declared with another result.");
 	items = get_keys(fcinfo, 0, &n);
 	if (get_jsonbs(fcinfo, 1, "requests", n, &requests, &nulls))
 	{

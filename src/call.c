@@ -59,7 +59,8 @@ check_handler(Oid handler, bool payload_isnull)
 	if (!HeapTupleIsValid(tuple))
 		ereport(ERROR,
 				errcode(ERRCODE_UNDEFINED_FUNCTION),
-				errmsg("handler with OID %u does not exist", handler),
+				errmsg("handler does not exist"),
+				errdetail("There is no function with OID %u.", handler),
 				errhint("Pass the name of a function (payload jsonb) RETURNS jsonb."));
 	check_handler_signature((Form_pg_proc) GETSTRUCT(tuple), payload_isnull);
 	ReleaseSysCache(tuple);
@@ -116,6 +117,7 @@ idem_call(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("handler must not be null"),
+				errdetail("There is nothing to run."),
 				errhint("Pass the name of a function (payload jsonb) RETURNS jsonb."));
 	check_handler(PG_GETARG_OID(1), PG_ARGISNULL(2));
 	request = PG_ARGISNULL(2) ? NULL : idem_args_fingerprint(PG_GETARG_DATUM(2));

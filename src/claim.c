@@ -165,7 +165,7 @@ idem_get(PG_FUNCTION_ARGS)
 	idem_args_begin(fcinfo, 2, NULL);
 	InitMaterializedSRF(fcinfo, 0);
 	if (rsinfo->setDesc->natts != GET_NATTS)
-		idem_args_version_mismatch();
+		idem_args_version_mismatch("The function is declared with another result.");
 	idem_args_key(fcinfo, 0, 1, &key);
 
 	idem_keytable_open(&table, AccessShareLock);

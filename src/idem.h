@@ -102,7 +102,7 @@ extern void idem_args_reject_token(FunctionCallInfo fcinfo, int arg);
 extern Jsonb *idem_args_result(Datum value);
 extern bytea *idem_args_fingerprint(Datum request);
 extern TupleDesc idem_args_result_desc(FunctionCallInfo fcinfo, int natts);
-pg_noreturn extern void idem_args_version_mismatch(void);
+pg_noreturn extern void idem_args_version_mismatch(const char *found);
 
 /* keytable.c */
 extern void idem_keytable_open(IdemKeyTable *table, LOCKMODE lockmode);

@@ -30,12 +30,12 @@
 #include "idem.h"
 
 pg_noreturn static void
-unsupported(const char *what, const char *hint)
+unsupported(const char *detail, const char *hint)
 {
 	ereport(ERROR,
 			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			errmsg("table \"%s\" is not as idem has made it", "idem.keys"),
-			errdetail("It has %s, which access by idem would bypass.", what),
+			errdetail("%s", detail),
 			errhint("%s", hint));
 }
 
@@ -45,19 +45,22 @@ check_shape(Relation heap)
 	TupleConstr *constr = RelationGetDescr(heap)->constr;
 
 	if (RelationGetNumberOfAttributes(heap) != IDEM_KEYS_NATTS)
-		idem_args_version_mismatch();
+		idem_args_version_mismatch("Table idem.keys has columns of another version.");
 	if (heap->rd_rel->relkind != RELKIND_RELATION || heap->rd_rel->relam != HEAP_TABLE_AM_OID)
-		unsupported("another kind or access method", "Drop and create the extension.");
+		unsupported("It is of another kind or has another access method.",
+					"Drop and create the extension.");
 	if (heap->rd_rel->relrowsecurity)
-		unsupported("row security",
-					"Disable it: ALTER TABLE idem.keys DISABLE ROW LEVEL SECURITY.");
+		unsupported("Row security is enabled, which access by idem would bypass.",
+					"Run ALTER TABLE idem.keys DISABLE ROW LEVEL SECURITY.");
 	if (heap->trigdesc != NULL)
-		unsupported("a trigger or a foreign key",
+		unsupported("There is a trigger or a foreign key, which access by idem would bypass.",
 					"Drop it; keep what depends on a key in a table of your own.");
 	if (heap->rd_rel->relhasrules && heap->rd_rules != NULL)
-		unsupported("a rule", "Drop it.");
+		unsupported("There is a rule, which access by idem would bypass.",
+					"Drop the rule.");
 	if (constr != NULL && (constr->num_check > 0 || constr->has_generated_stored))
-		unsupported("a check constraint or a generated column", "Drop it.");
+		unsupported("There is a check constraint or a generated column, which access by idem would bypass.",
+					"Drop it.");
 }
 
 /*
@@ -81,12 +84,15 @@ check_index(Relation index)
 	for (int i = 0; i < form->indnatts; i++)
 	{
 		if (form->indkey.values[i] == 0)
-			unsupported("an index on an expression", "Drop that index.");
+			unsupported("There is an index on an expression, which idem would not keep up to date.",
+						"Drop that index.");
 	}
 	if (!heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL))
-		unsupported("a partial index", "Drop that index.");
+		unsupported("There is a partial index, which idem would not keep up to date.",
+					"Drop that index.");
 	if (form->indisexclusion || (form->indisunique && !is_unique_on_key(form)))
-		unsupported("a unique index or exclusion constraint of its own", "Drop it.");
+		unsupported("There is another unique index or an exclusion constraint.",
+					"Drop it: the primary key alone decides who runs.");
 }
 
 void
@@ -97,17 +103,18 @@ idem_keytable_open(IdemKeyTable *table, LOCKMODE lockmode)
 	Oid			pkey;
 
 	if (!OidIsValid(relid))
-		idem_args_version_mismatch();
+		idem_args_version_mismatch("There is no table idem.keys.");
 
 	table->lockmode = lockmode;
 	table->heap = table_open(relid, lockmode);
 	check_shape(table->heap);
 	pkey = idem_compat_primary_key(table->heap);
 	if (!OidIsValid(pkey))
-		unsupported("no primary key", "Drop and create the extension.");
+		unsupported("The primary key is missing.",
+					"Run ALTER TABLE idem.keys ADD CONSTRAINT keys_pkey PRIMARY KEY (key, scope).");
 	table->pkey = index_open(pkey, lockmode);
 	if (!is_unique_on_key(table->pkey->rd_index))
-		unsupported("another primary key", "Drop and create the extension.");
+		unsupported("The primary key is not on (key, scope).", "Drop and create the extension.");
 	table->slot = table_slot_create(table->heap, NULL);
 }
 

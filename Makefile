@@ -1,0 +1,136 @@
+# idem: idempotency keys inside the caller's own transaction
+#
+# make, make install, make installcheck: as with every PGXS extension;
+# PG_CONFIG=... chooses the server.  make help lists the rest.
+
+EXTENSION = idem
+MODULE_big = idem
+DATA = src/idem--0.1.0.sql
+OBJS = \
+	src/idem.o \
+	src/guc.o \
+	src/args.o \
+	src/keytable.o \
+	src/keystore.o \
+	src/claim.o \
+	src/batch.o \
+	src/call.o \
+	src/admin.o
+PGFILEDESC = "idem - idempotency keys inside the caller's own transaction"
+
+# Every suite brings up a private server, also in installcheck.
+REGRESS = \
+	install \
+	claim \
+	finish \
+	release \
+	get \
+	call \
+	many \
+	expiry \
+	request \
+	errors \
+	shape \
+	privileges \
+	comments \
+	settings
+REGRESS_OPTS = \
+	--temp-instance=tmp_check_regress \
+	--temp-config=$(srcdir)/test/temp.conf \
+	--no-locale --encoding=UTF8 --load-extension=idem
+
+ISOLATION =
+ISOLATION_OPTS = \
+	--inputdir=$(srcdir)/test/isolation \
+	--temp-instance=tmp_check_iso \
+	--temp-config=$(srcdir)/test/temp.conf \
+	--no-locale --encoding=UTF8
+
+TAP_TESTS = 1
+PROVE_TESTS = test/t/*.pl
+
+EXTRA_CLEAN = tmp_check_regress
+
+# WERROR=1 is for our own builds.  What -Wextra adds and we leave out:
+#	unused-parameter: callbacks and SQL functions have a given signature
+#	sign-compare, missing-field-initializers: the server's own headers and
+#		macros give them
+ifdef WERROR
+PG_CFLAGS += -Wall -Wextra -Werror -Wno-unused-parameter -Wno-sign-compare \
+	-Wno-missing-field-initializers
+endif
+
+# What needs no PostgreSQL yet comes before looking for one: these scripts
+# install what is missing and then call make again.
+all:
+
+.PHONY: all help test demo demo-stop bench format format-check
+
+# A PG_CONFIG that nobody asked for is for the scripts to find.
+ifneq ($(filter command environment%,$(origin PG_CONFIG)),)
+export PG_CONFIG
+endif
+
+help:
+	@echo 'make                build the extension'
+	@echo 'make install        install it into the server that pg_config belongs to'
+	@echo 'make installcheck   run the tests against what was installed, on private servers'
+	@echo 'make test           build and run all tests in a temporary directory'
+	@echo 'make demo           see it work, on a throw-away server (KEEP=1 leaves it running)'
+	@echo 'make bench          measure it against SQL written by hand'
+	@echo 'make format         format the C files; format-check only looks'
+	@echo 'make clean          remove what was built'
+	@echo
+	@echo 'PG_CONFIG=/path/to/pg_config chooses the server. test, demo and bench'
+	@echo 'install missing Debian packages (as root or with sudo).'
+
+test:
+	@bash test/run
+
+demo:
+	@KEEP='$(KEEP)' bash test/demo/run
+
+demo-stop:
+	@bash test/demo/stop
+
+bench:
+	@bash test/bench/run
+
+# for test/run
+list-%:
+	@echo $($*)
+
+CLANG_FORMAT ?= clang-format
+
+format:
+	$(CLANG_FORMAT) -i src/*.c src/*.h
+
+format-check:
+	$(CLANG_FORMAT) --dry-run -Werror src/*.c src/*.h
+
+PG_CONFIG ?= pg_config
+PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
+
+ifneq ($(wildcard $(PGXS)),)
+
+# A server built with LLVM wants bitcode from clang.  That is for inlining by
+# JIT only, so do without it where there is no clang.
+CLANG_OF_SERVER := $(shell sed -n 's/^CLANG *= *//p' $(dir $(PGXS))../Makefile.global)
+ifeq ($(shell command -v "$(CLANG_OF_SERVER)" 2>/dev/null),)
+override with_llvm = no
+endif
+
+include $(PGXS)
+
+$(OBJS) $(OBJS:.o=.bc): $(wildcard $(srcdir)/src/*.h)
+
+else
+
+.PHONY: install uninstall installcheck clean
+all install uninstall installcheck clean:
+	@echo 'No PostgreSQL development files found by "$(PG_CONFIG)".' >&2
+	@echo 'Install them (Debian: postgresql-server-dev-NN) or pass PG_CONFIG=/path/to/pg_config.' >&2
+	@echo '"make test" and "make demo" install what they need.' >&2
+	@exit 1
+
+endif

@@ -1,0 +1,107 @@
+--
+-- Every error has a SQLSTATE, a detail and a hint, and changes nothing:
+-- section 7 of the contract, rules K7, K11, K12
+--
+CREATE FUNCTION fails(command text,
+	OUT state text, OUT message text, OUT detail text, OUT hint text)
+LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE command;
+	message := 'no error';
+EXCEPTION WHEN others THEN
+	GET STACKED DIAGNOSTICS
+		state = RETURNED_SQLSTATE,
+		message = MESSAGE_TEXT,
+		detail = PG_EXCEPTION_DETAIL,
+		hint = PG_EXCEPTION_HINT;
+	detail := regexp_replace(detail, '\d+ seconds', 'N seconds');
+END
+$$;
+SELECT claimed FROM idem_claim('errors:1', '{"card": "4242"}');
+CREATE TABLE before AS SELECT * FROM idem.keys;
+\x on
+
+-- ID001
+SELECT * FROM fails($$ SELECT idem_claim('errors:1', '{"card": "1881"}') $$);
+-- ID002
+SELECT * FROM fails($$ SELECT idem_finish('errors:1') $$);
+SELECT * FROM fails($$ SELECT idem_finish('errors:none') $$);
+SELECT * FROM fails($$ SELECT idem_release('errors:1') $$);
+-- ID003
+SELECT * FROM fails($$ SELECT idem_finish('errors:1', token => 7) $$);
+SELECT * FROM fails($$ SELECT idem_release('errors:1', token => 7) $$);
+SELECT * FROM fails($$ SELECT idem_finish('errors:1', token => -7) $$);
+-- ID004
+SELECT * FROM fails($$ SELECT idem_claim('errors:2'), idem_finish('errors:2', '1'), idem_finish('errors:2', '2') $$);
+SELECT * FROM fails($$ SELECT idem_claim('errors:2'), idem_finish('errors:2', '1'), idem_release('errors:2') $$);
+
+-- K12: keys and scopes
+SELECT * FROM fails($$ SELECT idem_claim(NULL) $$);
+SELECT * FROM fails($$ SELECT idem_claim('') $$);
+SELECT * FROM fails($$ SELECT idem_claim(repeat('x', 1025)) $$);
+SELECT * FROM fails($$ SELECT idem_claim('k', scope => repeat('x', 256)) $$);
+-- counted in bytes
+SELECT * FROM fails($$ SELECT idem_claim(repeat(U&'\20ac', 342)) $$);
+
+-- intervals
+SELECT * FROM fails($$ SELECT idem_claim('k', ttl => '0') $$);
+SELECT * FROM fails($$ SELECT idem_claim('k', wait => '-1 ms') $$);
+
+-- too large
+SELECT * FROM fails($$ SELECT set_config('idem.max_result_size', '4', true), idem_finish('errors:1', '"too long"') $$);
+
+-- handlers
+SELECT * FROM fails($$ SELECT idem_call('k', 'lower(text)'::regprocedure) $$);
+SELECT * FROM fails($$ SELECT idem_call('k', NULL) $$);
+CREATE FUNCTION strict_handler(payload jsonb) RETURNS jsonb STRICT LANGUAGE sql AS $$ SELECT payload $$;
+SELECT * FROM fails($$ SELECT idem_call('k', 'strict_handler') $$);
+SELECT * FROM fails($$ SELECT idem_call('k', 0) $$);
+DROP FUNCTION strict_handler;
+
+-- arrays
+SELECT * FROM fails($$ SELECT idem_claim_many(NULL) $$);
+SELECT * FROM fails($$ SELECT idem_claim_many(ARRAY['k', NULL]) $$);
+SELECT * FROM fails($$ SELECT idem_claim_many(ARRAY[['k', 'l']]) $$);
+SELECT * FROM fails($$ SELECT idem_finish_many(ARRAY['k'], '{}') $$);
+
+-- cleanup, privileges
+SELECT * FROM fails($$ SELECT idem_cleanup(0) $$);
+SELECT * FROM fails($$ SELECT idem_cleanup(NULL) $$);
+SELECT * FROM fails($$ SELECT idem_grant('nobody in particular', 'everything') $$);
+SELECT * FROM fails($$ SELECT idem_grant(NULL, 'app') $$);
+
+-- K13
+SELECT * FROM fails($$ SELECT set_config('transaction_read_only', 'on', true), idem_claim('k') $$);
+\x off
+
+-- the longest key and scope that are allowed, and the shortest
+SELECT claimed FROM idem_claim(repeat('x', 1024), scope => repeat('y', 255));
+SELECT status FROM idem_claim(repeat('x', 1024), scope => repeat('y', 255));
+SELECT claimed FROM idem_claim('x', scope => '');
+SELECT idem_forget(repeat('x', 1024), repeat('y', 255)), idem_forget('x');
+
+-- more intervals that cannot be
+\set VERBOSITY sqlstate
+SELECT idem_claim('k', ttl => '-1 s');
+SELECT idem_claim('k', ttl => '1 day -24 hours');
+SELECT idem_claim('k', ttl => '101 years');
+SELECT idem_claim('k', ttl => '178000000 years');
+SELECT idem_claim('k', wait => '-178000000 years');
+SELECT idem_claim('k', wait => '101 years');
+-- infinite ones exist from 17 on; make one where they do not
+SELECT idem_claim('k', ttl => CASE WHEN current_setting('server_version_num')::int >= 170000
+								   THEN 'infinity' ELSE '178000000 years' END::text::interval);
+SELECT idem_claim('k', wait => CASE WHEN current_setting('server_version_num')::int >= 170000
+									THEN '-infinity' ELSE '-1 s' END::text::interval);
+SELECT claimed, expires_at - created_at AS ttl FROM idem_claim('errors:3', ttl => '1 microsecond');
+SELECT claimed, expires_at - created_at AS ttl FROM idem_claim('errors:4', ttl => '100 years');
+SELECT idem_forget('errors:3'), idem_forget('errors:4');
+SELECT count(*) FROM idem.keys WHERE key IN ('errors:3', 'errors:4');
+DELETE FROM idem.keys WHERE key = 'errors:3';
+
+-- nothing was changed
+SELECT count(*) FROM (TABLE before EXCEPT TABLE idem.keys) AS gone;
+SELECT count(*) FROM (TABLE idem.keys EXCEPT TABLE before) AS new;
+
+DROP TABLE before;
+DROP FUNCTION fails;

@@ -1,0 +1,103 @@
+--
+-- Expiry by the clock: rule K9, and idem_cleanup
+--
+\set VERBOSITY sqlstate
+DELETE FROM idem.keys;
+
+SELECT claimed, expires_at - created_at AS ttl FROM idem_claim('expiry:1', ttl => '90 s');
+SELECT claimed, expires_at - created_at AS ttl FROM idem_claim('expiry:2', ttl => '1 month 1 day');
+SET idem.ttl = '2 h';
+SELECT claimed, expires_at - created_at AS ttl FROM idem_claim('expiry:3');
+RESET idem.ttl;
+
+-- not yet
+SET idem.clock_offset = '60 s';
+SELECT claimed, status FROM idem_claim('expiry:1');
+SELECT count(*) FROM idem_get('expiry:1');
+-- an expired row counts as absent wherever it is read
+SET idem.clock_offset = '100 s';
+SELECT count(*) FROM idem_get('expiry:1');
+SELECT idem_forget('expiry:1');
+SELECT idem_finish('expiry:1', '1');
+SELECT idem_release('expiry:1');
+-- rollback of a takeover leaves it expired
+BEGIN;
+SELECT claimed, status, result FROM idem_claim('expiry:1', ttl => '90 s');
+SELECT idem_finish('expiry:1', '"second life"');
+ROLLBACK;
+SELECT count(*) FROM idem_get('expiry:1');
+-- a claim takes it over
+BEGIN;
+SELECT claimed, status, result, expires_at - created_at AS ttl FROM idem_claim('expiry:1', ttl => '90 s');
+SELECT claimed, status FROM idem_claim('expiry:1');
+SELECT idem_finish('expiry:1', '"second life"');
+COMMIT;
+SELECT claimed, status, result FROM idem_claim('expiry:1');
+SELECT count(*) FROM idem.keys WHERE key = 'expiry:1';
+-- and it expires again
+SET idem.clock_offset = '200 s';
+SELECT claimed, status, result FROM idem_claim('expiry:1');
+RESET idem.clock_offset;
+
+-- the clock counts, not the start of the transaction
+BEGIN;
+SELECT now() IS NOT NULL AS started;
+SET LOCAL idem.clock_offset = '3 h';
+SELECT claimed, status FROM idem_claim('expiry:3', wait => '0');
+ROLLBACK;
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT count(*) FROM idem_get('expiry:3');
+SET LOCAL idem.clock_offset = '3 h';
+SELECT count(*) FROM idem_get('expiry:3');
+SELECT claimed, status FROM idem_claim('expiry:3');
+ROLLBACK;
+
+-- a claim does not expire under the transaction that holds it
+BEGIN;
+SELECT claimed FROM idem_claim('expiry:4', ttl => '1 s');
+SET LOCAL idem.clock_offset = '1 h';
+SELECT claimed, status FROM idem_claim('expiry:4');
+SELECT status FROM idem_get('expiry:4');
+SELECT status FROM idem.key_status WHERE key = 'expiry:4';
+SELECT idem_cleanup() >= 0 AS cleaned;
+SELECT idem_finish('expiry:4', '4');
+SELECT claimed, status, result FROM idem_claim('expiry:4');
+COMMIT;
+SELECT status FROM idem_get('expiry:4');
+
+-- idem_cleanup: expired keys only, oldest first, at most a batch
+DELETE FROM idem.keys;
+SELECT count(claimed) FROM generate_series(1, 10) AS i, LATERAL idem_claim('clean:' || i, ttl => i * interval '1 min');
+SELECT idem_cleanup();
+SET idem.clock_offset = '450 s';
+SELECT idem_cleanup(3);
+SELECT key FROM idem.keys ORDER BY expires_at;
+SELECT idem_cleanup(100);
+SELECT idem_cleanup(100);
+SELECT key FROM idem.keys ORDER BY expires_at;
+-- undone by rollback
+SET idem.clock_offset = '1 h';
+BEGIN;
+SELECT idem_cleanup();
+SELECT claimed FROM idem_claim('clean:10');
+ROLLBACK;
+SELECT count(*) FROM idem.keys;
+-- works from a transaction with an old snapshot
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT count(*) FROM idem.keys;
+SELECT idem_cleanup(1);
+COMMIT;
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT idem_cleanup(1);
+COMMIT;
+SELECT key FROM idem.keys;
+RESET idem.clock_offset;
+
+-- bad input
+SELECT idem_cleanup(0);
+SELECT idem_cleanup(-1);
+SELECT idem_cleanup(1000001);
+SELECT idem_cleanup(NULL);
+BEGIN READ ONLY;
+SELECT idem_cleanup();
+ROLLBACK;

@@ -1,0 +1,47 @@
+--
+-- Install, members, removal.  The extension itself was created by pg_regress.
+--
+
+-- functions in pg_catalog, data in the schema idem
+SELECT pg_describe_object(classid, objid, objsubid) AS member
+  FROM pg_depend
+ WHERE refclassid = 'pg_extension'::regclass
+   AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem')
+   AND deptype = 'e'
+ ORDER BY 1;
+
+-- every function is called unqualified, under any search_path, and nobody
+-- can put another one in its place
+CREATE SCHEMA hostile;
+CREATE FUNCTION hostile.idem_claim(key text) RETURNS text
+LANGUAGE sql AS $$ SELECT 'captured' $$;
+SET search_path = hostile;
+SELECT claimed, status FROM idem_claim('install:1');
+SET search_path = '';
+SELECT claimed, status FROM idem_claim('install:1');
+RESET search_path;
+DROP SCHEMA hostile CASCADE;
+
+-- the data goes into dumps
+SELECT extconfig::regclass[], extcondition FROM pg_extension WHERE extname = 'idem';
+
+-- cannot be moved elsewhere
+\set VERBOSITY sqlstate
+ALTER EXTENSION idem SET SCHEMA public;
+
+-- DROP EXTENSION takes everything along
+DROP EXTENSION idem;
+SELECT count(*) FROM pg_namespace WHERE nspname = 'idem';
+SELECT count(*) FROM pg_proc WHERE proname LIKE 'idem\_%';
+
+-- somebody else's schema is not adopted (CVE-2022-2625)
+CREATE SCHEMA idem;
+CREATE TABLE idem.keys (trap int);
+CREATE EXTENSION idem;
+DROP SCHEMA idem CASCADE;
+
+CREATE EXTENSION idem;
+SELECT claimed, status FROM idem_claim('install:1');
+
+-- no script makes anything that could adopt or run as somebody else
+SELECT proname FROM pg_proc WHERE proname LIKE 'idem\_%' AND (prosecdef OR proisstrict);

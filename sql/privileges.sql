@@ -1,0 +1,211 @@
+--
+-- Privileges: section 9 of the contract
+--
+\set VERBOSITY sqlstate
+
+-- nothing is open to PUBLIC
+SELECT p.oid::regprocedure AS open_to_public
+  FROM pg_proc AS p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a
+ WHERE p.proname LIKE 'idem\_%' AND a.grantee = 0;
+SELECT c.oid::regclass AS open_to_public
+  FROM pg_class AS c, aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) AS a
+ WHERE c.relnamespace = 'idem'::regnamespace AND c.relkind IN ('r', 'v', 'm', 'S', 'p') AND a.grantee = 0;
+SELECT nspname AS open_to_public
+  FROM pg_namespace AS n, aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS a
+ WHERE nspname = 'idem' AND a.grantee = 0;
+-- and the walk has seen something
+SELECT count(*) > 10 AS walked FROM pg_proc WHERE proname LIKE 'idem\_%';
+
+CREATE ROLE idem_nobody;
+CREATE ROLE idem_alice;
+CREATE ROLE idem_bob;
+CREATE ROLE idem_admin;
+CREATE ROLE idem_monitor;
+CREATE ROLE idem_shared;
+SELECT idem_grant('idem_alice', 'app'), idem_grant('idem_bob', 'app'),
+	   idem_grant('idem_admin', 'admin'), idem_grant('idem_monitor', 'monitor');
+
+-- what each set holds
+SELECT r.rolname AS role, p.proname AS function
+  FROM pg_proc AS p, aclexplode(p.proacl) AS a, pg_roles AS r
+ WHERE p.proname LIKE 'idem\_%' AND r.oid = a.grantee AND r.rolname LIKE 'idem\_%'
+   AND r.rolname <> 'idem_bob'
+ ORDER BY 1, 2;
+SELECT r.rolname AS role, c.relname, a.privilege_type
+  FROM pg_class AS c, aclexplode(c.relacl) AS a, pg_roles AS r
+ WHERE c.relnamespace = 'idem'::regnamespace AND r.oid = a.grantee AND r.rolname LIKE 'idem\_%'
+ ORDER BY 1, 2, 3;
+SELECT r.rolname AS role, a.privilege_type
+  FROM pg_namespace AS n, aclexplode(n.nspacl) AS a, pg_roles AS r
+ WHERE n.nspname = 'idem' AND r.oid = a.grantee AND r.rolname LIKE 'idem\_%'
+ ORDER BY 1, 2;
+
+-- a role without grants
+SET ROLE idem_nobody;
+SELECT * FROM idem_claim('privileges:1');
+SELECT idem_finish('privileges:1');
+SELECT idem_release('privileges:1');
+SELECT * FROM idem_get('privileges:1');
+SELECT idem_forget('privileges:1');
+SELECT * FROM idem_call('privileges:1', 'now');
+SELECT * FROM idem_claim_many(ARRAY['privileges:1']);
+SELECT idem_finish_many(ARRAY['privileges:1']);
+SELECT idem_cleanup();
+SELECT idem_grant('idem_nobody', 'app');
+SELECT idem_revoke('idem_alice', 'app');
+SELECT * FROM idem.keys;
+SELECT * FROM idem.key_status;
+SELECT * FROM idem.key_summary;
+
+-- an application: keys of its own
+SET ROLE idem_alice;
+BEGIN;
+SELECT claimed, status FROM idem_claim('privileges:1', '{"a": 1}');
+SELECT idem_finish('privileges:1', '"for alice"');
+COMMIT;
+SELECT claimed, status, result FROM idem_claim('privileges:1');
+SELECT owner, result FROM idem_get('privileges:1');
+SELECT idem_forget('privileges:1');
+SELECT idem_cleanup();
+SELECT idem_grant('idem_nobody', 'app');
+SELECT * FROM idem.keys;
+SELECT * FROM idem.key_status;
+SELECT * FROM idem.key_summary;
+SET idem.clock_offset = '1 h';
+
+-- others get neither the result nor a silent second run
+SET ROLE idem_bob;
+SELECT * FROM idem_claim('privileges:1');
+SELECT * FROM idem_claim('privileges:1', '{"a": 2}');
+SELECT * FROM idem_claim('privileges:1', wait => '0');
+SELECT * FROM idem_claim_many(ARRAY['privileges:1']);
+SELECT * FROM idem_get('privileges:1');
+SELECT idem_finish('privileges:1');
+SELECT idem_release('privileges:1');
+CREATE FUNCTION pg_temp.echo(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT payload $$;
+SELECT * FROM idem_call('privileges:1', 'pg_temp.echo');
+DROP FUNCTION pg_temp.echo;
+-- but the same key in a scope of their own
+SELECT claimed FROM idem_claim('privileges:1', scope => 'bob');
+
+-- nor does another role in the transaction that holds the key
+RESET ROLE;
+BEGIN;
+SET LOCAL ROLE idem_alice;
+SELECT claimed FROM idem_claim('privileges:2');
+SET LOCAL ROLE idem_bob;
+SAVEPOINT s;
+SELECT idem_finish('privileges:2', '1');
+ROLLBACK TO s;
+SELECT * FROM idem_claim('privileges:2');
+ROLLBACK;
+
+-- an administrator: sees keys, but not results; may forget
+SET ROLE idem_admin;
+SELECT key, scope, owner, status FROM idem.key_status WHERE key = 'privileges:1' ORDER BY scope;
+SELECT * FROM idem.keys;
+SELECT * FROM idem_get('privileges:1');
+SELECT idem_cleanup() >= 0 AS cleaned;
+SELECT idem_forget('privileges:1', 'bob');
+SELECT idem_forget('privileges:1', 'bob');
+
+-- a monitor: numbers only
+SET ROLE idem_monitor;
+SELECT owner, status, keys FROM idem.key_summary WHERE owner = 'idem_alice'::regrole;
+SELECT * FROM idem.key_status;
+SELECT * FROM idem.keys;
+SELECT * FROM idem_claim('privileges:3');
+RESET ROLE;
+
+-- a superuser may see every key
+SELECT owner, result FROM idem_get('privileges:1');
+
+-- idem.owner: sharing keys through a common role
+SET ROLE idem_alice;
+SET idem.owner = 'idem_shared';
+SELECT * FROM idem_claim('privileges:4');
+SET idem.owner = 'idem_no_such_role';
+SELECT * FROM idem_claim('privileges:4');
+RESET idem.owner;
+RESET ROLE;
+GRANT idem_shared TO idem_alice, idem_bob;
+SET ROLE idem_alice;
+SET idem.owner = 'idem_shared';
+BEGIN;
+SELECT claimed FROM idem_claim('privileges:4');
+SELECT idem_finish('privileges:4', '"for both"');
+COMMIT;
+SET ROLE idem_bob;
+SELECT claimed, status, result FROM idem_claim('privileges:4');
+SELECT owner, result FROM idem_get('privileges:4');
+-- a member of the owner needs no setting to see the key
+RESET idem.owner;
+SELECT owner, result FROM idem_get('privileges:4');
+-- what bob claims without it is bob's alone
+SELECT claimed FROM idem_claim('privileges:5');
+SET ROLE idem_alice;
+SET idem.owner = 'idem_shared';
+SELECT * FROM idem_claim('privileges:5');
+RESET idem.owner;
+RESET ROLE;
+
+-- idem_call: the handler runs with the rights of the caller
+CREATE FUNCTION idem_test_whoami(payload jsonb) RETURNS jsonb LANGUAGE sql
+AS $$ SELECT to_jsonb(current_user::text) $$;
+SET ROLE idem_alice;
+SELECT result FROM idem_call('privileges:6', 'idem_test_whoami');
+RESET ROLE;
+REVOKE EXECUTE ON FUNCTION idem_test_whoami FROM PUBLIC;
+SET ROLE idem_alice;
+SELECT result FROM idem_call('privileges:7', 'idem_test_whoami');
+-- also where a result is stored already
+SELECT result FROM idem_call('privileges:6', 'idem_test_whoami');
+SELECT count(*) FROM idem_get('privileges:7');
+RESET ROLE;
+DROP FUNCTION idem_test_whoami;
+
+-- a SECURITY DEFINER function claims keys of its owner
+CREATE FUNCTION idem_test_definer() RETURNS text LANGUAGE sql SECURITY DEFINER
+AS $$ SELECT (idem_claim('privileges:8')).status $$;
+ALTER FUNCTION idem_test_definer() OWNER TO idem_alice;
+SET ROLE idem_nobody;
+SELECT idem_test_definer();
+RESET ROLE;
+SELECT owner FROM idem_get('privileges:8');
+DROP FUNCTION idem_test_definer;
+
+-- an expired key belongs to nobody
+SET ROLE idem_alice;
+SELECT claimed FROM idem_claim('privileges:9', ttl => '1 s');
+RESET ROLE;
+SET idem.clock_offset = '1 min';
+SET ROLE idem_bob;
+SELECT claimed FROM idem_claim('privileges:9');
+RESET ROLE;
+SELECT owner FROM idem_get('privileges:9');
+RESET idem.clock_offset;
+
+-- idem_grant and idem_revoke
+SELECT idem_revoke('idem_bob', 'app');
+SET ROLE idem_bob;
+SELECT * FROM idem_claim('privileges:5');
+RESET ROLE;
+SELECT idem_grant('idem_no_such_role', 'app');
+SELECT idem_grant('public', 'app');
+SELECT idem_grant('idem_bob', 'everything');
+SELECT idem_grant(NULL, 'app');
+SELECT idem_grant('idem_bob', NULL);
+BEGIN READ ONLY;
+SELECT idem_grant('idem_bob', 'app');
+ROLLBACK;
+-- a role may be called anything
+CREATE ROLE "idem; DROP TABLE idem.keys --";
+SELECT idem_grant('idem; DROP TABLE idem.keys --', 'monitor');
+SELECT has_table_privilege('idem; DROP TABLE idem.keys --', 'idem.key_summary', 'SELECT');
+SELECT idem_revoke('idem; DROP TABLE idem.keys --', 'monitor');
+DROP ROLE "idem; DROP TABLE idem.keys --";
+
+-- roles go as soon as their grants are gone; their keys do not hold them
+SELECT idem_revoke('idem_alice', 'app'), idem_revoke('idem_admin', 'admin'), idem_revoke('idem_monitor', 'monitor');
+DROP ROLE idem_nobody, idem_alice, idem_bob, idem_admin, idem_monitor, idem_shared;
+DELETE FROM idem.keys WHERE key LIKE 'privileges:%';

@@ -1,0 +1,119 @@
+--
+-- Direct access would bypass what others hang on our table: it is refused
+--
+CREATE FUNCTION refused(OUT state text, OUT message text, OUT detail text, OUT hint text)
+LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idem_claim('shape:new');
+	message := 'no error';
+EXCEPTION WHEN others THEN
+	GET STACKED DIAGNOSTICS
+		state = RETURNED_SQLSTATE,
+		message = MESSAGE_TEXT,
+		detail = PG_EXCEPTION_DETAIL,
+		hint = PG_EXCEPTION_HINT;
+END
+$$;
+SELECT claimed FROM idem_claim('shape:1');
+\x on
+
+-- row security
+BEGIN;
+ALTER TABLE idem.keys ENABLE ROW LEVEL SECURITY;
+SELECT * FROM refused();
+ROLLBACK;
+
+-- a trigger
+CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+BEGIN;
+CREATE TRIGGER t BEFORE INSERT ON idem.keys FOR EACH ROW EXECUTE FUNCTION nothing();
+SELECT * FROM refused();
+ROLLBACK;
+DROP FUNCTION nothing();
+
+-- a foreign key
+BEGIN;
+CREATE TABLE referencing (key text COLLATE "C", scope text COLLATE "C", FOREIGN KEY (key, scope) REFERENCES idem.keys);
+SELECT * FROM refused();
+ROLLBACK;
+
+-- a rule
+BEGIN;
+CREATE RULE r AS ON INSERT TO idem.keys DO INSTEAD NOTHING;
+SELECT * FROM refused();
+ROLLBACK;
+
+-- a check constraint
+BEGIN;
+ALTER TABLE idem.keys ADD CHECK (key <> 'forbidden');
+SELECT * FROM refused();
+ROLLBACK;
+
+-- indexes on expressions, on a part, unique ones, exclusion constraints
+BEGIN;
+CREATE INDEX ON idem.keys (lower(key));
+SELECT * FROM refused();
+ROLLBACK;
+BEGIN;
+CREATE INDEX ON idem.keys (owner) WHERE owner <> 0;
+SELECT * FROM refused();
+ROLLBACK;
+BEGIN;
+CREATE UNIQUE INDEX ON idem.keys (created_at);
+SELECT * FROM refused();
+ROLLBACK;
+BEGIN;
+ALTER TABLE idem.keys ADD EXCLUDE USING btree (created_at WITH =);
+SELECT * FROM refused();
+ROLLBACK;
+
+-- without primary key
+BEGIN;
+ALTER TABLE idem.keys DROP CONSTRAINT keys_pkey;
+SELECT * FROM refused();
+ROLLBACK;
+
+-- library and SQL objects of different versions: another table ...
+BEGIN;
+ALTER TABLE idem.keys ADD COLUMN worker text;
+SELECT * FROM refused();
+ROLLBACK;
+BEGIN;
+ALTER TABLE idem.keys RENAME TO elsewhere;
+SELECT * FROM refused();
+ROLLBACK;
+\x off
+
+-- ... or other functions
+\set VERBOSITY sqlstate
+CREATE FUNCTION old_claim(text, OUT claimed boolean, OUT status text)
+AS '$libdir/idem', 'idem_claim' LANGUAGE C;
+SELECT old_claim('shape:1');
+CREATE FUNCTION new_claim(text, jsonb, interval, interval, text, OUT claimed boolean, OUT status text)
+AS '$libdir/idem', 'idem_claim' LANGUAGE C;
+SELECT new_claim('shape:1', NULL, NULL, NULL, NULL);
+CREATE FUNCTION untyped_claim(text, jsonb, interval, interval, text) RETURNS record
+AS '$libdir/idem', 'idem_claim' LANGUAGE C;
+SELECT untyped_claim('shape:1', NULL, NULL, NULL, NULL);
+CREATE FUNCTION new_get(text, text, OUT status text, OUT result jsonb) RETURNS SETOF record
+AS '$libdir/idem', 'idem_get' LANGUAGE C;
+SELECT * FROM new_get('shape:1', NULL);
+CREATE FUNCTION new_many(text[], jsonb[], interval, interval, text, OUT a int, OUT b text) RETURNS SETOF record
+AS '$libdir/idem', 'idem_claim_many' LANGUAGE C;
+SELECT * FROM new_many('{a}', NULL, NULL, NULL, NULL);
+CREATE FUNCTION old_finish(text, jsonb) RETURNS void
+AS '$libdir/idem', 'idem_finish' LANGUAGE C;
+SELECT old_finish('shape:1', NULL);
+DROP FUNCTION old_claim, new_claim, untyped_claim, new_get, new_many, old_finish;
+
+-- cleanup needs its index
+BEGIN;
+DROP INDEX idem.keys_expires_at_idx;
+SELECT claimed FROM idem_claim('shape:2');
+SELECT idem_cleanup();
+ROLLBACK;
+
+-- with everything gone again, it works as before
+SELECT status FROM idem_claim('shape:1');
+SELECT * FROM refused();
+DROP FUNCTION refused;
