@@ -6,7 +6,8 @@ SELECT classid, objid
   FROM pg_depend
  WHERE refclassid = 'pg_extension'::regclass
    AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem')
-   AND deptype = 'e';
+   AND deptype = 'e'
+   AND classid <> 'pg_type'::regclass;	-- row types are members from 17 on
 
 SELECT pg_describe_object(classid, objid, 0) AS without_comment
   FROM members

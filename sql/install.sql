@@ -8,6 +8,7 @@ SELECT pg_describe_object(classid, objid, objsubid) AS member
  WHERE refclassid = 'pg_extension'::regclass
    AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem')
    AND deptype = 'e'
+   AND classid <> 'pg_type'::regclass	-- row types are members from 17 on
  ORDER BY 1;
 
 -- every function is called unqualified, under any search_path, and nobody
