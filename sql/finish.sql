@@ -112,6 +112,29 @@ SELECT pg_stat_get_xact_tuples_updated('idem.keys'::regclass) - :before_updated 
 	   pg_stat_get_xact_tuples_hot_updated('idem.keys'::regclass) - :before_hot AS hot;
 COMMIT;
 
+-- the place of the last claim is a guess: keys finished in another order, a
+-- key claimed again after rollback, a table that has lost its rows
+BEGIN;
+SELECT count(*) FROM idem_claim_many(ARRAY['finish:12', 'finish:13', 'finish:14']);
+SELECT idem_finish('finish:12', '12'), idem_finish('finish:14', '14'), idem_finish('finish:13', '13');
+SELECT key, result FROM idem_claim_many(ARRAY['finish:12', 'finish:13', 'finish:14']);
+COMMIT;
+BEGIN;
+SAVEPOINT s;
+SELECT claimed FROM idem_claim('finish:15');
+ROLLBACK TO s;
+SELECT claimed FROM idem_claim('finish:15', scope => 'other');
+SAVEPOINT s;
+SELECT idem_finish('finish:15', '15');
+ROLLBACK TO s;
+SELECT idem_finish('finish:15', '15', scope => 'other');
+COMMIT;
+BEGIN;
+SELECT claimed FROM idem_claim('finish:16');
+TRUNCATE idem.keys;
+SELECT idem_finish('finish:16', '16');
+ROLLBACK;
+
 -- K13
 BEGIN READ ONLY;
 SELECT idem_finish('finish:1');

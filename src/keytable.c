@@ -24,10 +24,14 @@
 #include "executor/executor.h"
 #include "nodes/execnodes.h"
 #include "utils/fmgroids.h"
+#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 
 #include "idem.h"
+
+/* Invalid: not looked up yet */
+static Oid	keys_relid = InvalidOid;
 
 pg_noreturn static void
 unsupported(const char *detail, const char *hint)
@@ -95,18 +99,43 @@ check_index(Relation index)
 					"Drop it: the primary key alone decides who runs.");
 }
 
+static void
+forget_keys_relid(Datum arg, Oid relid)
+{
+	if (relid == InvalidOid || relid == keys_relid)
+		keys_relid = InvalidOid;
+}
+
+/* OID of idem.keys, looked up anew when the table has changed */
+static Oid
+get_keys_relid(void)
+{
+	static bool registered = false;
+
+	if (!registered)
+	{
+		CacheRegisterRelcacheCallback(forget_keys_relid, (Datum) 0);
+		registered = true;
+	}
+	if (!OidIsValid(keys_relid))
+	{
+		Oid			namespace = get_namespace_oid("idem", true);
+
+		if (OidIsValid(namespace))
+			keys_relid = get_relname_relid("keys", namespace);
+		if (!OidIsValid(keys_relid))
+			idem_args_version_mismatch("There is no table idem.keys.");
+	}
+	return keys_relid;
+}
+
 void
 idem_keytable_open(IdemKeyTable *table, LOCKMODE lockmode)
 {
-	Oid			namespace = get_namespace_oid("idem", true);
-	Oid			relid = OidIsValid(namespace) ? get_relname_relid("keys", namespace) : InvalidOid;
 	Oid			pkey;
 
-	if (!OidIsValid(relid))
-		idem_args_version_mismatch("There is no table idem.keys.");
-
 	table->lockmode = lockmode;
-	table->heap = table_open(relid, lockmode);
+	table->heap = table_open(get_keys_relid(), lockmode);
 	check_shape(table->heap);
 	pkey = idem_compat_primary_key(table->heap);
 	if (!OidIsValid(pkey))
@@ -176,13 +205,15 @@ insert_index_entries(IdemKeyTable *table, TupleTableSlot *row, IndexUniqueCheck 
 
 	foreach(lc, indexes)
 	{
-		Relation	index = index_open(lfirst_oid(lc), RowExclusiveLock);
+		bool		is_pkey = lfirst_oid(lc) == RelationGetRelid(table->pkey);
+		Relation	index = is_pkey ? table->pkey : index_open(lfirst_oid(lc), RowExclusiveLock);
 
 		/* one that is just being built may not be ready for entries yet */
 		if (index->rd_index->indisready &&
 			(which == NULL || idem_compat_index_needs_entry(index, *which)))
 			unique = insert_index_entry(table, index, row, check);
-		index_close(index, NoLock);
+		if (!is_pkey)
+			index_close(index, NoLock);
 		if (!unique)
 			break;
 	}
