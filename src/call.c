@@ -126,14 +126,19 @@ idem_call(PG_FUNCTION_ARGS)
 
 	idem_keytable_open(&table, RowExclusiveLock);
 	idem_keystore_claim(&table, &key, request, ttl, &wait, &row);
+	idem_keytable_close(&table);
+
 	replayed = row.status == IDEM_FINISHED;
 	if (row.status == IDEM_CLAIMED)
 	{
+		/* may take long: nothing of the table is open or pinned meanwhile */
 		row.result = run_handler(PG_GETARG_OID(1), fcinfo->args[2]);
+
+		idem_keytable_open(&table, RowExclusiveLock);
 		idem_keystore_finish(&table, &key, row.result);
+		idem_keytable_close(&table);
 		row.status = IDEM_FINISHED;
 	}
-	idem_keytable_close(&table);
 
 	values[0] = CStringGetTextDatum(idem_claim_status_name(row.status));
 	values[1] = JsonbPGetDatum(row.result);
