@@ -278,40 +278,15 @@ check_request(IdemKeyTable *table, bytea *request)
 }
 
 /*
- * SERIALIZABLE: the answer is the latest committed state, which the dirty
- * snapshot shows and SSI does not see.  So read the key through the
- * transaction's snapshot too, which makes the read known to SSI, and give up
- * if the two disagree.  latest is the live row found, or NULL for none.
+ * SERIALIZABLE: the answer is the latest committed state, which SSI does not
+ * see being read.  So the row found has to be one that the snapshot of the
+ * transaction shows too, as ON CONFLICT has it.
  */
 static void
-check_serializable(IdemKeyTable *table, const IdemKey *key, ItemPointer latest)
+check_serializable(IdemKeyTable *table)
 {
-	Snapshot	snapshot;
-	IndexScanDesc scan;
-	TupleTableSlot *found;
-	ItemPointerData tid;
-
-	if (!IsolationIsSerializable())
-		return;
-
-	ItemPointerSetInvalid(&tid);
-	snapshot = RegisterSnapshot(GetTransactionSnapshot());
-	scan = idem_keytable_scan_key(table, key, snapshot);
-	found = table_slot_create(table->heap, NULL);
-	if (index_getnext_slot(scan, ForwardScanDirection, found))
-	{
-		bool		isnull;
-		Datum		expires_at = slot_getattr(found, IDEM_KEYS_EXPIRES_AT, &isnull);
-
-		if (DatumGetTimestampTz(expires_at) > idem_keystore_now())
-			tid = found->tts_tid;
-	}
-	ExecDropSingleTupleTableSlot(found);
-	index_endscan(scan);
-	UnregisterSnapshot(snapshot);
-
-	if (latest == NULL ? ItemPointerIsValid(&tid) :
-		!(ItemPointerIsValid(&tid) && ItemPointerEquals(&tid, latest)))
+	if (IsolationIsSerializable() &&
+		!table_tuple_satisfies_snapshot(table->heap, table->slot, GetTransactionSnapshot()))
 		ereport(ERROR,
 				errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 				errmsg("could not serialize access due to a concurrent change of an idempotency key"),
@@ -371,12 +346,9 @@ make_claim(IdemKeyTable *table, const IdemKey *key, bytea *request, int64 ttl, I
 static bool
 insert_claim(IdemKeyTable *table, const IdemKey *key, bytea *request, int64 ttl, IdemRow *row)
 {
-	TupleTableSlot *slot;
-	bool		inserted;
+	TupleTableSlot *slot = make_claim(table, key, request, ttl, row);
+	bool		inserted = idem_keytable_insert(table, slot);
 
-	check_serializable(table, key, NULL);
-	slot = make_claim(table, key, request, ttl, row);
-	inserted = idem_keytable_insert(table, slot);
 	last_claim = slot->tts_tid;
 	ExecDropSingleTupleTableSlot(slot);
 	return inserted;
@@ -390,7 +362,7 @@ take_over(IdemKeyTable *table, const IdemKey *key, bytea *request, int64 ttl, bo
 	TupleTableSlot *slot;
 	TM_Result	result;
 
-	check_serializable(table, key, NULL);
+	check_serializable(table);
 	slot = make_claim(table, key, request, ttl, row);
 	result = idem_keytable_update(table, &tid, slot, wait);
 	ExecDropSingleTupleTableSlot(slot);
@@ -399,12 +371,11 @@ take_over(IdemKeyTable *table, const IdemKey *key, bytea *request, int64 ttl, bo
 
 /* Answer from the row found, if this caller may have it for this request */
 static void
-replay(IdemKeyTable *table, const IdemKey *key, bytea *request, IdemStatus status, IdemRow *row)
+replay(IdemKeyTable *table, bytea *request, IdemStatus status, IdemRow *row)
 {
 	check_owner(table);
 	check_request(table, request);
-	if (!row_is_mine(table))
-		check_serializable(table, key, &table->slot->tts_tid);
+	check_serializable(table);
 	fill_row(table, status, row);
 }
 
@@ -426,12 +397,12 @@ idem_keystore_claim(IdemKeyTable *table, const IdemKey *key, bytea *request,
 
 		if (probe.found == FOUND_MINE)
 		{
-			replay(table, key, request, mine_status(table), row);
+			replay(table, request, mine_status(table), row);
 			return;
 		}
 		if (probe.found == FOUND_LIVE)
 		{
-			replay(table, key, request, IDEM_FINISHED, row);
+			replay(table, request, IDEM_FINISHED, row);
 			return;
 		}
 
@@ -610,14 +581,10 @@ idem_keystore_forget(IdemKeyTable *table, const IdemKey *key)
 		if (TransactionIdIsValid(probe.xwait))
 			(void) wait_for_other(table, &probe, &forever);
 		else if (probe.found == FOUND_NONE || probe.found == FOUND_EXPIRED)
-		{
-			check_serializable(table, key, NULL);
 			return false;
-		}
 		else
 		{
-			if (probe.found == FOUND_LIVE)
-				check_serializable(table, key, &table->slot->tts_tid);
+			check_serializable(table);
 			if (idem_keytable_delete(table, &table->slot->tts_tid, true) == TM_Ok)
 				return true;
 		}
