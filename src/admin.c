@@ -28,9 +28,9 @@ typedef struct PrivilegeSet
 	const char *views[4];
 } PrivilegeSet;
 
-#define APP_FUNCTIONS \
+#define APP_FUNCTIONS                                        \
 	"idem_claim", "idem_finish", "idem_release", "idem_get", \
-	"idem_call", "idem_claim_many", "idem_finish_many"
+		"idem_call", "idem_claim_many", "idem_finish_many"
 #define VIEW_FUNCTIONS \
 	"idem_clock", "idem_key_state"
 
@@ -44,8 +44,8 @@ Datum
 idem_cleanup(PG_FUNCTION_ARGS)
 {
 	IdemKeyTable table;
-	int			batch;
-	int			removed;
+	int batch;
+	int removed;
 
 	idem_args_begin(fcinfo, 1, "idem_cleanup()");
 	if (PG_ARGISNULL(0))
@@ -92,9 +92,9 @@ find_privilege_set(const char *name)
 static void
 run_grant(bool is_grant, ObjectType objtype, List *objects, const char *privilege, char *role)
 {
-	GrantStmt  *stmt = makeNode(GrantStmt);
+	GrantStmt *stmt = makeNode(GrantStmt);
 	AccessPriv *priv = makeNode(AccessPriv);
-	RoleSpec   *grantee = makeNode(RoleSpec);
+	RoleSpec *grantee = makeNode(RoleSpec);
 	PlannedStmt *pstmt = makeNode(PlannedStmt);
 
 	if (objects == NIL)
@@ -127,9 +127,9 @@ static void
 change_privileges(FunctionCallInfo fcinfo, bool is_grant)
 {
 	const PrivilegeSet *set;
-	char	   *role;
-	List	   *functions = NIL;
-	List	   *views = NIL;
+	char *role;
+	List *functions = NIL;
+	List *views = NIL;
 
 	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
 		ereport(ERROR,

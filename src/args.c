@@ -25,18 +25,18 @@
 #include "idem.h"
 
 /* The longest time to live or to wait: a hundred years of twelve months of 30 days */
-#define MAX_INTERVAL_YEARS	100
-#define MAX_INTERVAL		(MAX_INTERVAL_YEARS * MONTHS_PER_YEAR * DAYS_PER_MONTH * USECS_PER_DAY)
+#define MAX_INTERVAL_YEARS 100
+#define MAX_INTERVAL	   (MAX_INTERVAL_YEARS * MONTHS_PER_YEAR * DAYS_PER_MONTH * USECS_PER_DAY)
 
 /* The version that the catalog knows of, or NULL if the extension is gone */
 static char *
 installed_version(void)
 {
-	Relation	rel = table_open(ExtensionRelationId, AccessShareLock);
+	Relation rel = table_open(ExtensionRelationId, AccessShareLock);
 	ScanKeyData skey;
 	SysScanDesc scan;
-	HeapTuple	tuple;
-	char	   *version = NULL;
+	HeapTuple tuple;
+	char *version = NULL;
 
 	ScanKeyInit(&skey, Anum_pg_extension_extname, BTEqualStrategyNumber,
 				F_NAMEEQ, CStringGetDatum("idem"));
@@ -44,9 +44,9 @@ installed_version(void)
 	tuple = systable_getnext(scan);
 	if (HeapTupleIsValid(tuple))
 	{
-		bool		isnull;
-		Datum		value = heap_getattr(tuple, Anum_pg_extension_extversion,
-										 RelationGetDescr(rel), &isnull);
+		bool isnull;
+		Datum value = heap_getattr(tuple, Anum_pg_extension_extversion,
+								   RelationGetDescr(rel), &isnull);
 
 		if (!isnull)
 			version = TextDatumGetCString(value);
@@ -60,7 +60,7 @@ installed_version(void)
 void
 idem_args_version_mismatch(const char *found)
 {
-	char	   *version = installed_version();
+	char *version = installed_version();
 
 	ereport(ERROR,
 			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -89,7 +89,7 @@ idem_args_begin(FunctionCallInfo fcinfo, int nargs, const char *write_command)
 void
 idem_args_check_key(const text *key)
 {
-	int			len = VARSIZE_ANY_EXHDR(key);
+	int len = VARSIZE_ANY_EXHDR(key);
 
 	if (len < 1 || len > IDEM_MAX_KEY_LEN)
 		ereport(ERROR,
@@ -98,14 +98,14 @@ idem_args_check_key(const text *key)
 				errdetail("The key has %d bytes; it must have between 1 and %d.",
 						  len, IDEM_MAX_KEY_LEN),
 				len < 1 ?
-				errhint("Derive the key from what makes the operation unique, for example the id of the order.") :
-				errhint("Hash longer keys before the call."));
+					errhint("Derive the key from what makes the operation unique, for example the id of the order.") :
+					errhint("Hash longer keys before the call."));
 }
 
 text *
 idem_args_scope(FunctionCallInfo fcinfo, int arg)
 {
-	text	   *scope;
+	text *scope;
 
 	if (PG_ARGISNULL(arg))
 		return cstring_to_text(idem_guc_scope);
@@ -142,9 +142,9 @@ idem_args_key(FunctionCallInfo fcinfo, int keyarg, int scopearg, IdemKey *key)
 static int64
 interval_span(const Interval *interval, const char *what, int64 least, const char *bound)
 {
-	double		estimate = (double) interval->month * DAYS_PER_MONTH * USECS_PER_DAY +
+	double estimate = (double) interval->month * DAYS_PER_MONTH * USECS_PER_DAY +
 		(double) interval->day * USECS_PER_DAY + (double) interval->time;
-	int64		span = 0;
+	int64 span = 0;
 
 	/* the estimate keeps the exact sum from overflowing */
 	if (!INTERVAL_NOT_FINITE(interval) && estimate > -1.0e18 && estimate < 1.0e18)
@@ -174,7 +174,7 @@ idem_args_ttl(FunctionCallInfo fcinfo, int arg)
 IdemWait
 idem_args_wait(FunctionCallInfo fcinfo, int arg)
 {
-	IdemWait	wait = {.forever = true};
+	IdemWait wait = {.forever = true};
 
 	if (!PG_ARGISNULL(arg))
 	{
@@ -211,7 +211,7 @@ idem_args_reject_token(FunctionCallInfo fcinfo, int arg)
 Jsonb *
 idem_args_result(Datum value)
 {
-	Size		size = toast_raw_datum_size(value) - VARHDRSZ;
+	Size size = toast_raw_datum_size(value) - VARHDRSZ;
 
 	if (size > (Size) idem_guc_max_result_size)
 		ereport(ERROR,
@@ -227,8 +227,8 @@ idem_args_result(Datum value)
 bytea *
 idem_args_fingerprint(Datum request)
 {
-	Jsonb	   *json = DatumGetJsonbP(request);
-	char	   *str = JsonbToCString(NULL, &json->root, VARSIZE(json));
+	Jsonb *json = DatumGetJsonbP(request);
+	char *str = JsonbToCString(NULL, &json->root, VARSIZE(json));
 
 	return DatumGetByteaPP(DirectFunctionCall1(sha256_bytea,
 											   PointerGetDatum(cstring_to_text(str))));
@@ -238,12 +238,12 @@ idem_args_fingerprint(Datum request)
 TupleDesc
 idem_args_result_desc(FunctionCallInfo fcinfo, int natts)
 {
-	FmgrInfo   *flinfo = fcinfo->flinfo;
+	FmgrInfo *flinfo = fcinfo->flinfo;
 
 	if (flinfo->fn_extra == NULL)
 	{
 		MemoryContext oldcontext = MemoryContextSwitchTo(flinfo->fn_mcxt);
-		TupleDesc	desc;
+		TupleDesc desc;
 
 		if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE ||
 			desc->natts != natts)

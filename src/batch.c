@@ -16,7 +16,7 @@
 
 #include "idem.h"
 
-#define CLAIM_MANY_NATTS	7
+#define CLAIM_MANY_NATTS 7
 
 PG_FUNCTION_INFO_V1(idem_claim_many);
 PG_FUNCTION_INFO_V1(idem_finish_many);
@@ -24,10 +24,10 @@ PG_FUNCTION_INFO_V1(idem_finish_many);
 /* An element of the array of keys */
 typedef struct BatchItem
 {
-	int			ord;			/* from 0 */
-	text	   *key;
-	bytea	   *request;
-	IdemRow		row;
+	int ord; /* from 0 */
+	text *key;
+	bytea *request;
+	IdemRow row;
 } BatchItem;
 
 static void
@@ -46,9 +46,9 @@ deconstruct(ArrayType *array, const char *what, Datum **elems, bool **nulls, int
 static BatchItem *
 get_keys(FunctionCallInfo fcinfo, int arg, int *n)
 {
-	Datum	   *elems;
-	bool	   *nulls;
-	BatchItem	   *items;
+	Datum *elems;
+	bool *nulls;
+	BatchItem *items;
 
 	if (PG_ARGISNULL(arg))
 		ereport(ERROR,
@@ -81,7 +81,7 @@ get_keys(FunctionCallInfo fcinfo, int arg, int *n)
 static bool
 get_jsonbs(FunctionCallInfo fcinfo, int arg, const char *what, int nkeys, Datum **elems, bool **nulls)
 {
-	int			n;
+	int n;
 
 	if (PG_ARGISNULL(arg))
 		return false;
@@ -100,9 +100,9 @@ compare_items(const void *a, const void *b)
 {
 	const BatchItem *ia = a;
 	const BatchItem *ib = b;
-	int			la = VARSIZE_ANY_EXHDR(ia->key);
-	int			lb = VARSIZE_ANY_EXHDR(ib->key);
-	int			cmp = memcmp(VARDATA_ANY(ia->key), VARDATA_ANY(ib->key), Min(la, lb));
+	int la = VARSIZE_ANY_EXHDR(ia->key);
+	int lb = VARSIZE_ANY_EXHDR(ib->key);
+	int cmp = memcmp(VARDATA_ANY(ia->key), VARDATA_ANY(ib->key), Min(la, lb));
 
 	if (cmp == 0)
 		cmp = la - lb;
@@ -120,8 +120,8 @@ put_rows(ReturnSetInfo *rsinfo, const BatchItem *items, int n)
 {
 	for (int i = 0; i < n; i++)
 	{
-		Datum		values[CLAIM_MANY_NATTS];
-		bool		nulls[CLAIM_MANY_NATTS] = {false};
+		Datum values[CLAIM_MANY_NATTS];
+		bool nulls[CLAIM_MANY_NATTS] = {false};
 
 		CHECK_FOR_INTERRUPTS();
 		values[0] = Int32GetDatum(items[i].ord + 1);
@@ -136,13 +136,13 @@ idem_claim_many(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	IdemKeyTable table;
-	IdemKey		key;
-	IdemWait	wait;
-	Datum	   *requests;
-	bool	   *nulls;
-	BatchItem	   *items;
-	int64		ttl;
-	int			n;
+	IdemKey key;
+	IdemWait wait;
+	Datum *requests;
+	bool *nulls;
+	BatchItem *items;
+	int64 ttl;
+	int n;
 
 	idem_args_begin(fcinfo, 5, "idem_claim_many()");
 	InitMaterializedSRF(fcinfo, 0);
@@ -179,12 +179,12 @@ Datum
 idem_finish_many(PG_FUNCTION_ARGS)
 {
 	IdemKeyTable table;
-	IdemKey		key;
-	Datum	   *results;
-	bool	   *nulls;
-	bool		have_results;
-	BatchItem	   *items;
-	int			n;
+	IdemKey key;
+	Datum *results;
+	bool *nulls;
+	bool have_results;
+	BatchItem *items;
+	int n;
 
 	idem_args_begin(fcinfo, 3, "idem_finish_many()");
 	items = get_keys(fcinfo, 0, &n);

@@ -21,7 +21,7 @@
 
 #include "idem.h"
 
-#define CALL_NATTS		3
+#define CALL_NATTS 3
 
 PG_FUNCTION_INFO_V1(idem_call);
 
@@ -32,9 +32,10 @@ check_handler_signature(Form_pg_proc proc, bool payload_isnull)
 	const char *problem =
 		proc->prokind != PROKIND_FUNCTION ? "It is not a plain function." :
 		proc->pronargs != 1 || proc->proargtypes.values[0] != JSONBOID ?
-		"It does not take one argument of type jsonb." :
-		proc->proretset ? "It returns a set." :
-		proc->prorettype != JSONBOID ? "It does not return jsonb." : NULL;
+											"It does not take one argument of type jsonb." :
+		proc->proretset				 ? "It returns a set." :
+		proc->prorettype != JSONBOID ? "It does not return jsonb." :
+									   NULL;
 
 	if (problem != NULL)
 		ereport(ERROR,
@@ -53,8 +54,8 @@ check_handler_signature(Form_pg_proc proc, bool payload_isnull)
 static void
 check_handler(Oid handler, bool payload_isnull)
 {
-	HeapTuple	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(handler));
-	AclResult	aclresult;
+	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(handler));
+	AclResult aclresult;
 
 	if (!HeapTupleIsValid(tuple))
 		ereport(ERROR,
@@ -79,9 +80,9 @@ static Jsonb *
 run_handler(Oid handler, NullableDatum payload)
 {
 	LOCAL_FCINFO(call, 1);
-	FmgrInfo	flinfo;
+	FmgrInfo flinfo;
 	PgStat_FunctionCallUsage usage;
-	Datum		result;
+	Datum result;
 
 	fmgr_info(handler, &flinfo);
 	InitFunctionCallInfoData(*call, &flinfo, 1, InvalidOid, NULL, NULL);
@@ -100,15 +101,15 @@ Datum
 idem_call(PG_FUNCTION_ARGS)
 {
 	IdemKeyTable table;
-	IdemKey		key;
-	IdemRow		row;
-	IdemWait	wait;
-	bytea	   *request;
-	int64		ttl;
-	bool		replayed;
-	TupleDesc	desc;
-	Datum		values[CALL_NATTS];
-	bool		nulls[CALL_NATTS] = {false};
+	IdemKey key;
+	IdemRow row;
+	IdemWait wait;
+	bytea *request;
+	int64 ttl;
+	bool replayed;
+	TupleDesc desc;
+	Datum values[CALL_NATTS];
+	bool nulls[CALL_NATTS] = {false};
 
 	idem_args_begin(fcinfo, 6, "idem_call()");
 	desc = idem_args_result_desc(fcinfo, CALL_NATTS);

@@ -14,8 +14,8 @@
 
 #include "idem.h"
 
-#define CLAIM_NATTS		5
-#define GET_NATTS		11
+#define CLAIM_NATTS 5
+#define GET_NATTS	11
 
 PG_FUNCTION_INFO_V1(idem_claim);
 PG_FUNCTION_INFO_V1(idem_finish);
@@ -59,14 +59,14 @@ Datum
 idem_claim(PG_FUNCTION_ARGS)
 {
 	IdemKeyTable table;
-	IdemKey		key;
-	IdemRow		row;
-	IdemWait	wait;
-	bytea	   *request;
-	int64		ttl;
-	TupleDesc	desc;
-	Datum		values[CLAIM_NATTS];
-	bool		nulls[CLAIM_NATTS];
+	IdemKey key;
+	IdemRow row;
+	IdemWait wait;
+	bytea *request;
+	int64 ttl;
+	TupleDesc desc;
+	Datum values[CLAIM_NATTS];
+	bool nulls[CLAIM_NATTS];
 
 	idem_args_begin(fcinfo, 5, "idem_claim()");
 	desc = idem_args_result_desc(fcinfo, CLAIM_NATTS);
@@ -87,8 +87,8 @@ Datum
 idem_finish(PG_FUNCTION_ARGS)
 {
 	IdemKeyTable table;
-	IdemKey		key;
-	Jsonb	   *result;
+	IdemKey key;
+	Jsonb *result;
 
 	idem_args_begin(fcinfo, 4, "idem_finish()");
 	idem_args_key(fcinfo, 0, 3, &key);
@@ -105,7 +105,7 @@ Datum
 idem_release(PG_FUNCTION_ARGS)
 {
 	IdemKeyTable table;
-	IdemKey		key;
+	IdemKey key;
 
 	idem_args_begin(fcinfo, 3, "idem_release()");
 	idem_args_key(fcinfo, 0, 2, &key);
@@ -121,8 +121,8 @@ Datum
 idem_forget(PG_FUNCTION_ARGS)
 {
 	IdemKeyTable table;
-	IdemKey		key;
-	bool		forgotten;
+	IdemKey key;
+	bool forgotten;
 
 	idem_args_begin(fcinfo, 2, "idem_forget()");
 	idem_args_key(fcinfo, 0, 1, &key);
@@ -137,11 +137,11 @@ idem_forget(PG_FUNCTION_ARGS)
 static void
 put_get_row(ReturnSetInfo *rsinfo, const IdemRow *row)
 {
-	Datum		values[GET_NATTS] = {0};
-	bool		nulls[GET_NATTS];
+	Datum values[GET_NATTS] = {0};
+	bool nulls[GET_NATTS];
 
 	memset(nulls, true, sizeof(nulls));
-#define SET(i, datum)	(values[i] = (datum), nulls[i] = false)
+#define SET(i, datum) (values[i] = (datum), nulls[i] = false)
 	SET(0, CStringGetTextDatum(idem_claim_status_name(row->status)));
 	if (row->result != NULL)
 		SET(1, JsonbPGetDatum(row->result));
@@ -159,8 +159,8 @@ idem_get(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	IdemKeyTable table;
-	IdemKey		key;
-	IdemRow		row;
+	IdemKey key;
+	IdemRow row;
 
 	idem_args_begin(fcinfo, 2, NULL);
 	InitMaterializedSRF(fcinfo, 0);

@@ -30,17 +30,17 @@
 
 /* 18: name and version in the magic block */
 #if PG_VERSION_NUM < 180000
-#define PG_MODULE_MAGIC_EXT(...)	PG_MODULE_MAGIC
+#define PG_MODULE_MAGIC_EXT(...) PG_MODULE_MAGIC
 #endif
 
 /* 18: stands first in a declaration */
 #if PG_VERSION_NUM < 180000
-#define pg_noreturn					pg_attribute_noreturn()
+#define pg_noreturn pg_attribute_noreturn()
 #endif
 
 /* 17: interval has infinities */
 #if PG_VERSION_NUM < 170000
-#define INTERVAL_NOT_FINITE(i)		false
+#define INTERVAL_NOT_FINITE(i) false
 #endif
 
 /* 16: one function for the privileges of any kind of object */
@@ -164,4 +164,4 @@ idem_compat_wait_event(const char *name)
 #endif
 }
 
-#endif							/* IDEM_COMPAT_H */
+#endif /* IDEM_COMPAT_H */

@@ -9,12 +9,12 @@
 #define IDEM_ERRORS_H
 
 /* the key was used with another request */
-#define ERRCODE_IDEM_REQUEST_MISMATCH	MAKE_SQLSTATE('I', 'D', '0', '0', '1')
+#define ERRCODE_IDEM_REQUEST_MISMATCH MAKE_SQLSTATE('I', 'D', '0', '0', '1')
 /* this transaction does not hold the key */
-#define ERRCODE_IDEM_NOT_HELD			MAKE_SQLSTATE('I', 'D', '0', '0', '2')
+#define ERRCODE_IDEM_NOT_HELD MAKE_SQLSTATE('I', 'D', '0', '0', '2')
 /* somebody took over, or the token was never handed out for this key */
-#define ERRCODE_IDEM_STALE_TOKEN		MAKE_SQLSTATE('I', 'D', '0', '0', '3')
+#define ERRCODE_IDEM_STALE_TOKEN MAKE_SQLSTATE('I', 'D', '0', '0', '3')
 /* the key is finished, with another result than the one given */
-#define ERRCODE_IDEM_ALREADY_FINISHED	MAKE_SQLSTATE('I', 'D', '0', '0', '4')
+#define ERRCODE_IDEM_ALREADY_FINISHED MAKE_SQLSTATE('I', 'D', '0', '0', '4')
 
-#endif							/* IDEM_ERRORS_H */
+#endif /* IDEM_ERRORS_H */

@@ -11,11 +11,11 @@
 
 #include "idem.h"
 
-int			idem_guc_ttl;
-char	   *idem_guc_scope;
-char	   *idem_guc_owner;
-int			idem_guc_max_result_size;
-int			idem_guc_clock_offset;
+int idem_guc_ttl;
+char *idem_guc_scope;
+char *idem_guc_owner;
+int idem_guc_max_result_size;
+int idem_guc_clock_offset;
 
 static bool
 check_scope(char **newval, void **extra, GucSource source)

@@ -18,11 +18,11 @@
 #include "compat.h"
 #include "errors.h"
 
-#define IDEM_VERSION			"0.1.0"
+#define IDEM_VERSION "0.1.0"
 
-#define IDEM_MAX_KEY_LEN		1024
-#define IDEM_MAX_SCOPE_LEN		255
-#define IDEM_MAX_CLEANUP_BATCH	1000000
+#define IDEM_MAX_KEY_LEN	   1024
+#define IDEM_MAX_SCOPE_LEN	   255
+#define IDEM_MAX_CLEANUP_BATCH 1000000
 
 /* Columns of idem.keys */
 enum IdemKeyColumn
@@ -41,23 +41,23 @@ enum IdemKeyColumn
 /* A key and the name space it lives in */
 typedef struct IdemKey
 {
-	text	   *key;
-	text	   *scope;
+	text *key;
+	text *scope;
 } IdemKey;
 
 /* How long to wait for another transaction that holds the key */
 typedef struct IdemWait
 {
-	bool		forever;		/* as long as lock_timeout allows */
-	TimestampTz until;			/* else: till then */
+	bool forever;	   /* as long as lock_timeout allows */
+	TimestampTz until; /* else: till then */
 } IdemWait;
 
 typedef enum IdemStatus
 {
-	IDEM_CLAIMED,				/* the caller is to do the work */
-	IDEM_HELD,					/* this transaction has claimed it before */
-	IDEM_FINISHED,				/* somebody has done the work */
-	IDEM_BUSY					/* another transaction is at it */
+	IDEM_CLAIMED,  /* the caller is to do the work */
+	IDEM_HELD,	   /* this transaction has claimed it before */
+	IDEM_FINISHED, /* somebody has done the work */
+	IDEM_BUSY	   /* another transaction is at it */
 } IdemStatus;
 
 /*
@@ -66,29 +66,29 @@ typedef enum IdemStatus
  */
 typedef struct IdemRow
 {
-	IdemStatus	status;
-	Oid			owner;
+	IdemStatus status;
+	Oid owner;
 	TimestampTz created_at;
 	TimestampTz expires_at;
-	TimestampTz finished_at;	/* 0 if idem_finish() was not called */
-	Jsonb	   *result;			/* NULL if there is none */
+	TimestampTz finished_at; /* 0 if idem_finish() was not called */
+	Jsonb *result;			 /* NULL if there is none */
 } IdemRow;
 
 /* idem.keys, open; see keytable.c */
 typedef struct IdemKeyTable
 {
-	Relation	heap;
-	Relation	pkey;			/* the arbiter */
-	LOCKMODE	lockmode;
-	TupleTableSlot *slot;		/* the row found last */
+	Relation heap;
+	Relation pkey; /* the arbiter */
+	LOCKMODE lockmode;
+	TupleTableSlot *slot; /* the row found last */
 } IdemKeyTable;
 
 /* guc.c */
-extern int	idem_guc_ttl;
+extern int idem_guc_ttl;
 extern char *idem_guc_scope;
 extern char *idem_guc_owner;
-extern int	idem_guc_max_result_size;
-extern int	idem_guc_clock_offset;
+extern int idem_guc_max_result_size;
+extern int idem_guc_clock_offset;
 extern void idem_guc_init(void);
 
 /* args.c */
@@ -122,10 +122,10 @@ extern void idem_keystore_finish(IdemKeyTable *table, const IdemKey *key, Jsonb 
 extern void idem_keystore_release(IdemKeyTable *table, const IdemKey *key);
 extern bool idem_keystore_forget(IdemKeyTable *table, const IdemKey *key);
 extern bool idem_keystore_get(IdemKeyTable *table, const IdemKey *key, IdemRow *row);
-extern int	idem_keystore_cleanup(IdemKeyTable *table, int batch);
+extern int idem_keystore_cleanup(IdemKeyTable *table, int batch);
 
 /* claim.c */
 extern const char *idem_claim_status_name(IdemStatus status);
 extern void idem_claim_row_values(const IdemRow *row, Datum *values, bool *nulls);
 
-#endif							/* IDEM_H */
+#endif /* IDEM_H */

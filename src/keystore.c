@@ -41,18 +41,18 @@
 typedef enum Found
 {
 	FOUND_NONE,
-	FOUND_MINE,					/* made by this transaction */
-	FOUND_LIVE,					/* committed and not expired */
-	FOUND_EXPIRED,				/* committed and expired */
-	FOUND_OPEN					/* made by another transaction, still open */
+	FOUND_MINE,	   /* made by this transaction */
+	FOUND_LIVE,	   /* committed and not expired */
+	FOUND_EXPIRED, /* committed and expired */
+	FOUND_OPEN	   /* made by another transaction, still open */
 } Found;
 
 /* The row itself is in the slot of the table */
 typedef struct Probe
 {
-	Found		found;
-	TransactionId xwait;		/* whose end would change the picture, or invalid */
-	uint32		spectoken;		/* not 0: that one is only about to insert it */
+	Found found;
+	TransactionId xwait; /* whose end would change the picture, or invalid */
+	uint32 spectoken;	 /* not 0: that one is only about to insert it */
 	ItemPointerData tid;
 } Probe;
 
@@ -75,8 +75,8 @@ row_attr(IdemKeyTable *table, AttrNumber attno, bool *isnull)
 static TimestampTz
 row_timestamp(IdemKeyTable *table, AttrNumber attno)
 {
-	bool		isnull;
-	Datum		value = row_attr(table, attno, &isnull);
+	bool isnull;
+	Datum value = row_attr(table, attno, &isnull);
 
 	return isnull ? 0 : DatumGetTimestampTz(value);
 }
@@ -84,7 +84,7 @@ row_timestamp(IdemKeyTable *table, AttrNumber attno)
 static bool
 row_is_null(IdemKeyTable *table, AttrNumber attno)
 {
-	bool		isnull;
+	bool isnull;
 
 	(void) row_attr(table, attno, &isnull);
 	return isnull;
@@ -93,8 +93,8 @@ row_is_null(IdemKeyTable *table, AttrNumber attno)
 static bool
 row_is_mine(IdemKeyTable *table)
 {
-	bool		isnull;
-	Datum		xmin = slot_getsysattr(table->slot, MinTransactionIdAttributeNumber, &isnull);
+	bool isnull;
+	Datum xmin = slot_getsysattr(table->slot, MinTransactionIdAttributeNumber, &isnull);
 
 	Assert(!isnull);
 	return TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin));
@@ -169,7 +169,7 @@ static bool
 pause_until(TimestampTz until)
 {
 	static uint32 wait_event = 0;
-	long		left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until);
+	long left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until);
 
 	if (left <= 0)
 		return false;
@@ -215,7 +215,7 @@ wait_for_other(IdemKeyTable *table, Probe *probe, const IdemWait *wait)
 static Oid
 current_owner(void)
 {
-	Oid			owner;
+	Oid owner;
 
 	if (idem_guc_owner[0] == '\0')
 		return GetUserId();
@@ -233,8 +233,8 @@ current_owner(void)
 static void
 check_owner(IdemKeyTable *table)
 {
-	bool		isnull;
-	Oid			owner = DatumGetObjectId(row_attr(table, IDEM_KEYS_OWNER, &isnull));
+	bool isnull;
+	Oid owner = DatumGetObjectId(row_attr(table, IDEM_KEYS_OWNER, &isnull));
 
 	if (owner == current_owner() || has_privs_of_role(GetUserId(), owner))
 		return;
@@ -248,7 +248,7 @@ check_owner(IdemKeyTable *table)
 static int64
 row_age(IdemKeyTable *table)
 {
-	int64		age = idem_keystore_now() - row_timestamp(table, IDEM_KEYS_CREATED_AT);
+	int64 age = idem_keystore_now() - row_timestamp(table, IDEM_KEYS_CREATED_AT);
 
 	return Max(age, 0) / USECS_PER_SEC;
 }
@@ -264,8 +264,8 @@ varlena_equal(struct varlena *a, struct varlena *b)
 static void
 check_request(IdemKeyTable *table, bytea *request)
 {
-	bool		isnull;
-	Datum		stored = row_attr(table, IDEM_KEYS_REQUEST, &isnull);
+	bool isnull;
+	Datum stored = row_attr(table, IDEM_KEYS_REQUEST, &isnull);
 
 	if (request == NULL || isnull || varlena_equal(request, DatumGetByteaPP(stored)))
 		return;
@@ -297,8 +297,8 @@ check_serializable(IdemKeyTable *table)
 static void
 fill_row(IdemKeyTable *table, IdemStatus status, IdemRow *row)
 {
-	bool		isnull;
-	Datum		value;
+	bool isnull;
+	Datum value;
 
 	row->status = status;
 	row->owner = DatumGetObjectId(row_attr(table, IDEM_KEYS_OWNER, &isnull));
@@ -330,7 +330,7 @@ make_claim(IdemKeyTable *table, const IdemKey *key, bytea *request, int64 ttl, I
 
 	memset(slot->tts_isnull, true, IDEM_KEYS_NATTS * sizeof(bool));
 #define SET(column, datum) \
-	(slot->tts_values[(column) - 1] = (datum), slot->tts_isnull[(column) - 1] = false)
+	(slot->tts_values[(column) -1] = (datum), slot->tts_isnull[(column) -1] = false)
 	SET(IDEM_KEYS_CREATED_AT, TimestampTzGetDatum(row->created_at));
 	SET(IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(row->expires_at));
 	SET(IDEM_KEYS_OWNER, ObjectIdGetDatum(row->owner));
@@ -347,7 +347,7 @@ static bool
 insert_claim(IdemKeyTable *table, const IdemKey *key, bytea *request, int64 ttl, IdemRow *row)
 {
 	TupleTableSlot *slot = make_claim(table, key, request, ttl, row);
-	bool		inserted = idem_keytable_insert(table, slot);
+	bool inserted = idem_keytable_insert(table, slot);
 
 	last_claim = slot->tts_tid;
 	ExecDropSingleTupleTableSlot(slot);
@@ -360,7 +360,7 @@ take_over(IdemKeyTable *table, const IdemKey *key, bytea *request, int64 ttl, bo
 {
 	ItemPointerData tid = table->slot->tts_tid;
 	TupleTableSlot *slot;
-	TM_Result	result;
+	TM_Result result;
 
 	check_serializable(table);
 	slot = make_claim(table, key, request, ttl, row);
@@ -389,8 +389,8 @@ idem_keystore_claim(IdemKeyTable *table, const IdemKey *key, bytea *request,
 {
 	for (;;)
 	{
-		Probe		probe;
-		bool		ended = true;
+		Probe probe;
+		bool ended = true;
 
 		CHECK_FOR_INTERRUPTS();
 		probe_key(table, key, &probe);
@@ -415,7 +415,7 @@ idem_keystore_claim(IdemKeyTable *table, const IdemKey *key, bytea *request,
 		}
 		else
 		{
-			TM_Result	result = take_over(table, key, request, ttl, wait->forever, row);
+			TM_Result result = take_over(table, key, request, ttl, wait->forever, row);
 
 			if (result == TM_Ok)
 				return;
@@ -441,18 +441,18 @@ not_held(IdemKeyTable *table, const Probe *probe, const char *hint)
 			errcode(ERRCODE_IDEM_NOT_HELD),
 			errmsg("idempotency key is not held by this transaction"),
 			probe->found == FOUND_NONE || probe->found == FOUND_EXPIRED ?
-			errdetail("There is no such key in this scope.") :
-			probe->found == FOUND_OPEN ?
-			errdetail("Another transaction has claimed the key and is still open.") :
-			errdetail("The key was claimed " INT64_FORMAT " seconds ago by a transaction that has committed.",
-					  row_age(table)),
+				errdetail("There is no such key in this scope.") :
+				probe->found == FOUND_OPEN ?
+				errdetail("Another transaction has claimed the key and is still open.") :
+				errdetail("The key was claimed " INT64_FORMAT " seconds ago by a transaction that has committed.",
+						  row_age(table)),
 			errhint("%s", hint));
 }
 
 static bool
 row_text_equals(IdemKeyTable *table, AttrNumber attno, text *value)
 {
-	bool		isnull;
+	bool isnull;
 
 	return varlena_equal(DatumGetTextPP(row_attr(table, attno, &isnull)), value);
 }
@@ -477,7 +477,7 @@ find_last_claim(IdemKeyTable *table, const IdemKey *key)
 static void
 probe_held_key(IdemKeyTable *table, const IdemKey *key, const char *hint)
 {
-	Probe		probe;
+	Probe probe;
 
 	if (find_last_claim(table, key))
 	{
@@ -494,8 +494,8 @@ probe_held_key(IdemKeyTable *table, const IdemKey *key, const char *hint)
 static bool
 row_result_equals(IdemKeyTable *table, Jsonb *result)
 {
-	bool		isnull;
-	Datum		stored = row_attr(table, IDEM_KEYS_RESULT, &isnull);
+	bool isnull;
+	Datum stored = row_attr(table, IDEM_KEYS_RESULT, &isnull);
 
 	if (isnull || result == NULL)
 		return isnull && result == NULL;
@@ -574,7 +574,7 @@ idem_keystore_forget(IdemKeyTable *table, const IdemKey *key)
 
 	for (;;)
 	{
-		Probe		probe;
+		Probe probe;
 
 		CHECK_FOR_INTERRUPTS();
 		probe_key(table, key, &probe);
@@ -596,7 +596,7 @@ bool
 idem_keystore_get(IdemKeyTable *table, const IdemKey *key, IdemRow *row)
 {
 	IndexScanDesc scan = idem_keytable_scan_key(table, key, GetActiveSnapshot());
-	bool		found;
+	bool found;
 
 	found = index_getnext_slot(scan, ForwardScanDirection, table->slot) &&
 		(row_is_mine(table) || !row_is_expired(table));
@@ -617,11 +617,11 @@ idem_keystore_get(IdemKeyTable *table, const IdemKey *key, IdemRow *row)
 int
 idem_keystore_cleanup(IdemKeyTable *table, int batch)
 {
-	Relation	index = idem_keytable_open_expiry_index(table);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Relation index = idem_keytable_open_expiry_index(table);
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	IndexScanDesc scan = idem_compat_index_beginscan(table->heap, index, snapshot, 1);
 	ScanKeyData skey;
-	int			removed = 0;
+	int removed = 0;
 
 	ScanKeyInit(&skey, 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
 				TimestampTzGetDatum(idem_keystore_now()));

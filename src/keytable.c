@@ -31,7 +31,7 @@
 #include "idem.h"
 
 /* Invalid: not looked up yet */
-static Oid	keys_relid = InvalidOid;
+static Oid keys_relid = InvalidOid;
 
 pg_noreturn static void
 unsupported(const char *detail, const char *hint)
@@ -119,7 +119,7 @@ get_keys_relid(void)
 	}
 	if (!OidIsValid(keys_relid))
 	{
-		Oid			namespace = get_namespace_oid("idem", true);
+		Oid namespace = get_namespace_oid("idem", true);
 
 		if (OidIsValid(namespace))
 			keys_relid = get_relname_relid("keys", namespace);
@@ -132,7 +132,7 @@ get_keys_relid(void)
 void
 idem_keytable_open(IdemKeyTable *table, LOCKMODE lockmode)
 {
-	Oid			pkey;
+	Oid pkey;
 
 	table->lockmode = lockmode;
 	table->heap = table_open(get_keys_relid(), lockmode);
@@ -174,10 +174,10 @@ static bool
 insert_index_entry(IdemKeyTable *table, Relation index, TupleTableSlot *row, IndexUniqueCheck check)
 {
 	Form_pg_index form = index->rd_index;
-	IndexInfo  *info;
-	Datum		values[INDEX_MAX_KEYS];
-	bool		isnull[INDEX_MAX_KEYS];
-	bool		unique;
+	IndexInfo *info;
+	Datum values[INDEX_MAX_KEYS];
+	bool isnull[INDEX_MAX_KEYS];
+	bool unique;
 
 	check_index(index);
 	for (int i = 0; i < form->indnatts; i++)
@@ -199,14 +199,14 @@ static bool
 insert_index_entries(IdemKeyTable *table, TupleTableSlot *row, IndexUniqueCheck check,
 					 const IdemUpdateIndexes *which)
 {
-	List	   *indexes = RelationGetIndexList(table->heap);
-	ListCell   *lc;
-	bool		unique = true;
+	List *indexes = RelationGetIndexList(table->heap);
+	ListCell *lc;
+	bool unique = true;
 
-	foreach(lc, indexes)
+	foreach (lc, indexes)
 	{
-		bool		is_pkey = lfirst_oid(lc) == RelationGetRelid(table->pkey);
-		Relation	index = is_pkey ? table->pkey : index_open(lfirst_oid(lc), RowExclusiveLock);
+		bool is_pkey = lfirst_oid(lc) == RelationGetRelid(table->pkey);
+		Relation index = is_pkey ? table->pkey : index_open(lfirst_oid(lc), RowExclusiveLock);
 
 		/* one that is just being built may not be ready for entries yet */
 		if (index->rd_index->indisready &&
@@ -230,8 +230,8 @@ bool
 idem_keytable_insert(IdemKeyTable *table, TupleTableSlot *row)
 {
 	TransactionId xid = GetCurrentTransactionId();
-	uint32		token = SpeculativeInsertionLockAcquire(xid);
-	bool		unique;
+	uint32 token = SpeculativeInsertionLockAcquire(xid);
+	bool unique;
 
 	table_tuple_insert_speculative(table->heap, row, GetCurrentCommandId(true), 0, NULL, token);
 	unique = insert_index_entries(table, row, UNIQUE_CHECK_PARTIAL, NULL);
@@ -251,7 +251,7 @@ idem_keytable_update(IdemKeyTable *table, ItemPointer tid, TupleTableSlot *row, 
 	TM_FailureData tmfd;
 	LockTupleMode lockmode;
 	IdemUpdateIndexes which;
-	TM_Result	result;
+	TM_Result result;
 
 	result = idem_compat_tuple_update(table->heap, tid, row, GetCurrentCommandId(true),
 									  GetActiveSnapshot(), wait, &tmfd, &lockmode, &which);
@@ -271,7 +271,7 @@ TM_Result
 idem_keytable_delete(IdemKeyTable *table, ItemPointer tid, bool wait)
 {
 	TM_FailureData tmfd;
-	TM_Result	result;
+	TM_Result result;
 
 	result = idem_compat_tuple_delete(table->heap, tid, GetCurrentCommandId(true),
 									  GetActiveSnapshot(), wait, &tmfd);
@@ -286,12 +286,12 @@ idem_keytable_delete(IdemKeyTable *table, ItemPointer tid, bool wait)
 Relation
 idem_keytable_open_expiry_index(IdemKeyTable *table)
 {
-	List	   *indexes = RelationGetIndexList(table->heap);
-	ListCell   *lc;
+	List *indexes = RelationGetIndexList(table->heap);
+	ListCell *lc;
 
-	foreach(lc, indexes)
+	foreach (lc, indexes)
 	{
-		Relation	index = index_open(lfirst_oid(lc), table->lockmode);
+		Relation index = index_open(lfirst_oid(lc), table->lockmode);
 
 		if (index->rd_index->indisvalid && index->rd_rel->relam == BTREE_AM_OID &&
 			index->rd_index->indkey.values[0] == IDEM_KEYS_EXPIRES_AT)

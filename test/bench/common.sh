@@ -1,0 +1,189 @@
+# shellcheck shell=bash
+# test/bench/common.sh: running SQL and pgbench, medians, and the table of results.
+#
+# Every time is the median of several rounds.  In each round the sides take
+# turns (A B A B ...), so that a slow spell of the machine hits all of them.
+
+results=$IDEM_TMP/results.txt
+samples=$IDEM_TMP/samples.txt
+
+# admin DATABASE [psql option ...]: psql as superuser, values only
+admin() { idem_run psql -XqAt -v ON_ERROR_STOP=1 -U postgres -d "$@"; }
+
+# measured DATABASE [psql option ...]: psql as the role that is measured
+measured() { idem_run psql -XqAt -v ON_ERROR_STOP=1 -U bench -d "$@"; }
+
+# setting NAME VALUE: for all sessions that start later
+setting() {
+	admin postgres -c "ALTER SYSTEM SET $1 = '$2'" -c 'SELECT pg_reload_conf()' >/dev/null
+	until [[ $(admin postgres -c "SHOW $1") == "$2" ]]; do :; done
+}
+
+# empty_tables: those of the database bench
+empty_tables() {
+	admin bench -c 'TRUNCATE idem.keys, hand.keys, bench.charges, bench.known' -c 'CHECKPOINT'
+}
+
+# quartiles NAME: first, second and third of the lines "NAME value" in $samples; nan for
+# figures that are missing
+quartiles() {
+	awk -v name="$1" '$1 == name { print $2 }' "$samples" | sort -g | awk '
+		function at(x, i) { i = int(x); return i < NR ? v[i] + (x - i) * (v[i + 1] - v[i]) : v[i] }
+		$1 !~ /^-?[0-9]+([.][0-9]+)?(e[-+]?[0-9]+)?$/ { bad = 1 }
+		{ v[NR] = $1 }
+		END {
+			if (NR == 0 || bad)
+				print "nan nan nan"
+			else
+				print at(1 + (NR - 1) / 4), at(1 + (NR - 1) / 2), at(1 + (NR - 1) * 3 / 4)
+		}'
+}
+
+median() { quartiles "$1" | cut -d ' ' -f 2; }
+
+# calc EXPRESSION: arithmetic; "nan" if a figure in it is missing
+calc() {
+	case $1 in
+	*nan*) printf nan ;;
+	*) awk "BEGIN { printf \"%.6g\", $1 }" ;;
+	esac
+}
+
+# alternate DATABASE ROUNDS NAME=STATEMENT ... >>$samples
+# Each statement returns one number.  All run in one session, in turn; round 0
+# warms up.
+alternate() {
+	local db=$1 rounds=$2 round side
+	shift 2
+	for ((round = 0; round <= rounds; round++)); do
+		for side in "$@"; do
+			printf "\\\\echo -n '%s%s '\n%s;\n" \
+				"$( ((round > 0)) || printf 'warmup-')" "${side%%=*}" "${side#*=}"
+		done
+	done | measured "$db"
+}
+
+# latency SCRIPT CLIENTS SECONDS: microseconds of a transaction, the mean of the middle
+# half of them: one that had to wait for the CPU tells about the rest of the machine.
+latency() {
+	# shellcheck disable=SC2154	# scripts.sh
+	idem_run pgbench -n -M prepared -c "$2" -j "$2" -T "$3" -U bench -f - \
+		-l --log-prefix="$IDEM_TMP/t/latency" -D "payload=$payload" -D "result=$result30" bench \
+		<<<"${script[$1]}" >"$IDEM_TMP/pgbench.log" 2>&1 || {
+		cat "$IDEM_TMP/pgbench.log" >&2
+		return 1
+	}
+	cat "$IDEM_TMP"/t/latency.* | cut -d ' ' -f 3 | sort -n |
+		awk '
+			{ v[NR] = $1 }
+			END {
+				for (i = int(NR / 4) + 1; i <= NR - int(NR / 4); i++) { sum += v[i]; n++ }
+				print n ? sum / n : "nan"
+			}'
+	rm "$IDEM_TMP"/t/latency.*
+}
+
+# latencies CLIENTS SECONDS ROUNDS SCRIPT ... >>$samples
+latencies() {
+	local clients=$1 seconds=$2 rounds=$3 round name
+	shift 3
+	for name in "$@"; do
+		latency "$name" "$clients" 1 >/dev/null
+	done
+	for ((round = 0; round < rounds; round++)); do
+		for name in "$@"; do
+			printf '%s %s\n' "$name" "$(latency "$name" "$clients" "$seconds")"
+		done
+	done
+}
+
+# minus NAME OTHER RESULT >>$samples: NAME minus OTHER, round by round
+minus() {
+	awk -v name="$1" -v other="$2" -v result="$3" '
+		$1 == name { a[++n] = $2 }
+		$1 == other { b[++m] = $2 }
+		END { for (i = 1; i <= n; i++) print result, a[i] - b[i] }' "$samples" >"$samples.minus"
+	cat "$samples.minus" >>"$samples"
+}
+
+# wal_of DATABASE STATEMENT: bytes of WAL that it writes
+wal_of() {
+	local before
+	before=$(admin "$1" -c 'SELECT pg_current_wal_insert_lsn()')
+	measured "$1" -c "$2" >/dev/null
+	admin "$1" -c "SELECT pg_current_wal_insert_lsn() - '$before'"
+}
+
+# hot_share DATABASE TABLE STATEMENT ...: share of HOT among its updates of the table
+hot_share() {
+	local db=$1 rel=$2 statement flags=()
+	shift 2
+	for statement in "$@" 'SELECT pg_stat_force_next_flush()'; do
+		flags+=(-c "$statement")
+	done
+	admin "$db" -c "SELECT pg_stat_reset_single_table_counters('$rel'::regclass)" >/dev/null
+	measured "$db" "${flags[@]}" >/dev/null
+	admin "$db" -c "
+		SELECT n_tup_hot_upd::float8 / nullif(n_tup_upd, 0)
+		  FROM pg_stat_user_tables WHERE relid = '$rel'::regclass"
+}
+
+# report WHAT UNIT IDEM OTHER RATIO GOAL [SPREAD]: a line of the table; no GOAL: for
+# information; SPREAD: of the figures, as a share of them
+report() {
+	local verdict=
+	case "$3$4$5" in
+	*nan* | *inf*) idem_die "bench: no usable figures for: $1" ;;
+	esac
+	if [[ -n $6 ]]; then
+		verdict=$(awk -v spread="${7:-0}" "BEGIN { print (spread > 0.25 ? \"too noisy\" : $5 $6 ? \"yes\" : \"NO\") }")
+	fi
+	awk -v OFS='|' -v what="$1" -v unit="$2" -v a="$3" -v b="$4" -v ratio="$5" -v goal="$6" \
+		-v ok="$verdict" -v spread="${7:-}" '
+		function fmt(x) { return x == "" ? "" : sprintf(x >= 100 ? "%.0f" : x >= 10 ? "%.1f" : "%.2f", x) " " unit }
+		BEGIN {
+			print what, fmt(a), fmt(b), (ratio == "" ? "" : sprintf("%.2f", ratio)),
+				(spread == "" ? "" : sprintf("%.0f %%", 100 * spread)), goal, ok
+		}' | tee -a "$results" >&2
+}
+
+# spread NAME ...: distance of the outer quartiles as a share of the median, the largest
+spread() {
+	local name
+	for name in "$@"; do
+		quartiles "$name"
+	done | awk '{ x = $2 > 0 ? ($3 - $1) / $2 : 9; if (x > most) most = x } END { print most + 0 }'
+}
+
+# compare WHAT UNIT IDEM OTHER GOAL [FACTOR]: report the medians of two names in $samples, times
+# FACTOR, and their ratio
+compare() {
+	local idem other
+	idem=$(calc "$(median "$3") * ${6:-1}")
+	other=$(calc "$(median "$4") * ${6:-1}")
+	report "$1" "$2" "$idem" "$other" "$(calc "$idem / $other")" "$5" "$(spread "$3" "$4")"
+}
+
+# columns: lines with | between the fields as an aligned table; the first is its head
+columns() {
+	column -t -s '|' -o ' | ' | awk '{ print } NR == 1 { gsub(/[^|]/, "-"); print }'
+}
+
+print_results() {
+	[[ -s $results ]] || return 0
+	{
+		printf 'what|idem|other|ratio|spread|goal|reached\n'
+		cat "$results"
+	} | columns
+}
+
+machine() {
+	admin postgres -c "
+		SELECT format('PostgreSQL %s, assertions %s; ', current_setting('server_version'),
+					  current_setting('debug_assertions'))
+			|| '$(nproc) cores, load $(cut -d ' ' -f 1 /proc/loadavg); '
+			|| string_agg(name || ' = ' || current_setting(name), ', ' ORDER BY name)
+		  FROM pg_settings
+		 WHERE name IN ('shared_buffers', 'synchronous_commit', 'full_page_writes',
+						'fsync', 'jit', 'autovacuum', 'data_checksums')"
+}

@@ -1,0 +1,164 @@
+# shellcheck shell=bash disable=SC2154
+# test/bench/lines.sh: the lines of the table, one function each.
+
+# Claim and finish in one backend, from PL/pgSQL.
+line_pair() {
+	empty_tables
+	alternate bench 11 \
+		'idem=SELECT bench.idem_pair_us(20000)' \
+		'hand=SELECT bench.hand_pair_us(20000)' \
+		'idem_tx=CALL bench.idem_tx_us(5000, 30)' \
+		'hand_tx=CALL bench.hand_tx_us(5000, 30)' >"$samples"
+	compare 'claim + finish from PL/pgSQL; INSERT ... ON CONFLICT + UPDATE' us \
+		idem hand '<= 0.6'
+	compare 'the same, with a COMMIT after each pair' us \
+		idem_tx hand_tx ''
+}
+
+# The answer for a finished key.
+line_replay() {
+	empty_tables
+	measured bench -c 'CALL bench.finished(20000)'
+	admin bench -c 'VACUUM ANALYZE idem.keys, hand.keys'
+	alternate bench 21 \
+		'idem=SELECT bench.idem_replay_us()' \
+		'hand=SELECT bench.hand_replay_us()' >"$samples"
+	compare 'replay from PL/pgSQL; SELECT ... INTO by primary key' us \
+		idem hand '<= 0.45'
+}
+
+# What a pair adds to a transaction of four round trips.
+line_socket() {
+	local clients goal='<= 0.65'
+	for clients in 1 2; do
+		empty_tables
+		latencies "$clients" 2 15 base idem hand >"$samples"
+		minus idem base idem_tax
+		minus hand base hand_tax
+		compare "tax of a pair over a socket, $clients client(s); hand-written pair" us \
+			idem_tax hand_tax "$goal"
+		compare '  the whole transaction; the same with two SELECT 1' us idem base ''
+		goal=
+	done
+}
+
+# One round trip against several, with the same work: one business row.
+line_call() {
+	local name what goal='>= 2.5'
+	empty_tables
+	latencies 1 2 9 call idem_four hand_four idem_five hand_five >"$samples"
+	for name in idem_four hand_four idem_five hand_five; do
+		case $name in
+		idem_four) what='BEGIN, idem_claim, work + idem_finish, COMMIT' ;;
+		hand_four) what='BEGIN, INSERT ON CONFLICT, work + UPDATE, COMMIT' ;;
+		idem_five) what='BEGIN, idem_claim, work, idem_finish, COMMIT' ;;
+		hand_five) what='BEGIN, INSERT ON CONFLICT, work, UPDATE, COMMIT' ;;
+		esac
+		report "idem_call in one round trip; $what" /s \
+			"$(calc "1e6 / $(median call)")" "$(calc "1e6 / $(median $name)")" \
+			"$(calc "$(median $name) / $(median call)")" "$goal" "$(spread call $name)"
+		goal=
+	done
+}
+
+# WAL of a pair in a transaction of its own.
+line_wal() {
+	local fpw side round pairs=20000 goal='<= 0.9'
+	for fpw in off on; do
+		setting full_page_writes "$fpw"
+		: >"$samples"
+		for round in 1 2 3; do
+			for side in idem hand; do
+				empty_tables
+				printf '%s %s\n' "$side" "$(wal_of bench "CALL bench.${side}_tx_us($pairs, 30)")" >>"$samples"
+			done
+		done
+		compare "WAL of a pair, 30 byte result, full_page_writes = $fpw; hand-written pair" B \
+			idem hand "$goal" "1 / $pairs"
+		goal=
+	done
+}
+
+# load_keys DATABASE COUNT: finished keys, claimed one per millisecond up to now.
+# In the order of the key, because that is fast; claims of new keys do not care.
+load_keys() {
+	admin "$1" -c "SET work_mem = '2GB'" -c 'TRUNCATE idem.keys' -c "
+		INSERT INTO idem.keys (created_at, expires_at, owner, key, scope, finished_at, result)
+		SELECT t, t + interval '24 hours', 'bench', key, '', t, '{\"charge_id\": \"ch_1234567890\"}'
+		  FROM (SELECT key, now() - ($2 - row_number() OVER ()) * interval '1 millisecond' AS t
+				  FROM (SELECT gen_random_uuid()::text COLLATE \"C\" AS key
+						  FROM generate_series(1, $2) ORDER BY key) AS k) AS s" \
+		-c 'VACUUM ANALYZE idem.keys'
+}
+
+# growth_round DATABASE NAME
+growth_round() {
+	printf '%s ' "$2"
+	measured "$1" -c 'SELECT bench.idem_pair_us(500)' -c 'SELECT bench.idem_pair_us(5000)' | tail -n 1
+}
+
+# Pairs on a small and on a large table, in turn; the small one is made anew each
+# time.  The pages of the large one are in shared buffers and have been written to
+# WAL since the last checkpoint, so neither reads nor full page images count;
+# what a checkpoint before each round costs is told apart.
+line_growth() {
+	local count=${BENCH_KEYS:-10000000} round
+	admin postgres -c 'CREATE DATABASE small TEMPLATE bench' \
+		-c 'CREATE DATABASE large TEMPLATE bench' -c 'CHECKPOINT'
+	load_keys large "$count"
+	for ((round = 0; round < 11; round++)); do
+		load_keys small 10000
+		growth_round small few
+		growth_round large many
+	done >"$samples"
+	compare "claim + finish with $count live keys; with 10000" us \
+		many few '<= 1.5'
+	for ((round = 0; round < 5; round++)); do
+		load_keys small 10000
+		admin postgres -c CHECKPOINT
+		growth_round small few
+		growth_round large many
+	done >"$samples"
+	compare '  the same right after a checkpoint (full page images)' us \
+		many few ''
+	admin postgres -c 'DROP DATABASE small' -c 'DROP DATABASE large'
+}
+
+# Share of finishes that are HOT updates.
+line_hot() {
+	local bytes shape what hot side statements
+	for bytes in 30 1000; do
+		for shape in tx batch; do
+			declare -A hot=()
+			for side in idem hand; do
+				empty_tables
+				case $shape in
+				tx) what='one pair per transaction' statements=("CALL bench.${side}_tx_us(20000, $bytes)") ;;
+				batch)
+					what='batches of 1000'
+					mapfile -t statements < <(yes "SELECT bench.${side}_batch_us(1000, $bytes)" | head -n 20)
+					;;
+				esac
+				hot[$side]=$(hot_share bench "$side.keys" "${statements[@]}")
+			done
+			report "HOT finishes, $what, $bytes byte results; hand-written" % \
+				"$(calc "100 * ${hot[idem]}")" "$(calc "100 * ${hot[hand]}")" '' ''
+		done
+	done
+}
+
+# Removal of 100000 expired keys of 200000, in transactions of 1000.
+line_cleanup() {
+	local round
+	: >"$samples"
+	for round in 1 2 3; do
+		empty_tables
+		measured bench -c "SELECT bench.expiring(100000, interval '1 hour')" \
+			-c "SELECT bench.expiring(100000, interval '24 hours')" >/dev/null
+		admin bench -c 'VACUUM ANALYZE idem.keys, hand.keys' -c 'SET idem.clock_offset = 7200' \
+			-c "\\echo -n 'idem '" -c 'CALL bench.idem_cleanup_us(1000)' \
+			-c "\\echo -n 'hand '" -c 'CALL bench.hand_cleanup_us(1000)' >>"$samples"
+	done
+	compare 'removal of an expired key; DELETE by the index on the expiry' us \
+		idem hand '<= 1'
+}

@@ -1,0 +1,32 @@
+# shellcheck shell=bash disable=SC2034
+# test/bench/scripts.sh: the pgbench scripts.  Each statement is one round trip;
+# parameters travel as a client sends them (-M prepared).
+
+payload='{"account": 42, "amount": 9900}'
+result30='{"charge_id": "ch_1234567890"}'
+
+new_key='\set k random(1, 1000000000000000000)'
+idem_claim='SELECT claimed, result FROM idem_claim(:k);'
+idem_finish='SELECT idem_finish(:k, :result);'
+hand_claim='INSERT INTO hand.keys (key) VALUES (:k) ON CONFLICT (key) DO NOTHING;'
+hand_finish='UPDATE hand.keys SET result = :result, finished_at = now() WHERE key = :k;'
+work='INSERT INTO bench.charges (account, amount) VALUES (42, 9900) RETURNING id;'
+
+# lines NAME LINE ...: define a script
+declare -A script
+lines() { printf -v "script[$1]" '%s\n' "$new_key" "${@:2}"; }
+
+# the tax of a pair over a socket
+lines base 'BEGIN;' 'SELECT 1;' 'SELECT 1;' 'COMMIT;'
+lines idem 'BEGIN;' "$idem_claim" "$idem_finish" 'COMMIT;'
+lines hand 'BEGIN;' "$hand_claim" "$hand_finish" 'COMMIT;'
+
+# the same work in one, four and five round trips
+lines call "SELECT status, result FROM idem_call(:k, 'bench.charge', :payload);"
+lines idem_four 'BEGIN;' 'SELECT claimed, result FROM idem_claim(:k, :payload);' \
+	'SELECT idem_finish(:k, bench.charge(:payload));' 'COMMIT;'
+lines hand_four 'BEGIN;' "$hand_claim" \
+	'UPDATE hand.keys SET result = bench.charge(:payload), finished_at = now() WHERE key = :k;' 'COMMIT;'
+lines idem_five 'BEGIN;' 'SELECT claimed, result FROM idem_claim(:k, :payload);' \
+	"$work" "$idem_finish" 'COMMIT;'
+lines hand_five 'BEGIN;' "$hand_claim" "$work" "$hand_finish" 'COMMIT;'

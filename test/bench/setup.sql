@@ -1,0 +1,276 @@
+/*
+ * test/bench/setup.sql: what every measurement needs, in one database.
+ *
+ * hand.keys is the table a careful developer writes instead of idem: the same
+ * times and result, the key as primary key, an index on the expiry, and the
+ * fill factor of idem.keys, so that neither side wins by its layout.
+ *
+ * Functions named *_us return microseconds per key.  Keys are made before the
+ * clock starts.  Everything is measured as the role bench, which is no superuser.
+ */
+CREATE SCHEMA hand AUTHORIZATION bench;
+CREATE SCHEMA bench AUTHORIZATION bench;
+SELECT idem_grant('bench', 'admin');
+GRANT pg_read_server_files TO bench;
+GRANT EXECUTE ON FUNCTION pg_read_file(text) TO bench;
+
+SET ROLE bench;
+
+CREATE TABLE hand.keys (
+	key text PRIMARY KEY,
+	created_at timestamptz NOT NULL DEFAULT now(),
+	expires_at timestamptz NOT NULL DEFAULT now() + interval '24 hours',
+	finished_at timestamptz,
+	result jsonb
+) WITH (fillfactor = :fillfactor);
+CREATE INDEX ON hand.keys (expires_at);
+
+-- the business rows of the lines that do work
+CREATE TABLE bench.charges (
+	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+	account bigint NOT NULL,
+	amount bigint NOT NULL
+);
+
+CREATE FUNCTION bench.fresh(n int) RETURNS text[]
+LANGUAGE sql VOLATILE
+RETURN (SELECT array_agg(gen_random_uuid()::text) FROM generate_series(1, n));
+
+-- a jsonb whose text has the given number of bytes (32 or more), different for each call
+CREATE FUNCTION bench.result(bytes int) RETURNS jsonb
+LANGUAGE sql VOLATILE
+RETURN jsonb_build_object('charge_id', (
+	SELECT left(string_agg(md5(random()::text), ''), bytes - 17)
+	  FROM generate_series(0, bytes / 32)));
+
+-- CPU time of this backend where the kernel tells it, so that other programs on the
+-- machine disturb less; else the time of day
+\if :cpu
+CREATE FUNCTION bench.clock_us() RETURNS float8
+LANGUAGE sql VOLATILE
+RETURN split_part(pg_read_file('/proc/self/schedstat'), ' ', 1)::float8 / 1000;
+\else
+CREATE FUNCTION bench.clock_us() RETURNS float8
+LANGUAGE sql VOLATILE
+RETURN extract(epoch FROM clock_timestamp()) * 1e6;
+\endif
+
+CREATE FUNCTION bench.elapsed_us(since float8, n int) RETURNS float8
+LANGUAGE sql VOLATILE
+RETURN (bench.clock_us() - since) / n;
+
+/* Line 1: claim and finish, all keys in one transaction. */
+CREATE FUNCTION bench.idem_pair_us(n int, bytes int DEFAULT 30) RETURNS float8
+LANGUAGE plpgsql AS $$
+DECLARE
+	keys text[] := bench.fresh(n);
+	res jsonb := bench.result(bytes);
+	start float8 := bench.clock_us();
+	k text;
+	r record;
+BEGIN
+	FOREACH k IN ARRAY keys LOOP
+		r := idem_claim(k);
+		IF r.claimed THEN
+			PERFORM idem_finish(k, res);
+		END IF;
+	END LOOP;
+	RETURN bench.elapsed_us(start, n);
+END $$;
+
+CREATE FUNCTION bench.hand_pair_us(n int, bytes int DEFAULT 30) RETURNS float8
+LANGUAGE plpgsql AS $$
+DECLARE
+	keys text[] := bench.fresh(n);
+	res jsonb := bench.result(bytes);
+	start float8 := bench.clock_us();
+	k text;
+BEGIN
+	FOREACH k IN ARRAY keys LOOP
+		INSERT INTO hand.keys (key) VALUES (k) ON CONFLICT (key) DO NOTHING;
+		IF FOUND THEN
+			UPDATE hand.keys SET result = res, finished_at = now() WHERE key = k;
+		END IF;
+	END LOOP;
+	RETURN bench.elapsed_us(start, n);
+END $$;
+
+/* The same, one transaction per key. */
+CREATE PROCEDURE bench.idem_tx_us(n int, bytes int, INOUT us float8 DEFAULT NULL)
+LANGUAGE plpgsql AS $$
+DECLARE
+	keys text[] := bench.fresh(n);
+	res jsonb := bench.result(bytes);
+	start float8 := bench.clock_us();
+	k text;
+	r record;
+BEGIN
+	FOREACH k IN ARRAY keys LOOP
+		r := idem_claim(k);
+		IF r.claimed THEN
+			PERFORM idem_finish(k, res);
+		END IF;
+		COMMIT;
+	END LOOP;
+	us := bench.elapsed_us(start, n);
+END $$;
+
+CREATE PROCEDURE bench.hand_tx_us(n int, bytes int, INOUT us float8 DEFAULT NULL)
+LANGUAGE plpgsql AS $$
+DECLARE
+	keys text[] := bench.fresh(n);
+	res jsonb := bench.result(bytes);
+	start float8 := bench.clock_us();
+	k text;
+BEGIN
+	FOREACH k IN ARRAY keys LOOP
+		INSERT INTO hand.keys (key) VALUES (k) ON CONFLICT (key) DO NOTHING;
+		IF FOUND THEN
+			UPDATE hand.keys SET result = res, finished_at = now() WHERE key = k;
+		END IF;
+		COMMIT;
+	END LOOP;
+	us := bench.elapsed_us(start, n);
+END $$;
+
+/* The same, the keys of one transaction as one batch. */
+CREATE FUNCTION bench.idem_batch_us(n int, bytes int) RETURNS float8
+LANGUAGE plpgsql AS $$
+DECLARE
+	keys text[] := bench.fresh(n);
+	res jsonb[] := array_fill(bench.result(bytes), ARRAY[n]);
+	start float8 := bench.clock_us();
+BEGIN
+	PERFORM count(*) FROM idem_claim_many(keys) WHERE claimed;
+	PERFORM idem_finish_many(keys, res);
+	RETURN bench.elapsed_us(start, n);
+END $$;
+
+CREATE FUNCTION bench.hand_batch_us(n int, bytes int) RETURNS float8
+LANGUAGE plpgsql AS $$
+DECLARE
+	keys text[] := bench.fresh(n);
+	res jsonb[] := array_fill(bench.result(bytes), ARRAY[n]);
+	start float8 := bench.clock_us();
+BEGIN
+	INSERT INTO hand.keys (key) SELECT u FROM unnest(keys) AS u ORDER BY u
+		ON CONFLICT (key) DO NOTHING;
+	UPDATE hand.keys AS h SET result = u.res, finished_at = now()
+	  FROM unnest(keys, res) AS u (key, res) WHERE h.key = u.key;
+	RETURN bench.elapsed_us(start, n);
+END $$;
+
+/* Line 2: answers for keys that are finished.  finished() fills both tables alike. */
+CREATE TABLE bench.known (keys text[]);
+
+CREATE PROCEDURE bench.finished(n int)
+LANGUAGE plpgsql AS $$
+DECLARE
+	ks text[] := bench.fresh(n);
+	k text;
+	res jsonb;
+BEGIN
+	FOREACH k IN ARRAY ks LOOP
+		res := bench.result(30);
+		PERFORM idem_claim(k);
+		PERFORM idem_finish(k, res);
+		INSERT INTO hand.keys (key, finished_at, result) VALUES (k, now(), res);
+	END LOOP;
+	INSERT INTO bench.known VALUES (ks);
+END $$;
+
+CREATE FUNCTION bench.idem_replay_us() RETURNS float8
+LANGUAGE plpgsql AS $$
+DECLARE
+	ks text[] := (SELECT keys FROM bench.known);
+	start float8 := bench.clock_us();
+	k text;
+	r record;
+BEGIN
+	FOREACH k IN ARRAY ks LOOP
+		r := idem_claim(k);
+	END LOOP;
+	ASSERT r.status = 'finished' AND r.result IS NOT NULL;
+	RETURN bench.elapsed_us(start, cardinality(ks));
+END $$;
+
+CREATE FUNCTION bench.hand_replay_us() RETURNS float8
+LANGUAGE plpgsql AS $$
+DECLARE
+	ks text[] := (SELECT keys FROM bench.known);
+	start float8 := bench.clock_us();
+	k text;
+	r record;
+BEGIN
+	FOREACH k IN ARRAY ks LOOP
+		SELECT result, created_at, expires_at INTO r FROM hand.keys
+		 WHERE key = k AND expires_at > now();
+	END LOOP;
+	ASSERT r.result IS NOT NULL;
+	RETURN bench.elapsed_us(start, cardinality(ks));
+END $$;
+
+/* Line 4: the work, one business row. */
+CREATE FUNCTION bench.charge(payload jsonb) RETURNS jsonb
+LANGUAGE plpgsql AS $$
+DECLARE
+	charge bigint;
+BEGIN
+	INSERT INTO bench.charges (account, amount)
+	VALUES ((payload->'account')::bigint, (payload->'amount')::bigint)
+	RETURNING id INTO charge;
+	RETURN jsonb_build_object('charge_id', charge);
+END $$;
+
+/* Cleanup.  Keys that live for the given time, in both tables. */
+CREATE FUNCTION bench.expiring(n int, ttl interval) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+	keys text[] := bench.fresh(n);
+	res jsonb := bench.result(30);
+	k text;
+BEGIN
+	FOREACH k IN ARRAY keys LOOP
+		PERFORM idem_claim(k, ttl => expiring.ttl);
+		PERFORM idem_finish(k, res);
+		INSERT INTO hand.keys (key, expires_at, finished_at, result)
+		VALUES (k, clock_timestamp() + expiring.ttl, now(), res);
+	END LOOP;
+END $$;
+
+-- microseconds per removed key; idem.clock_offset tells what has expired
+CREATE PROCEDURE bench.idem_cleanup_us(batch int, INOUT us float8 DEFAULT NULL)
+LANGUAGE plpgsql AS $$
+DECLARE
+	start float8 := bench.clock_us();
+	removed int;
+	total int := 0;
+BEGIN
+	LOOP
+		removed := idem_cleanup(batch);
+		COMMIT;
+		EXIT WHEN removed = 0;
+		total := total + removed;
+	END LOOP;
+	us := bench.elapsed_us(start, total);
+END $$;
+
+CREATE PROCEDURE bench.hand_cleanup_us(batch int, INOUT us float8 DEFAULT NULL)
+LANGUAGE plpgsql AS $$
+DECLARE
+	start float8 := bench.clock_us();
+	shift interval := current_setting('idem.clock_offset')::interval;
+	removed int;
+	total int := 0;
+BEGIN
+	LOOP
+		DELETE FROM hand.keys WHERE ctid = ANY (ARRAY(
+			SELECT ctid FROM hand.keys WHERE expires_at <= now() + shift
+			 ORDER BY expires_at LIMIT batch FOR UPDATE SKIP LOCKED));
+		GET DIAGNOSTICS removed = ROW_COUNT;
+		COMMIT;
+		EXIT WHEN removed = 0;
+		total := total + removed;
+	END LOOP;
+	us := bench.elapsed_us(start, total);
+END $$;

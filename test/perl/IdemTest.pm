@@ -1,0 +1,473 @@
+
+=pod
+
+=head1 NAME
+
+IdemTest - what the TAP tests of idem share
+
+=head1 DESCRIPTION
+
+A server with the extension, psql sessions that stay open (IdemTest::Session),
+SQLSTATEs of statements, pgbench runs, and the check of the server log that
+ends every test.  It needs only what PostgreSQL 15 to 19 have in common.
+
+Nothing here sleeps for a fixed time: everything waits for a state.
+
+=cut
+
+package IdemTest;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Exporter 'import';
+use IPC::Run;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(usleep);
+
+our @EXPORT = qw(
+  amcheck_ok
+  claim_status
+  crash_postmaster
+  log_ok
+  new_node
+  pgbench_run
+  session
+  sqlstate
+  wait_until_blocked
+);
+
+# Every line of the log carries its SQLSTATE, so that a test can look for one.
+my $common_conf = q{
+log_line_prefix = '%m [%p] %e %q%a '
+log_statement = none
+max_prepared_transactions = 64
+};
+
+=pod
+
+=head1 FUNCTIONS
+
+=over
+
+=item new_node($name, conf => '', init => {}, extension => 1)
+
+A running server, with the extension in the database postgres.
+
+=cut
+
+sub new_node
+{
+	my ($name, %opt) = @_;
+	my $node = PostgreSQL::Test::Cluster->new($name);
+
+	$node->init(
+		extra => [ '--no-locale', '--encoding=UTF8' ],
+		%{ $opt{init} // {} });
+	$node->append_conf('postgresql.conf', $common_conf . ($opt{conf} // ''));
+	$node->start;
+	$node->safe_psql('postgres', 'CREATE EXTENSION idem')
+	  if $opt{extension} // 1;
+	return $node;
+}
+
+=pod
+
+=item sqlstate($node, $sql, db => 'postgres', user => undef)
+
+SQLSTATE of the first error in $sql, which may be several statements in one
+new session; '00000' if there is none.
+
+=cut
+
+sub sqlstate
+{
+	my ($node, $sql, %opt) = @_;
+	my $connstr = $node->connstr($opt{db} // 'postgres');
+
+	$connstr .= " user=$opt{user}" if defined $opt{user};
+
+	my ($ret, $out, $err) = $node->psql(
+		'postgres', $sql,
+		connstr => $connstr,
+		timeout => $PostgreSQL::Test::Utils::timeout_default,
+		extra_params => [ '-v', 'VERBOSITY=verbose' ]);
+
+	return '00000' if $ret == 0;
+	note $err;
+	return IdemTest::Session::first_sqlstate($err);
+}
+
+=pod
+
+=item claim_status($node, $arguments, db => 'postgres')
+
+The status that a claim in a transaction of its own answers, and its result
+after a bar: C<finished|{"a": 1}>.  $arguments is SQL text.
+
+=cut
+
+sub claim_status
+{
+	my ($node, $arguments, %opt) = @_;
+
+	return $node->safe_psql(
+		$opt{db} // 'postgres',
+		"SELECT status, result FROM idem_claim($arguments)",
+		timeout => $PostgreSQL::Test::Utils::timeout_default);
+}
+
+=pod
+
+=item session($node, db => 'postgres', user => undef)
+
+A psql session that stays open, see IdemTest::Session.
+
+=cut
+
+sub session
+{
+	my ($node, %opt) = @_;
+
+	return IdemTest::Session->new($node, %opt);
+}
+
+=pod
+
+=item wait_until_blocked($node, $session, $event)
+
+Returns once the session waits for a lock; $event is the wait event,
+transactionid unless given.
+
+=cut
+
+sub wait_until_blocked
+{
+	my ($node, $session, $event) = @_;
+
+	$event //= 'transactionid';
+	$node->poll_query_until(
+		'postgres', qq{
+		SELECT count(*) = 1 FROM pg_stat_activity
+		 WHERE pid = $session->{pid}
+		   AND wait_event_type = 'Lock' AND wait_event = '$event'
+	}) or die 'session does not wait for a lock';
+	return;
+}
+
+=pod
+
+=item pgbench_run($node, \@options, \@scripts, failures => 0)
+
+One run of pgbench.  Each script is [text, weight].  True if pgbench
+succeeded, no client was aborted and, unless failures are allowed, no
+transaction failed; otherwise shows what pgbench printed.
+
+=cut
+
+my $script_number = 0;
+
+sub pgbench_run
+{
+	my ($node, $options, $scripts, %opt) = @_;
+	my @cmd = (
+		$node->installed_command('pgbench'),
+		'--no-vacuum',
+		'--host' => $node->host,
+		'--port' => $node->port,
+		@$options);
+	my $dir = PostgreSQL::Test::Utils::tempdir();
+	my ($out, $err) = ('', '');
+
+	foreach my $script (@$scripts)
+	{
+		my ($text, $weight) = @$script;
+		my $file = sprintf('%s/script_%d.sql', $dir, $script_number++);
+
+		append_to_file($file, $text);
+		push @cmd, '--file' => "$file\@$weight";
+	}
+
+	IPC::Run::run([ @cmd, 'postgres' ], '>', \$out, '2>', \$err);
+	my $status = $?;
+
+	return 1
+	  if $status == 0
+	  && $out =~ /^number of transactions actually processed: (\d+)\/\1$/m
+	  && $err !~ /aborted/
+	  && ($opt{failures} || $out =~ /^number of failed transactions: 0 /m);
+
+	diag("exit status of pgbench: $status\n$out\n$err");
+	return 0;
+}
+
+=pod
+
+=item crash_postmaster($node)
+
+kill -9 of the postmaster of this node.  Returns once all its processes are
+gone, so that the node can be started again.
+
+=cut
+
+sub crash_postmaster
+{
+	my ($node) = @_;
+	my $pid_file = $node->data_dir . '/postmaster.pid';
+	my ($postmaster) = split /\n/, slurp_file($pid_file);
+	my @pids = split /\n/,
+	  $node->safe_psql('postgres',
+		'SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()');
+
+	$node->kill9;
+	foreach my $pid ($postmaster, @pids)
+	{
+		my $attempts = 10 * $PostgreSQL::Test::Utils::timeout_default;
+
+		while (process_lives($pid))
+		{
+			die "process $pid does not end" if $attempts-- <= 0;
+			usleep(100_000);
+		}
+	}
+
+	# A killed postmaster that nobody has reaped yet still looks alive to the
+	# next one, which would then refuse to start.
+	unlink $pid_file, sprintf('%s/.s.PGSQL.%d.lock', $node->host, $node->port);
+	return;
+}
+
+sub process_lives
+{
+	my ($pid) = @_;
+
+	return 0 unless kill 0, $pid;
+
+	my $stat_file = "/proc/$pid/stat";
+	open my $stat, '<', $stat_file or return !-e '/proc/self/stat';
+	my $line = <$stat> // '';
+	close $stat;
+	return $line !~ /\) [ZX] / && $line ne '';
+}
+
+=pod
+
+=item log_ok($node, killed => 0)
+
+The server log has no panic, no failed assertion, no internal error, and no
+process ended by a signal but the C<killed> ones that the test itself killed.
+
+=cut
+
+sub log_ok
+{
+	my ($node, %opt) = @_;
+	my $name = $node->name;
+	my $killed = $opt{killed} // 0;
+	my $log = slurp_file($node->logfile);
+	my @bad = grep { /PANIC|TRAP/ || /\] XX\d\d\d / } split /\n/, $log;
+	my @ended = $log =~ /was terminated by signal \d+/g;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	is(join("\n", @bad), '', "log of $name: no panic, trap or internal error");
+	is( join(' ', @ended),
+		join(' ', ('was terminated by signal 9') x $killed),
+		"log of $name: $killed processes ended by a signal");
+	return;
+}
+
+=pod
+
+=item amcheck_ok($node, $when)
+
+amcheck finds nothing wrong in idem.keys and its indexes.  Skipped where
+amcheck is not installed.
+
+=cut
+
+sub amcheck_ok
+{
+	my ($node, $when) = @_;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+  SKIP:
+	{
+		skip 'amcheck is not installed', 2
+		  unless $node->safe_psql('postgres',
+			"SELECT count(*) FROM pg_available_extensions WHERE name = 'amcheck'"
+		  );
+
+		$node->safe_psql('postgres', 'CREATE EXTENSION IF NOT EXISTS amcheck');
+		is( $node->safe_psql(
+				'postgres', q{
+				SELECT count(bt_index_check(indexrelid, true)::text)
+				  FROM pg_index WHERE indrelid = 'idem.keys'::regclass}),
+			'2',
+			"amcheck: both indexes agree with the table $when");
+		is( $node->safe_psql(
+				'postgres', q{SELECT * FROM verify_heapam('idem.keys')}),
+			'',
+			"amcheck: the table is sound $when");
+	}
+	return;
+}
+
+=pod
+
+=back
+
+=head1 IdemTest::Session
+
+=over
+
+=item $s->query($sql)
+
+Runs $sql and returns its output; dies on an error.
+
+=item $s->sqlstate($sql)
+
+Runs $sql and returns the SQLSTATE of its first error, or '00000'.
+
+=item $s->send($sql), $s->receive
+
+The same in two steps, for statements that block.  receive returns the output;
+C<< $s->{sqlstate} >> is set.
+
+=item $s->lost
+
+The server is gone: ends psql, whatever it was doing.  Returns what it had
+printed.
+
+=item $s->quit
+
+=back
+
+=cut
+
+package IdemTest::Session;
+
+use strict;
+use warnings FATAL => 'all';
+
+use IPC::Run;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+sub new
+{
+	my ($class, $node, %opt) = @_;
+	my $connstr = $node->connstr($opt{db} // 'postgres');
+
+	$connstr .= " user=$opt{user}" if defined $opt{user};
+
+	my $self = bless {
+		stdin => '',
+		stdout => '',
+		stderr => '',
+		number => 0,
+	  },
+	  $class;
+
+	$self->{timeout} =
+	  IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default);
+	$self->{run} = IPC::Run::start(
+		[
+			$node->installed_command('psql'), '-XAtq',
+			'-d' => $connstr,
+			'-v' => 'VERBOSITY=verbose',
+			'-f' => '-'
+		],
+		'<' => \$self->{stdin},
+		'>' => \$self->{stdout},
+		'2>' => \$self->{stderr},
+		$self->{timeout});
+	$self->{pid} = $self->query('SELECT pg_backend_pid()');
+	return $self;
+}
+
+sub first_sqlstate
+{
+	my ($err) = @_;
+
+	return $1
+	  if $err =~ /^(?:psql:.*?:\d+: )?(?:ERROR|FATAL|PANIC):\s+(\w{5}):/m;
+	return $err =~ /ERROR|FATAL|connection/ ? 'no SQLSTATE' : '00000';
+}
+
+sub send
+{
+	my ($self, $sql) = @_;
+
+	$self->{marker} = 'end of query ' . ++$self->{number};
+	$self->{timeout}->start;
+	$self->{stdin} .=
+	  "$sql\n;\n\\echo '$self->{marker}'\n\\warn '$self->{marker}'\n";
+	$self->{run}->pump_nb;
+	return;
+}
+
+sub receive
+{
+	my ($self) = @_;
+	my $marker = qr/^\Q$self->{marker}\E\n/m;
+
+	until ($self->{stdout} =~ $marker && $self->{stderr} =~ $marker)
+	{
+		die "psql has ended: $self->{stderr}" unless $self->{run}->pumpable;
+		$self->{run}->pump;
+	}
+
+	my ($out, $err) = ($self->{stdout}, $self->{stderr});
+
+	$self->{stdout} = $self->{stderr} = '';
+	$out =~ s/$marker//;
+	$err =~ s/$marker//;
+	chomp $out;
+	$self->{sqlstate} = first_sqlstate($err);
+	$self->{message} = $err;
+	note $err if $err ne '';
+	return $out;
+}
+
+sub query
+{
+	my ($self, $sql) = @_;
+
+	$self->send($sql);
+	my $out = $self->receive;
+	die "query failed: $sql\n$self->{message}" if $self->{sqlstate} ne '00000';
+	return $out;
+}
+
+sub sqlstate
+{
+	my ($self, $sql) = @_;
+
+	$self->send($sql);
+	$self->receive;
+	return $self->{sqlstate};
+}
+
+sub lost
+{
+	my ($self) = @_;
+
+	$self->{stdin} = '';
+	eval { $self->{run}->finish; };
+	return $self->{stdout};
+}
+
+sub quit
+{
+	my ($self) = @_;
+
+	$self->{stdin} .= "\\q\n";
+	$self->{run}->finish;
+	return;
+}
+
+1;

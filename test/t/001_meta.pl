@@ -1,0 +1,57 @@
+# One version everywhere: control file, install script, library, META.json and
+# CHANGELOG.md.
+
+use strict;
+use warnings FATAL => 'all';
+
+use JSON::PP qw(decode_json);
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my ($version) = slurp_file('idem.control') =~ /^default_version = '(.+)'$/m;
+my $meta = decode_json(slurp_file('META.json'));
+my $makefile = slurp_file('Makefile');
+my $provided = $meta->{provides}{idem};
+
+like($version, qr/^\d+\.\d+\.\d+$/, 'the control file has a semantic version');
+is($meta->{version}, $version, 'version of META.json');
+is($provided->{version}, $version, 'version of the extension in META.json');
+is($provided->{file}, "src/idem--$version.sql",
+	'META.json names the install script');
+ok(-f $provided->{$_}, "META.json: $provided->{$_} is there")
+  foreach qw(file docfile);
+like(
+	$makefile,
+	qr/^DATA = .*\bsrc\/idem--\Q$version\E\.sql\b/m,
+	'the Makefile installs the install script');
+like(
+	slurp_file('src/idem.h'),
+	qr/^#define IDEM_VERSION\s+"\Q$version\E"$/m,
+	'version of the library');
+like(
+	slurp_file('CHANGELOG.md'),
+	qr/^## \Q$version\E\b/m,
+	'CHANGELOG.md has a heading for the version');
+
+# What the PGXN Meta Spec 1.0.0 requires.
+ok(defined $meta->{$_}, "META.json has $_")
+  foreach qw(name version abstract maintainer license provides meta-spec);
+is($meta->{license}, 'postgresql', 'licence in META.json');
+
+# The lists in the Makefile give the order; no test is left out.
+
+sub is_listed
+{
+	my ($list, $pattern) = @_;
+	my ($names) = $makefile =~ /^$list = ((?:.*\\\n)*.*)$/m;
+	my @listed = grep { $_ ne '\\' } split ' ', $names;
+	my @files = map { m{([^/]+)\.\w+$} } glob $pattern;
+
+	is("@{[ sort @listed ]}", "@{[ sort @files ]}", "$list lists $pattern");
+	return;
+}
+
+is_listed('REGRESS', 'sql/*.sql');
+is_listed('ISOLATION', 'test/isolation/specs/*.spec');
+
+done_testing();

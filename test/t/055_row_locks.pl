@@ -1,0 +1,111 @@
+# Rows of idem.keys that somebody has locked by hand.
+#
+# Only the owner of the table can do that, and nobody should; still it must not
+# do more harm than a row lock does elsewhere.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use IdemTest;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('row_locks');
+my ($locker, $claimer) = map { session($node) } 1 .. 2;
+
+foreach my $strength ('UPDATE', 'NO KEY UPDATE', 'SHARE', 'KEY SHARE')
+{
+	my ($expired, $live) = ("expired $strength", "live $strength");
+	my $claim = "SELECT status FROM idem_claim('$expired'";
+
+	$node->safe_psql(
+		'postgres', qq{
+		SELECT idem_claim('$live');
+		SET idem.clock_offset = -100000;
+		SELECT idem_claim('$expired', ttl => '1 s')});
+	$locker->query(
+		qq{BEGIN;
+		SELECT FROM idem.keys WHERE key IN ('$expired', '$live')
+		FOR $strength});
+
+	is( $claimer->query("SELECT status FROM idem_claim('$live')"),
+		'finished', "K4: FOR $strength: nobody waits for a live row");
+	is($claimer->query('SELECT idem_cleanup()'),
+		'0', "K9: FOR $strength: cleanup skips a locked row");
+
+	if ($strength eq 'KEY SHARE')
+	{
+		# a takeover does not change the key, so this lock is not in its way
+		is($claimer->query("$claim, wait => '0')"),
+			'claimed', "K5: FOR $strength: the expired row is taken over");
+		$locker->query('COMMIT');
+	}
+	else
+	{
+		is($claimer->query("$claim, wait => '0')"),
+			'busy', "K5: FOR $strength: a locked expired row is busy at once");
+		is($claimer->query("$claim, wait => '10 ms')"),
+			'busy', "K5: FOR $strength: or after a while");
+		is($claimer->sqlstate("SET lock_timeout = '10 ms'; $claim)"),
+			'55P03', "K5: FOR $strength: lock_timeout ends the wait");
+		$claimer->query('RESET lock_timeout');
+		is( $claimer->query(
+				'BEGIN; ' . "$claim, wait => '0'); SELECT 1; COMMIT"),
+			"busy\n1",
+			"K5: FOR $strength: busy leaves the transaction usable");
+
+		$claimer->send("$claim)");
+		wait_until_blocked($node, $claimer);
+		$locker->query('COMMIT');
+		is($claimer->receive, 'claimed',
+			"K4: FOR $strength: the claimer waits and gets the key");
+	}
+
+	# the lock of the claiming transaction itself is in nobody's way
+	$node->safe_psql(
+		'postgres', qq{
+		SET idem.clock_offset = -100000;
+		SELECT idem_claim('own $strength', ttl => '1 s')});
+	is( $claimer->query(
+			qq{BEGIN;
+			SELECT key FROM idem.keys WHERE key = 'own $strength' FOR $strength;
+			SELECT status FROM idem_claim('own $strength', wait => '0');
+			SELECT idem_finish('own $strength', '1') IS NULL;
+			COMMIT;
+			SELECT status FROM idem_claim('own $strength')}),
+		"own $strength\nclaimed\nf\nfinished",
+		"K6: FOR $strength: a lock of one's own does not hinder a claim");
+}
+
+# two lockers at once
+$node->safe_psql(
+	'postgres', q{
+	SET idem.clock_offset = -100000;
+	SELECT idem_claim('shared', ttl => '1 s')});
+my @lockers = map { session($node) } 1 .. 2;
+$_->query(
+	q{BEGIN; SELECT FROM idem.keys WHERE key = 'shared' FOR SHARE})
+  foreach @lockers;
+is( $claimer->query(q{SELECT status FROM idem_claim('shared', wait => '0')}),
+	'busy', 'K5: an expired row with two lockers is busy');
+$claimer->send(q{SELECT status FROM idem_claim('shared')});
+wait_until_blocked($node, $claimer);
+$_->query('ROLLBACK') foreach @lockers;
+is($claimer->receive, 'claimed', 'K4: and claimed after the last of them');
+
+# a lock on the whole table is waited for, as by any DML
+$locker->query('BEGIN; LOCK TABLE idem.keys IN SHARE MODE');
+$claimer->send(q{SELECT status FROM idem_claim('table')});
+wait_until_blocked($node, $claimer, 'relation');
+is( $node->safe_psql('postgres', q{SELECT status FROM idem_get('shared')}),
+	'finished', 'K13: idem_get does not wait for it');
+$locker->query('COMMIT');
+is($claimer->receive, 'claimed', 'K4: a lock on the table is waited for');
+
+$_->quit foreach $locker, $claimer, @lockers;
+amcheck_ok($node, 'after the locks');
+$node->stop;
+log_ok($node);
+done_testing();

@@ -1,0 +1,400 @@
+# Install, drop and update of the extension.
+#
+# An updated install equals a fresh one: for every version from which there is
+# an update path, the old version is installed, gets live keys, is updated, and
+# then its members are compared with those of a fresh install in every detail;
+# only differences are shown.  With no older version the comparison itself is
+# still tested: it must see what somebody changes.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use IdemTest;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('upgrade', extension => 0);
+
+# One line per fact about a member: name, kind of fact, value.  Row types of
+# tables and views are left out: they follow their relation, and only some
+# versions of PostgreSQL call them members.
+my $members = q{
+	WITH member AS (
+		SELECT d.classid, d.objid,
+			   pg_describe_object(d.classid, d.objid, 0) AS name
+		  FROM pg_depend AS d
+		  JOIN pg_extension AS e ON e.oid = d.refobjid
+		 WHERE d.refclassid = 'pg_extension'::regclass
+		   AND d.deptype = 'e' AND e.extname = 'idem'
+		   AND d.classid <> 'pg_type'::regclass),
+	relation AS (
+		SELECT m.name, c.*
+		  FROM member AS m JOIN pg_class AS c ON c.oid = m.objid
+		 WHERE m.classid = 'pg_class'::regclass),
+	fact (name, kind, value) AS (
+		SELECT name, 'member', NULL FROM member
+		UNION ALL
+		SELECT name, 'comment', obj_description(objid, classid::regclass::name)
+		  FROM member
+		UNION ALL
+		SELECT m.name, 'initial privileges', i.objsubid || ' ' || i.initprivs::text
+		  FROM member AS m
+		  JOIN pg_init_privs AS i
+			ON i.classoid = m.classid AND i.objoid = m.objid
+		UNION ALL
+		SELECT m.name, 'function', pg_get_functiondef(p.oid)
+		  FROM member AS m JOIN pg_proc AS p ON p.oid = m.objid
+		 WHERE m.classid = 'pg_proc'::regclass AND p.prokind IN ('f', 'p')
+		UNION ALL
+		SELECT m.name, 'privileges', p.proowner::regrole || ' ' || p.proacl::text
+		  FROM member AS m JOIN pg_proc AS p ON p.oid = m.objid
+		 WHERE m.classid = 'pg_proc'::regclass
+		UNION ALL
+		SELECT m.name, 'privileges', n.nspowner::regrole || ' ' || n.nspacl::text
+		  FROM member AS m JOIN pg_namespace AS n ON n.oid = m.objid
+		 WHERE m.classid = 'pg_namespace'::regclass
+		UNION ALL
+		SELECT name, 'privileges', relowner::regrole || ' ' || relacl::text
+		  FROM relation
+		UNION ALL
+		SELECT name, 'relation',
+			   concat_ws(' ', relkind, relpersistence, relrowsecurity,
+						 relforcerowsecurity, relhastriggers, relreplident,
+						 (SELECT amname FROM pg_am WHERE oid = relam), reloptions)
+		  FROM relation
+		UNION ALL
+		SELECT name, 'view', pg_get_viewdef(oid) FROM relation WHERE relkind = 'v'
+		UNION ALL
+		SELECT r.name, 'column ' || a.attnum,
+			   concat_ws(' ', a.attname, format_type(a.atttypid, a.atttypmod),
+						 a.attcollation::regcollation, a.attnotnull, a.attstorage,
+						 a.attcompression, a.attacl, a.attoptions,
+						 a.attidentity, a.attgenerated,
+						 (SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef
+						   WHERE adrelid = a.attrelid AND adnum = a.attnum),
+						 '-- ' || col_description(r.oid, a.attnum))
+		  FROM relation AS r
+		  JOIN pg_attribute AS a ON a.attrelid = r.oid AND a.attnum > 0
+		UNION ALL
+		SELECT r.name, 'constraint ' || c.conname,
+			   concat_ws(' ', pg_get_constraintdef(c.oid), c.convalidated,
+						 '-- ' || obj_description(c.oid, 'pg_constraint'))
+		  FROM relation AS r JOIN pg_constraint AS c ON c.conrelid = r.oid
+		UNION ALL
+		SELECT r.name, 'index',
+			   concat_ws(' ', pg_get_indexdef(i.indexrelid), i.indisvalid,
+						 i.indisprimary,
+						 '-- ' || obj_description(i.indexrelid, 'pg_class'))
+		  FROM relation AS r JOIN pg_index AS i ON i.indrelid = r.oid
+		UNION ALL
+		SELECT r.name, 'trigger', pg_get_triggerdef(t.oid)
+		  FROM relation AS r JOIN pg_trigger AS t ON t.tgrelid = r.oid
+		UNION ALL
+		SELECT r.name, 'rule', pg_get_ruledef(w.oid)
+		  FROM relation AS r JOIN pg_rewrite AS w ON w.ev_class = r.oid
+		UNION ALL
+		SELECT r.name, 'is dumped', 'where ' || c.cond
+		  FROM relation AS r
+		  JOIN pg_extension AS e ON r.oid = ANY (e.extconfig)
+		 CROSS JOIN LATERAL unnest(e.extconfig, e.extcondition) AS c (oid, cond)
+		 WHERE e.extname = 'idem' AND c.oid = r.oid)
+	SELECT line
+	  FROM (SELECT name || ' / ' || kind || ' / '
+				   || replace(coalesce(value, 'none'), E'\n', ' ')
+			  FROM fact) AS l (line)
+	 ORDER BY line COLLATE "C"};
+
+sub members_of
+{
+	my ($db) = @_;
+
+	return split /\n/, $node->safe_psql($db, $members);
+}
+
+# lines that only one side has, marked - and +
+sub differences
+{
+	my ($left, $right) = @_;
+	my %left = map { $_ => 1 } @$left;
+	my %right = map { $_ => 1 } @$right;
+
+	return join "\n", (map { "- $_" } grep { !$right{$_} } @$left),
+	  (map { "+ $_" } grep { !$left{$_} } @$right);
+}
+
+sub new_database
+{
+	my ($db, $create) = @_;
+
+	$node->safe_psql('postgres', "CREATE DATABASE $db");
+	$node->safe_psql($db, $create // 'CREATE EXTENSION idem');
+	return;
+}
+
+#
+# a fresh install
+#
+
+new_database('fresh');
+my @fresh = members_of('fresh');
+
+my $timestamp = 'timestamp with time zone';
+is( join("\n", map { m{^(.*) / member / } ? $1 : () } @fresh),
+	join("\n",
+		'function idem_call(text,regproc,jsonb,interval,interval,text)',
+		'function idem_claim(text,jsonb,interval,interval,text)',
+		'function idem_claim_many(text[],jsonb[],interval,interval,text)',
+		'function idem_cleanup(integer)',
+		'function idem_clock()',
+		'function idem_finish(text,jsonb,bigint,text)',
+		'function idem_finish_many(text[],jsonb[],text)',
+		'function idem_forget(text,text)',
+		'function idem_get(text,text)',
+		'function idem_grant(name,text)',
+		"function idem_key_state(xid,$timestamp,$timestamp)",
+		'function idem_release(text,bigint,text)',
+		'function idem_revoke(name,text)',
+		'schema idem',
+		'table idem.keys',
+		'view idem.key_status',
+		'view idem.key_summary'),
+	'a fresh install has the expected members and no others');
+is( join("\n", grep { m{ / comment / none$} } @fresh),
+	'', 'every member has a comment');
+is( join("\n",
+		grep { m! privileges / .*[{,]=! || m!^function .* / privileges / none$! }
+		  @fresh),
+	'',
+	'no member is open to PUBLIC');
+is( $node->safe_psql(
+		'fresh', q{
+		SELECT count(*) FROM pg_class AS c
+		 WHERE relnamespace = 'idem'::regnamespace AND relkind NOT IN ('i', 't')
+		   AND NOT EXISTS (SELECT FROM pg_depend
+							WHERE objid = c.oid AND deptype = 'e')}),
+	'0',
+	'everything in the schema is a member');
+
+#
+# the comparison sees what somebody changes
+#
+
+foreach my $change (
+	[
+		'GRANT EXECUTE ON FUNCTION idem_clock() TO PUBLIC',
+		qr{function idem_clock\(\) / privileges / }
+	],
+	[
+		'ALTER FUNCTION idem_clock() COST 77',
+		qr{function idem_clock\(\) / function / }
+	],
+	[
+		'COMMENT ON COLUMN idem.keys.result IS NULL',
+		qr{table idem\.keys / column 8 / }
+	],
+	[
+		'COMMENT ON SCHEMA idem IS NULL',
+		qr{schema idem / comment / }
+	],
+	[
+		'ALTER TABLE idem.keys SET (fillfactor = 71)',
+		qr{table idem\.keys / relation / }
+	],
+	[
+		'DROP INDEX idem.keys_expires_at_idx',
+		qr{table idem\.keys / index / }
+	],
+	[
+		'CREATE OR REPLACE VIEW idem.key_summary AS
+		 SELECT s.owner, s.status, 0::bigint AS keys, s.age AS oldest,
+				s.time_left AS next_expiry FROM idem.key_status AS s',
+		qr{view idem\.key_summary / (view|rule) / }
+	],
+	[
+		'ALTER TABLE idem.keys ALTER request SET STORAGE MAIN',
+		qr{table idem\.keys / column 6 / }
+	],
+	[
+		'ALTER EXTENSION idem DROP FUNCTION idem_clock()',
+		qr{function idem_clock\(\) / }
+	])
+{
+	my ($sql, $expected) = @$change;
+	my $out =
+	  $node->safe_psql('fresh', "BEGIN; $sql;\n$members;\nROLLBACK");
+	my $diff = differences(\@fresh, [ split /\n/, $out ]);
+
+	ok($diff ne '' && !grep({ !/^[-+] $expected/ } split /\n/, $diff),
+		"the comparison sees: $sql")
+	  or diag($diff);
+}
+is(differences(\@fresh, [ members_of('fresh') ]),
+	'', 'and nothing else');
+
+#
+# every update path
+#
+
+my $current = $node->safe_psql('postgres',
+	q{SELECT default_version FROM pg_available_extensions WHERE name = 'idem'});
+my @older = split /\n/,
+  $node->safe_psql(
+	'postgres', qq{
+	SELECT source FROM pg_extension_update_paths('idem')
+	 WHERE target = '$current' AND path IS NOT NULL ORDER BY 1});
+my $all_keys = q{
+	SELECT key, scope, owner, request, result, created_at, expires_at
+	  FROM idem.keys ORDER BY key, scope};
+
+note 'versions with an update path to ' . $current . ": @older";
+is( $node->safe_psql(
+		'postgres', q{
+		SELECT string_agg(version, ' ') FROM pg_available_extension_versions
+		 WHERE name = 'idem' AND version <> ALL (
+			   SELECT source FROM pg_extension_update_paths('idem')
+				WHERE path IS NOT NULL
+				UNION ALL
+			   SELECT default_version FROM pg_available_extensions
+				WHERE name = 'idem')}),
+	'',
+	'every version that can be installed can be updated');
+
+foreach my $old (@older)
+{
+	(my $db = "from_$old") =~ s/\W/_/g;
+
+	new_database(
+		$db, qq{
+		CREATE EXTENSION idem VERSION '$old';
+		BEGIN;
+		SELECT idem_claim('finished', request => '1');
+		SELECT idem_finish('finished', '"result"');
+		COMMIT;
+		SELECT idem_claim('not finished', scope => 'scope');
+		SET idem.clock_offset = -100000;
+		SELECT idem_claim('expired', ttl => '1 s')});
+
+	# a session that has used the old version goes on with the new one
+	my $s = session($node, db => $db);
+	$s->query(q{SELECT idem_claim('finished')});
+
+	my $keys = $node->safe_psql($db, $all_keys);
+	$node->safe_psql($db, 'ALTER EXTENSION idem UPDATE');
+
+	is( $node->safe_psql(
+			$db, q{SELECT extversion FROM pg_extension WHERE extname = 'idem'}),
+		$current,
+		"$old: updated to $current");
+	is(differences(\@fresh, [ members_of($db) ]),
+		'', "$old: the updated install equals a fresh one");
+	is($node->safe_psql($db, $all_keys),
+		$keys, "K2: $old: the keys are there as they were");
+	is( $s->query(
+			q{SELECT status, result FROM idem_claim('finished', request => '1');
+			  SELECT status, result FROM idem_claim('not finished', scope => 'scope');
+			  SELECT status, result FROM idem_claim('expired')}),
+		qq{finished|"result"\nfinished|\nclaimed|},
+		"K2: $old: the keys work in a session of before");
+	is($s->sqlstate(q{SELECT idem_claim('finished', request => '2')}),
+		'ID001', "K7: $old: the request is known");
+	$s->quit;
+}
+
+#
+# drop and install again
+#
+
+my $leftovers = q{
+	SELECT proname::text FROM pg_proc WHERE proname LIKE 'idem\_%'
+	UNION ALL
+	SELECT nspname FROM pg_namespace WHERE nspname LIKE 'idem%'
+	UNION ALL
+	SELECT relname FROM pg_class WHERE relname ~ '^(keys|key_status|key_summary)'
+	UNION ALL
+	SELECT description FROM pg_description WHERE description ~ '\midem'};
+
+$node->safe_psql(
+	'fresh', q{
+	SELECT idem_claim('lost with the extension');
+	CREATE ROLE app;
+	SELECT idem_grant('app', 'admin')});
+
+my $s = session($node, db => 'fresh');
+is( $s->query(
+		q{SELECT status FROM idem_claim('lost with the extension')}),
+	'finished',
+	'K2: a session has used the extension');
+
+$node->safe_psql('fresh', 'DROP EXTENSION idem');
+is($node->safe_psql('fresh', $leftovers),
+	'', 'DROP EXTENSION leaves nothing, not even the schema');
+is( $s->sqlstate(q{SELECT idem_claim('a')}),
+	'42883', 'a session that used it gets a plain error then');
+
+$node->safe_psql('fresh', 'CREATE EXTENSION idem');
+is(differences(\@fresh, [ members_of('fresh') ]),
+	'', 'installed again it is the same, with nothing granted');
+is( $s->query(
+		q{SELECT status FROM idem_claim('lost with the extension');
+		  SELECT status FROM idem_claim('lost with the extension')}),
+	"claimed\nfinished",
+	'K3: the session that used the old one works with the new one');
+
+# a session in the middle of a transaction, when its extension is dropped
+is( $s->query(
+		q{BEGIN; SELECT status FROM idem_claim('dropped inside');
+		  DROP EXTENSION idem; CREATE EXTENSION idem;
+		  SELECT status FROM idem_claim('dropped inside'); ROLLBACK;
+		  SELECT count(*) FROM idem_get('dropped inside');
+		  SELECT status FROM idem_claim('lost with the extension')}),
+	"claimed\nclaimed\n0\nfinished",
+	'K1: drop and create inside a transaction, rolled back');
+$s->quit;
+
+#
+# what must not succeed
+#
+
+new_database('refused', 'CREATE ROLE creator LOGIN');
+$node->safe_psql('postgres', 'GRANT CREATE ON DATABASE refused TO creator');
+
+sub refused
+{
+	my ($sql, $state, $name, %opt) = @_;
+
+	is(sqlstate($node, $sql, db => 'refused', %opt), $state, $name);
+	return;
+}
+
+$node->safe_psql('refused', 'CREATE SCHEMA idem');
+refused('CREATE EXTENSION idem', '42P06',
+	'a schema that somebody else made is not adopted');
+refused('CREATE EXTENSION idem SCHEMA public',
+	'0A000', 'nor is another schema used');
+$node->safe_psql('refused', 'DROP SCHEMA idem');
+$node->safe_psql(
+	'refused', q{
+	CREATE FUNCTION pg_catalog.idem_clock() RETURNS timestamptz
+	LANGUAGE sql AS 'SELECT now()'});
+refused('CREATE EXTENSION idem', '42723',
+	'a function that somebody else made is not adopted');
+$node->safe_psql('refused', 'DROP FUNCTION pg_catalog.idem_clock()');
+is($node->safe_psql('refused', $leftovers),
+	'', 'the attempts have left nothing');
+refused('CREATE EXTENSION idem', '42501',
+	'only a superuser may install', user => 'creator');
+
+$node->safe_psql('refused', 'CREATE EXTENSION idem');
+is(differences(\@fresh, [ members_of('refused') ]),
+	'', 'after that it can be installed');
+refused('ALTER EXTENSION idem SET SCHEMA public',
+	'0A000', 'it cannot be moved');
+refused('DROP SCHEMA idem CASCADE', '2BP01', 'the schema cannot be dropped');
+refused('DROP TABLE idem.keys', '2BP01', 'nor the table');
+refused('DROP FUNCTION idem_claim', '2BP01', 'nor a function');
+
+$node->stop;
+log_ok($node);
+done_testing();
