@@ -79,6 +79,10 @@ ALTER TABLE idem.keys ADD COLUMN worker text;
 SELECT * FROM refused();
 ROLLBACK;
 BEGIN;
+ALTER TABLE idem.keys ALTER COLUMN result TYPE text;
+SELECT * FROM refused();
+ROLLBACK;
+BEGIN;
 ALTER TABLE idem.keys RENAME TO elsewhere;
 SELECT * FROM refused();
 ROLLBACK;
@@ -105,6 +109,24 @@ CREATE FUNCTION old_finish(text, jsonb) RETURNS void
 AS '$libdir/idem', 'idem_finish' LANGUAGE C;
 SELECT old_finish('shape:1', NULL);
 DROP FUNCTION old_claim, new_claim, untyped_claim, new_get, new_many, old_finish;
+
+-- a publication needs to tell rows apart, as it does for any UPDATE
+SELECT claimed FROM idem_claim('shape:3', ttl => '1 s');
+BEGIN;
+SET LOCAL client_min_messages = error;
+CREATE PUBLICATION shape FOR TABLE idem.keys;
+SELECT claimed FROM idem_claim('shape:2');
+SELECT idem_finish('shape:2');
+ALTER TABLE idem.keys REPLICA IDENTITY NOTHING;
+SELECT claimed FROM idem_claim('shape:4');
+SAVEPOINT s;
+SELECT idem_finish('shape:4');
+ROLLBACK TO s;
+SELECT idem_release('shape:4');
+ROLLBACK TO s;
+SET LOCAL idem.clock_offset = '1 h';
+SELECT claimed FROM idem_claim('shape:3', wait => '0');
+ROLLBACK;
 
 -- cleanup needs its index
 BEGIN;

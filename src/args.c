@@ -61,13 +61,15 @@ void
 idem_args_version_mismatch(const char *found)
 {
 	char *version = installed_version();
+	bool same = version != NULL && strcmp(version, IDEM_VERSION) == 0;
 
 	ereport(ERROR,
 			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			errmsg("library and SQL objects of idem do not match"),
 			errdetail("%s The library has version %s, the SQL objects have version %s.",
 					  found, IDEM_VERSION, version ? version : "unknown"),
-			errhint("Install the library of the newer version, run ALTER EXTENSION idem UPDATE, and reconnect."));
+			same ? errhint("Undo the change, or drop and create the extension.") :
+				   errhint("Install the library of the newer version, run ALTER EXTENSION idem UPDATE, and reconnect."));
 }
 
 /*

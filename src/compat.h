@@ -117,15 +117,15 @@ idem_compat_index_needs_entry(Relation index, IdemUpdateIndexes which)
 /* 19: options after the command id */
 static inline TM_Result
 idem_compat_tuple_update(Relation rel, ItemPointer tid, TupleTableSlot *slot, CommandId cid,
-						 Snapshot snapshot, bool wait, TM_FailureData *tmfd,
+						 Snapshot snapshot, TM_FailureData *tmfd,
 						 LockTupleMode *lockmode, IdemUpdateIndexes *which)
 {
 #if PG_VERSION_NUM >= 190000
 	return table_tuple_update(rel, tid, slot, cid, 0, snapshot, InvalidSnapshot,
-							  wait, tmfd, lockmode, which);
+							  true, tmfd, lockmode, which);
 #else
 	return table_tuple_update(rel, tid, slot, cid, snapshot, InvalidSnapshot,
-							  wait, tmfd, lockmode, which);
+							  true, tmfd, lockmode, which);
 #endif
 }
 

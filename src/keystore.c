@@ -420,7 +420,7 @@ idem_keystore_claim(IdemKeyTable *table, const IdemKey *key, bytea *request,
 			if (result == TM_Ok)
 				return;
 			/* somebody has locked the row without changing it */
-			if (result == TM_BeingModified)
+			if (result == TM_WouldBlock)
 				ended = pause_until(wait->until);
 		}
 

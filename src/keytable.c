@@ -4,7 +4,7 @@
  *
  * What ExecInsert() and its kin do for a table with triggers, rules, policies
  * and expressions is left out here.  So a table that has grown any of these
- * is refused, in every call.
+ * is refused: indexes when they need an entry, the rest in every call.
  *
  * Relation locks are those of DML (ROW EXCLUSIVE on table and indexes, kept
  * until the end of the transaction), so DDL and REINDEX CONCURRENTLY see us.
@@ -21,6 +21,7 @@
 #include "catalog/namespace.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_index.h"
+#include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "nodes/execnodes.h"
 #include "utils/fmgroids.h"
@@ -33,6 +34,11 @@
 /* Invalid: not looked up yet */
 static Oid keys_relid = InvalidOid;
 
+/* Types of the columns, in the order of IdemKeyColumn */
+static const Oid column_types[IDEM_KEYS_NATTS] = {
+	TIMESTAMPTZOID, TIMESTAMPTZOID, REGROLEOID, TEXTOID,
+	TEXTOID, BYTEAOID, TIMESTAMPTZOID, JSONBOID};
+
 pg_noreturn static void
 unsupported(const char *detail, const char *hint)
 {
@@ -43,13 +49,27 @@ unsupported(const char *detail, const char *hint)
 			errhint("%s", hint));
 }
 
+static bool
+has_our_columns(TupleDesc desc)
+{
+	if (desc->natts != IDEM_KEYS_NATTS)
+		return false;
+	for (int i = 0; i < IDEM_KEYS_NATTS; i++)
+	{
+		if (TupleDescAttr(desc, i)->atttypid != column_types[i])
+			return false;
+	}
+	return true;
+}
+
 static void
 check_shape(Relation heap)
 {
-	TupleConstr *constr = RelationGetDescr(heap)->constr;
+	TupleDesc desc = RelationGetDescr(heap);
+	TupleConstr *constr = desc->constr;
 
-	if (RelationGetNumberOfAttributes(heap) != IDEM_KEYS_NATTS)
-		idem_args_version_mismatch("Table idem.keys has columns of another version.");
+	if (!has_our_columns(desc))
+		idem_args_version_mismatch("Table idem.keys has other columns.");
 	if (heap->rd_rel->relkind != RELKIND_RELATION || heap->rd_rel->relam != HEAP_TABLE_AM_OID)
 		unsupported("It is of another kind or has another access method.",
 					"Drop and create the extension.");
@@ -241,8 +261,19 @@ idem_keytable_insert(IdemKeyTable *table, TupleTableSlot *row)
 	return unique;
 }
 
+/* Lock the row at tid for an update, unless somebody else has locked it */
+static TM_Result
+lock_without_wait(IdemKeyTable *table, ItemPointer tid)
+{
+	TM_FailureData tmfd;
+
+	return table_tuple_lock(table->heap, tid, GetActiveSnapshot(), table->slot,
+							GetCurrentCommandId(true), LockTupleNoKeyExclusive,
+							LockWaitSkip, 0, &tmfd);
+}
+
 /*
- * Put a new version in the place of the row at tid.  TM_BeingModified comes
+ * Put a new version in the place of the row at tid.  TM_WouldBlock comes
  * without wait only; TM_Updated and TM_Deleted mean: look again.
  */
 TM_Result
@@ -251,10 +282,15 @@ idem_keytable_update(IdemKeyTable *table, ItemPointer tid, TupleTableSlot *row, 
 	TM_FailureData tmfd;
 	LockTupleMode lockmode;
 	IdemUpdateIndexes which;
-	TM_Result result;
+	TM_Result result = TM_Ok;
 
-	result = idem_compat_tuple_update(table->heap, tid, row, GetCurrentCommandId(true),
-									  GetActiveSnapshot(), wait, &tmfd, &lockmode, &which);
+	CheckCmdReplicaIdentity(table->heap, CMD_UPDATE);
+	/* the update itself knows only how to wait */
+	if (!wait)
+		result = lock_without_wait(table, tid);
+	if (result == TM_Ok)
+		result = idem_compat_tuple_update(table->heap, tid, row, GetCurrentCommandId(true),
+										  GetActiveSnapshot(), &tmfd, &lockmode, &which);
 	if (result == TM_Invisible || result == TM_SelfModified)
 		elog(ERROR, "unexpected result %d of an update of idem.keys", result);
 	if (result == TM_Ok)
@@ -266,13 +302,14 @@ idem_keytable_update(IdemKeyTable *table, ItemPointer tid, TupleTableSlot *row, 
 	return result;
 }
 
-/* Remove the row at tid; results as for update */
+/* Remove the row at tid; as for update, but TM_BeingModified without wait */
 TM_Result
 idem_keytable_delete(IdemKeyTable *table, ItemPointer tid, bool wait)
 {
 	TM_FailureData tmfd;
 	TM_Result result;
 
+	CheckCmdReplicaIdentity(table->heap, CMD_DELETE);
 	result = idem_compat_tuple_delete(table->heap, tid, GetCurrentCommandId(true),
 									  GetActiveSnapshot(), wait, &tmfd);
 	if (result == TM_Invisible || result == TM_SelfModified)

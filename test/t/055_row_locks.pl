@@ -1,7 +1,7 @@
-# Rows of idem.keys that somebody has locked by hand.
+# Rows of idem.keys that somebody has locked or is just removing.
 #
-# Only the owner of the table can do that, and nobody should; still it must not
-# do more harm than a row lock does elsewhere.
+# Only the owner of the table can lock rows by hand, and nobody should; still it
+# must not do more harm than a row lock does elsewhere.
 
 use strict;
 use warnings FATAL => 'all';
@@ -95,11 +95,51 @@ wait_until_blocked($node, $claimer);
 $_->query('ROLLBACK') foreach @lockers;
 is($claimer->receive, 'claimed', 'K4: and claimed after the last of them');
 
+# Somebody forgets a live key and claims it anew.  Until that is committed the
+# old row is the truth.  The new row comes before it in the index, because it
+# has taken the place of one that VACUUM removed.
+$node->safe_psql(
+	'postgres', q{
+	TRUNCATE idem.keys;
+	SELECT idem_claim('place');
+	SELECT idem_claim('forgotten');
+	SELECT idem_forget('place');
+	VACUUM idem.keys});
+is( $locker->query(
+		q{BEGIN;
+		SELECT ctid FROM idem.keys WHERE key = 'forgotten';
+		SELECT idem_forget('forgotten');
+		SELECT status FROM idem_claim('forgotten');
+		SELECT ctid FROM idem.keys WHERE key = 'forgotten'}),
+	"(0,2)\nt\nclaimed\n(0,1)",
+	'a key is forgotten and claimed anew, before the old row');
+is( $claimer->query(q{SELECT status FROM idem_claim('forgotten', wait => '0')}),
+	'finished', 'K2: the committed row counts until it is gone');
+$locker->query('ROLLBACK');
+
+# cleanup and the key that its own transaction holds
+is( $claimer->query(
+		q{BEGIN;
+		SELECT status FROM idem_claim('held', ttl => '1 s');
+		SET LOCAL idem.clock_offset = 100;
+		SELECT idem_cleanup();
+		SELECT status FROM idem_claim('held');
+		SELECT idem_finish('held', '1') IS NULL;
+		SELECT idem_cleanup();
+		COMMIT;
+		SET idem.clock_offset = 100;
+		SELECT count(*) FROM idem.keys WHERE key = 'held';
+		SELECT idem_cleanup();
+		SELECT count(*) FROM idem.keys WHERE key = 'held';
+		RESET idem.clock_offset}),
+	"claimed\n0\nheld\nf\n0\n1\n1\n0",
+	'K9: cleanup leaves a key that its own transaction holds');
+
 # a lock on the whole table is waited for, as by any DML
 $locker->query('BEGIN; LOCK TABLE idem.keys IN SHARE MODE');
 $claimer->send(q{SELECT status FROM idem_claim('table')});
 wait_until_blocked($node, $claimer, 'relation');
-is( $node->safe_psql('postgres', q{SELECT status FROM idem_get('shared')}),
+is( $node->safe_psql('postgres', q{SELECT status FROM idem_get('forgotten')}),
 	'finished', 'K13: idem_get does not wait for it');
 $locker->query('COMMIT');
 is($claimer->receive, 'claimed', 'K4: a lock on the table is waited for');
