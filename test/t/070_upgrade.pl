@@ -70,7 +70,10 @@ my $members = q{
 		SELECT r.name, 'column ' || a.attnum,
 			   concat_ws(' ', a.attname, format_type(a.atttypid, a.atttypmod),
 						 a.attcollation::regcollation, a.attnotnull, a.attstorage,
-						 a.attcompression, a.attacl, a.attoptions,
+						 a.attcompression, a.attacl,
+						 -- the server keeps a version of the column there, new each time
+						 (SELECT array_agg(o ORDER BY o) FROM unnest(a.attoptions) AS o
+						   WHERE split_part(o, '=', 1) <> 'pg_attver'),
 						 a.attidentity, a.attgenerated,
 						 (SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef
 						   WHERE adrelid = a.attrelid AND adnum = a.attnum),
