@@ -236,6 +236,20 @@ idem_args_fingerprint(Datum request)
 											   PointerGetDatum(cstring_to_text(str))));
 }
 
+/*
+ * Arguments of a claim of one key: the key first; request, ttl, wait and scope
+ * in a row.
+ */
+void
+idem_args_claim(FunctionCallInfo fcinfo, int requestarg, IdemClaim *claim)
+{
+	idem_args_key(fcinfo, 0, requestarg + 3, &claim->key);
+	claim->request = PG_ARGISNULL(requestarg) ? NULL :
+												idem_args_fingerprint(PG_GETARG_DATUM(requestarg));
+	claim->ttl = idem_args_ttl(fcinfo, requestarg + 1);
+	claim->wait = idem_args_wait(fcinfo, requestarg + 2);
+}
+
 /* Descriptor of the row to return, kept for the next call */
 TupleDesc
 idem_args_result_desc(FunctionCallInfo fcinfo, int natts)

@@ -131,17 +131,32 @@ put_rows(ReturnSetInfo *rsinfo, const BatchItem *items, int n)
 	}
 }
 
+/* One claim after the other, in the order of the keys */
+static void
+claim_items(IdemClaim *claim, BatchItem *items, int n)
+{
+	IdemKeyTable table;
+
+	qsort(items, n, sizeof(BatchItem), compare_items);
+	idem_keytable_open(&table, RowExclusiveLock);
+	for (int i = 0; i < n; i++)
+	{
+		claim->key.key = items[i].key;
+		claim->request = items[i].request;
+		idem_keystore_claim(&table, claim, &items[i].row);
+	}
+	idem_keytable_close(&table);
+	qsort(items, n, sizeof(BatchItem), compare_ords);
+}
+
 Datum
 idem_claim_many(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	IdemKeyTable table;
-	IdemKey key;
-	IdemWait wait;
+	IdemClaim claim;
 	Datum *requests;
 	bool *nulls;
 	BatchItem *items;
-	int64 ttl;
 	int n;
 
 	idem_args_begin(fcinfo, 5, "idem_claim_many()");
@@ -154,23 +169,15 @@ idem_claim_many(PG_FUNCTION_ARGS)
 		for (int i = 0; i < n; i++)
 			items[i].request = nulls[i] ? NULL : idem_args_fingerprint(requests[i]);
 	}
-	ttl = idem_args_ttl(fcinfo, 2);
-	wait = idem_args_wait(fcinfo, 3);
-	key.scope = idem_args_scope(fcinfo, 4);
-	if (n == 0)
-		return (Datum) 0;
+	claim.ttl = idem_args_ttl(fcinfo, 2);
+	claim.wait = idem_args_wait(fcinfo, 3);
+	claim.key.scope = idem_args_scope(fcinfo, 4);
 
-	qsort(items, n, sizeof(BatchItem), compare_items);
-	idem_keytable_open(&table, RowExclusiveLock);
-	for (int i = 0; i < n; i++)
+	if (n > 0)
 	{
-		key.key = items[i].key;
-		idem_keystore_claim(&table, &key, items[i].request, ttl, &wait, &items[i].row);
+		claim_items(&claim, items, n);
+		put_rows(rsinfo, items, n);
 	}
-	idem_keytable_close(&table);
-
-	qsort(items, n, sizeof(BatchItem), compare_ords);
-	put_rows(rsinfo, items, n);
 	return (Datum) 0;
 }
 

@@ -101,11 +101,8 @@ Datum
 idem_call(PG_FUNCTION_ARGS)
 {
 	IdemKeyTable table;
-	IdemKey key;
+	IdemClaim claim;
 	IdemRow row;
-	IdemWait wait;
-	bytea *request;
-	int64 ttl;
 	bool replayed;
 	TupleDesc desc;
 	Datum values[CALL_NATTS];
@@ -113,7 +110,6 @@ idem_call(PG_FUNCTION_ARGS)
 
 	idem_args_begin(fcinfo, 6, "idem_call()");
 	desc = idem_args_result_desc(fcinfo, CALL_NATTS);
-	idem_args_key(fcinfo, 0, 5, &key);
 	if (PG_ARGISNULL(1))
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
@@ -121,12 +117,10 @@ idem_call(PG_FUNCTION_ARGS)
 				errdetail("There is nothing to run."),
 				errhint("Pass the name of a function (payload jsonb) RETURNS jsonb."));
 	check_handler(PG_GETARG_OID(1), PG_ARGISNULL(2));
-	request = PG_ARGISNULL(2) ? NULL : idem_args_fingerprint(PG_GETARG_DATUM(2));
-	ttl = idem_args_ttl(fcinfo, 3);
-	wait = idem_args_wait(fcinfo, 4);
+	idem_args_claim(fcinfo, 2, &claim);
 
 	idem_keytable_open(&table, RowExclusiveLock);
-	idem_keystore_claim(&table, &key, request, ttl, &wait, &row);
+	idem_keystore_claim(&table, &claim, &row);
 	idem_keytable_close(&table);
 
 	replayed = row.status == IDEM_FINISHED;
@@ -136,7 +130,7 @@ idem_call(PG_FUNCTION_ARGS)
 		row.result = run_handler(PG_GETARG_OID(1), fcinfo->args[2]);
 
 		idem_keytable_open(&table, RowExclusiveLock);
-		idem_keystore_finish(&table, &key, row.result);
+		idem_keystore_finish(&table, &claim.key, row.result);
 		idem_keytable_close(&table);
 		row.status = IDEM_FINISHED;
 	}

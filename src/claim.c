@@ -59,24 +59,18 @@ Datum
 idem_claim(PG_FUNCTION_ARGS)
 {
 	IdemKeyTable table;
-	IdemKey key;
+	IdemClaim claim;
 	IdemRow row;
-	IdemWait wait;
-	bytea *request;
-	int64 ttl;
 	TupleDesc desc;
 	Datum values[CLAIM_NATTS];
 	bool nulls[CLAIM_NATTS];
 
 	idem_args_begin(fcinfo, 5, "idem_claim()");
 	desc = idem_args_result_desc(fcinfo, CLAIM_NATTS);
-	idem_args_key(fcinfo, 0, 4, &key);
-	request = PG_ARGISNULL(1) ? NULL : idem_args_fingerprint(PG_GETARG_DATUM(1));
-	ttl = idem_args_ttl(fcinfo, 2);
-	wait = idem_args_wait(fcinfo, 3);
+	idem_args_claim(fcinfo, 1, &claim);
 
 	idem_keytable_open(&table, RowExclusiveLock);
-	idem_keystore_claim(&table, &key, request, ttl, &wait, &row);
+	idem_keystore_claim(&table, &claim, &row);
 	idem_keytable_close(&table);
 
 	idem_claim_row_values(&row, values, nulls);

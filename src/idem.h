@@ -52,6 +52,15 @@ typedef struct IdemWait
 	TimestampTz until; /* else: till then */
 } IdemWait;
 
+/* What a claim asks for */
+typedef struct IdemClaim
+{
+	IdemKey key;
+	bytea *request; /* SHA-256 of the request, or NULL */
+	int64 ttl;		/* in microseconds */
+	IdemWait wait;
+} IdemClaim;
+
 typedef enum IdemStatus
 {
 	IDEM_CLAIMED,  /* the caller is to do the work */
@@ -101,6 +110,7 @@ extern IdemWait idem_args_wait(FunctionCallInfo fcinfo, int arg);
 extern void idem_args_reject_token(FunctionCallInfo fcinfo, int arg);
 extern Jsonb *idem_args_result(Datum value);
 extern bytea *idem_args_fingerprint(Datum request);
+extern void idem_args_claim(FunctionCallInfo fcinfo, int requestarg, IdemClaim *claim);
 extern TupleDesc idem_args_result_desc(FunctionCallInfo fcinfo, int natts);
 pg_noreturn extern void idem_args_version_mismatch(const char *found);
 
@@ -116,8 +126,7 @@ extern Relation idem_keytable_open_expiry_index(IdemKeyTable *table);
 /* keystore.c */
 extern TimestampTz idem_keystore_now(void);
 extern const char *idem_keystore_state_name(TransactionId xmin, bool finished, TimestampTz expires_at);
-extern void idem_keystore_claim(IdemKeyTable *table, const IdemKey *key, bytea *request,
-								int64 ttl, const IdemWait *wait, IdemRow *row);
+extern void idem_keystore_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row);
 extern void idem_keystore_finish(IdemKeyTable *table, const IdemKey *key, Jsonb *result);
 extern void idem_keystore_release(IdemKeyTable *table, const IdemKey *key);
 extern bool idem_keystore_forget(IdemKeyTable *table, const IdemKey *key);

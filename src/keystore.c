@@ -316,9 +316,16 @@ mine_status(IdemKeyTable *table)
 	return row_is_null(table, IDEM_KEYS_FINISHED_AT) ? IDEM_HELD : IDEM_FINISHED;
 }
 
+static void
+set_column(TupleTableSlot *slot, AttrNumber attno, Datum value)
+{
+	slot->tts_values[attno - 1] = value;
+	slot->tts_isnull[attno - 1] = false;
+}
+
 /* A row for a new claim */
 static TupleTableSlot *
-make_claim(IdemKeyTable *table, const IdemKey *key, bytea *request, int64 ttl, IdemRow *row)
+make_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 {
 	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(table->heap), &TTSOpsVirtual);
 
@@ -326,27 +333,24 @@ make_claim(IdemKeyTable *table, const IdemKey *key, bytea *request, int64 ttl, I
 	row->status = IDEM_CLAIMED;
 	row->owner = current_owner();
 	row->created_at = idem_keystore_now();
-	row->expires_at = row->created_at + ttl;
+	row->expires_at = row->created_at + claim->ttl;
 
 	memset(slot->tts_isnull, true, IDEM_KEYS_NATTS * sizeof(bool));
-#define SET(column, datum) \
-	(slot->tts_values[(column) -1] = (datum), slot->tts_isnull[(column) -1] = false)
-	SET(IDEM_KEYS_CREATED_AT, TimestampTzGetDatum(row->created_at));
-	SET(IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(row->expires_at));
-	SET(IDEM_KEYS_OWNER, ObjectIdGetDatum(row->owner));
-	SET(IDEM_KEYS_KEY, PointerGetDatum(key->key));
-	SET(IDEM_KEYS_SCOPE, PointerGetDatum(key->scope));
-	if (request != NULL)
-		SET(IDEM_KEYS_REQUEST, PointerGetDatum(request));
-#undef SET
+	set_column(slot, IDEM_KEYS_CREATED_AT, TimestampTzGetDatum(row->created_at));
+	set_column(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(row->expires_at));
+	set_column(slot, IDEM_KEYS_OWNER, ObjectIdGetDatum(row->owner));
+	set_column(slot, IDEM_KEYS_KEY, PointerGetDatum(claim->key.key));
+	set_column(slot, IDEM_KEYS_SCOPE, PointerGetDatum(claim->key.scope));
+	if (claim->request != NULL)
+		set_column(slot, IDEM_KEYS_REQUEST, PointerGetDatum(claim->request));
 	return ExecStoreVirtualTuple(slot);
 }
 
 /* Claim a key that is absent; false if it has just appeared */
 static bool
-insert_claim(IdemKeyTable *table, const IdemKey *key, bytea *request, int64 ttl, IdemRow *row)
+insert_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 {
-	TupleTableSlot *slot = make_claim(table, key, request, ttl, row);
+	TupleTableSlot *slot = make_claim(table, claim, row);
 	bool inserted = idem_keytable_insert(table, slot);
 
 	last_claim = slot->tts_tid;
@@ -356,15 +360,15 @@ insert_claim(IdemKeyTable *table, const IdemKey *key, bytea *request, int64 ttl,
 
 /* Claim a key whose row has expired, by replacing that row */
 static TM_Result
-take_over(IdemKeyTable *table, const IdemKey *key, bytea *request, int64 ttl, bool wait, IdemRow *row)
+take_over(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 {
 	ItemPointerData tid = table->slot->tts_tid;
 	TupleTableSlot *slot;
 	TM_Result result;
 
 	check_serializable(table);
-	slot = make_claim(table, key, request, ttl, row);
-	result = idem_keytable_update(table, &tid, slot, wait);
+	slot = make_claim(table, claim, row);
+	result = idem_keytable_update(table, &tid, slot, claim->wait.forever);
 	ExecDropSingleTupleTableSlot(slot);
 	return result;
 }
@@ -384,8 +388,7 @@ replay(IdemKeyTable *table, bytea *request, IdemStatus status, IdemRow *row)
  * the key and either answers or waits for what is in the way.
  */
 void
-idem_keystore_claim(IdemKeyTable *table, const IdemKey *key, bytea *request,
-					int64 ttl, const IdemWait *wait, IdemRow *row)
+idem_keystore_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 {
 	for (;;)
 	{
@@ -393,35 +396,31 @@ idem_keystore_claim(IdemKeyTable *table, const IdemKey *key, bytea *request,
 		bool ended = true;
 
 		CHECK_FOR_INTERRUPTS();
-		probe_key(table, key, &probe);
+		probe_key(table, &claim->key, &probe);
 
-		if (probe.found == FOUND_MINE)
+		if (probe.found == FOUND_MINE || probe.found == FOUND_LIVE)
 		{
-			replay(table, request, mine_status(table), row);
-			return;
-		}
-		if (probe.found == FOUND_LIVE)
-		{
-			replay(table, request, IDEM_FINISHED, row);
+			replay(table, claim->request,
+				   probe.found == FOUND_MINE ? mine_status(table) : IDEM_FINISHED, row);
 			return;
 		}
 
 		if (TransactionIdIsValid(probe.xwait))
-			ended = wait_for_other(table, &probe, wait);
+			ended = wait_for_other(table, &probe, &claim->wait);
 		else if (probe.found == FOUND_NONE)
 		{
-			if (insert_claim(table, key, request, ttl, row))
+			if (insert_claim(table, claim, row))
 				return;
 		}
 		else
 		{
-			TM_Result result = take_over(table, key, request, ttl, wait->forever, row);
+			TM_Result result = take_over(table, claim, row);
 
 			if (result == TM_Ok)
 				return;
 			/* somebody has locked the row without changing it */
 			if (result == TM_WouldBlock)
-				ended = pause_until(wait->until);
+				ended = pause_until(claim->wait.until);
 		}
 
 		if (!ended)
@@ -511,10 +510,9 @@ make_finished(IdemKeyTable *table, Jsonb *result)
 	slot_getallattrs(table->slot);
 	memcpy(slot->tts_values, table->slot->tts_values, IDEM_KEYS_NATTS * sizeof(Datum));
 	memcpy(slot->tts_isnull, table->slot->tts_isnull, IDEM_KEYS_NATTS * sizeof(bool));
-	slot->tts_values[IDEM_KEYS_FINISHED_AT - 1] = TimestampTzGetDatum(idem_keystore_now());
-	slot->tts_isnull[IDEM_KEYS_FINISHED_AT - 1] = false;
-	slot->tts_values[IDEM_KEYS_RESULT - 1] = JsonbPGetDatum(result);
-	slot->tts_isnull[IDEM_KEYS_RESULT - 1] = (result == NULL);
+	set_column(slot, IDEM_KEYS_FINISHED_AT, TimestampTzGetDatum(idem_keystore_now()));
+	if (result != NULL)
+		set_column(slot, IDEM_KEYS_RESULT, JsonbPGetDatum(result));
 	return ExecStoreVirtualTuple(slot);
 }
 
