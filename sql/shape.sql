@@ -96,6 +96,10 @@ SELECT old_claim('shape:1');
 CREATE FUNCTION new_claim(text, jsonb, interval, interval, text, OUT claimed boolean, OUT status text)
 AS '$libdir/idem', 'idem_claim' LANGUAGE C;
 SELECT new_claim('shape:1', NULL, NULL, NULL, NULL);
+CREATE FUNCTION turned_claim(text, jsonb, interval, interval, text,
+	OUT a text, OUT b boolean, OUT c jsonb, OUT d timestamptz, OUT e timestamptz)
+AS '$libdir/idem', 'idem_claim' LANGUAGE C;
+SELECT turned_claim('shape:1', NULL, NULL, NULL, NULL);
 CREATE FUNCTION untyped_claim(text, jsonb, interval, interval, text) RETURNS record
 AS '$libdir/idem', 'idem_claim' LANGUAGE C;
 SELECT untyped_claim('shape:1', NULL, NULL, NULL, NULL);
@@ -108,7 +112,7 @@ SELECT * FROM new_many('{a}', NULL, NULL, NULL, NULL);
 CREATE FUNCTION old_finish(text, jsonb) RETURNS void
 AS '$libdir/idem', 'idem_finish' LANGUAGE C;
 SELECT old_finish('shape:1', NULL);
-DROP FUNCTION old_claim, new_claim, untyped_claim, new_get, new_many, old_finish;
+DROP FUNCTION old_claim, new_claim, turned_claim, untyped_claim, new_get, new_many, old_finish;
 
 -- a publication needs to tell rows apart, as it does for any UPDATE
 SELECT claimed FROM idem_claim('shape:3', ttl => '1 s');

@@ -2,9 +2,8 @@
  * args.c
  *		Arguments and result descriptors of the SQL functions.
  *
- * Every function calls idem_args_begin() first.  It and
- * idem_args_result_desc() compare the SQL declaration with what the C code
- * expects, so that a library and SQL objects of different versions give an
+ * Every function calls idem_args_begin() first.  It and idem_args_row_desc()
+ * or idem_args_row_set() compare the SQL declaration with what the C code expects, so that a library and SQL objects of different versions give an
  * error and not a crash.
  */
 #include "postgres.h"
@@ -250,9 +249,22 @@ idem_args_claim(FunctionCallInfo fcinfo, int requestarg, IdemClaim *claim)
 	claim->wait = idem_args_wait(fcinfo, requestarg + 2);
 }
 
+bool
+idem_args_desc_has(TupleDesc desc, const Oid *types, int natts)
+{
+	if (desc->natts != natts)
+		return false;
+	for (int i = 0; i < natts; i++)
+	{
+		if (TupleDescAttr(desc, i)->atttypid != types[i])
+			return false;
+	}
+	return true;
+}
+
 /* Descriptor of the row to return, kept for the next call */
 TupleDesc
-idem_args_result_desc(FunctionCallInfo fcinfo, int natts)
+idem_args_row_desc(FunctionCallInfo fcinfo, const Oid *types, int natts)
 {
 	FmgrInfo *flinfo = fcinfo->flinfo;
 
@@ -262,10 +274,22 @@ idem_args_result_desc(FunctionCallInfo fcinfo, int natts)
 		TupleDesc desc;
 
 		if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE ||
-			desc->natts != natts)
+			!idem_args_desc_has(desc, types, natts))
 			idem_args_version_mismatch("The function is declared with another result.");
 		flinfo->fn_extra = BlessTupleDesc(desc);
 		MemoryContextSwitchTo(oldcontext);
 	}
 	return flinfo->fn_extra;
+}
+
+/* The same for a function that returns a set: where its rows go */
+ReturnSetInfo *
+idem_args_row_set(FunctionCallInfo fcinfo, const Oid *types, int natts)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+
+	InitMaterializedSRF(fcinfo, 0);
+	if (!idem_args_desc_has(rsinfo->setDesc, types, natts))
+		idem_args_version_mismatch("The function is declared with another result.");
+	return rsinfo;
 }

@@ -18,6 +18,9 @@
 
 #define CLAIM_MANY_NATTS 7
 
+static const Oid claim_many_types[CLAIM_MANY_NATTS] = {
+	INT4OID, TEXTOID, BOOLOID, TEXTOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
+
 PG_FUNCTION_INFO_V1(idem_claim_many);
 PG_FUNCTION_INFO_V1(idem_finish_many);
 
@@ -152,7 +155,7 @@ claim_items(IdemClaim *claim, BatchItem *items, int n)
 Datum
 idem_claim_many(PG_FUNCTION_ARGS)
 {
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	ReturnSetInfo *rsinfo;
 	IdemClaim claim;
 	Datum *requests;
 	bool *nulls;
@@ -160,9 +163,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	int n;
 
 	idem_args_begin(fcinfo, 5, "idem_claim_many()");
-	InitMaterializedSRF(fcinfo, 0);
-	if (rsinfo->setDesc->natts != CLAIM_MANY_NATTS)
-		idem_args_version_mismatch("The function is declared with another result.");
+	rsinfo = idem_args_row_set(fcinfo, claim_many_types, CLAIM_MANY_NATTS);
 	items = get_keys(fcinfo, 0, &n);
 	if (get_jsonbs(fcinfo, 1, "requests", n, &requests, &nulls))
 	{

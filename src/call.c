@@ -23,6 +23,8 @@
 
 #define CALL_NATTS 3
 
+static const Oid call_types[CALL_NATTS] = {TEXTOID, JSONBOID, BOOLOID};
+
 PG_FUNCTION_INFO_V1(idem_call);
 
 /* Is it a function (jsonb) returning jsonb that can take this payload? */
@@ -109,7 +111,7 @@ idem_call(PG_FUNCTION_ARGS)
 	bool nulls[CALL_NATTS] = {false};
 
 	idem_args_begin(fcinfo, 6, "idem_call()");
-	desc = idem_args_result_desc(fcinfo, CALL_NATTS);
+	desc = idem_args_row_desc(fcinfo, call_types, CALL_NATTS);
 	if (PG_ARGISNULL(1))
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),

@@ -8,6 +8,7 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "catalog/pg_type.h"
 #include "funcapi.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
@@ -16,6 +17,12 @@
 
 #define CLAIM_NATTS 5
 #define GET_NATTS	11
+
+static const Oid claim_types[CLAIM_NATTS] = {
+	BOOLOID, TEXTOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
+static const Oid get_types[GET_NATTS] = {
+	TEXTOID, JSONBOID, REGROLEOID, TEXTOID, INT4OID, INT8OID,
+	JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
 
 PG_FUNCTION_INFO_V1(idem_claim);
 PG_FUNCTION_INFO_V1(idem_finish);
@@ -66,7 +73,7 @@ idem_claim(PG_FUNCTION_ARGS)
 	bool nulls[CLAIM_NATTS];
 
 	idem_args_begin(fcinfo, 5, "idem_claim()");
-	desc = idem_args_result_desc(fcinfo, CLAIM_NATTS);
+	desc = idem_args_row_desc(fcinfo, claim_types, CLAIM_NATTS);
 	idem_args_claim(fcinfo, 1, &claim);
 
 	idem_keytable_open(&table, RowExclusiveLock);
@@ -151,15 +158,13 @@ put_get_row(ReturnSetInfo *rsinfo, const IdemRow *row)
 Datum
 idem_get(PG_FUNCTION_ARGS)
 {
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	ReturnSetInfo *rsinfo;
 	IdemKeyTable table;
 	IdemKey key;
 	IdemRow row;
 
 	idem_args_begin(fcinfo, 2, NULL);
-	InitMaterializedSRF(fcinfo, 0);
-	if (rsinfo->setDesc->natts != GET_NATTS)
-		idem_args_version_mismatch("The function is declared with another result.");
+	rsinfo = idem_args_row_set(fcinfo, get_types, GET_NATTS);
 	idem_args_key(fcinfo, 0, 1, &key);
 
 	idem_keytable_open(&table, AccessShareLock);

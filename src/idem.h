@@ -13,6 +13,7 @@
 #include "datatype/timestamp.h"
 #include "executor/tuptable.h"
 #include "fmgr.h"
+#include "nodes/execnodes.h"
 #include "utils/jsonb.h"
 
 #include "compat.h"
@@ -111,7 +112,9 @@ extern void idem_args_reject_token(FunctionCallInfo fcinfo, int arg);
 extern Jsonb *idem_args_result(Datum value);
 extern bytea *idem_args_fingerprint(Datum request);
 extern void idem_args_claim(FunctionCallInfo fcinfo, int requestarg, IdemClaim *claim);
-extern TupleDesc idem_args_result_desc(FunctionCallInfo fcinfo, int natts);
+extern bool idem_args_desc_has(TupleDesc desc, const Oid *types, int natts);
+extern TupleDesc idem_args_row_desc(FunctionCallInfo fcinfo, const Oid *types, int natts);
+extern ReturnSetInfo *idem_args_row_set(FunctionCallInfo fcinfo, const Oid *types, int natts);
 pg_noreturn extern void idem_args_version_mismatch(const char *found);
 
 /* keytable.c */

@@ -49,26 +49,13 @@ unsupported(const char *detail, const char *hint)
 			errhint("%s", hint));
 }
 
-static bool
-has_our_columns(TupleDesc desc)
-{
-	if (desc->natts != IDEM_KEYS_NATTS)
-		return false;
-	for (int i = 0; i < IDEM_KEYS_NATTS; i++)
-	{
-		if (TupleDescAttr(desc, i)->atttypid != column_types[i])
-			return false;
-	}
-	return true;
-}
-
 static void
 check_shape(Relation heap)
 {
 	TupleDesc desc = RelationGetDescr(heap);
 	TupleConstr *constr = desc->constr;
 
-	if (!has_our_columns(desc))
+	if (!idem_args_desc_has(desc, column_types, IDEM_KEYS_NATTS))
 		idem_args_version_mismatch("Table idem.keys has other columns.");
 	if (heap->rd_rel->relkind != RELKIND_RELATION || heap->rd_rel->relam != HEAP_TABLE_AM_OID)
 		unsupported("It is of another kind or has another access method.",
