@@ -55,6 +55,7 @@ ISOLATION = \
 	forget \
 	takeover \
 	cleanup \
+	clock \
 	insert-race \
 	repeatable-read \
 	serializable \
