@@ -50,6 +50,8 @@ ISOLATION = \
 	request \
 	owner \
 	call \
+	handler \
+	pin \
 	claim-many \
 	prepare \
 	forget \

@@ -26,6 +26,10 @@ DROP SCHEMA hostile CASCADE;
 -- the data goes into dumps
 SELECT extconfig::regclass[], extcondition FROM pg_extension WHERE extname = 'idem';
 
+-- keys are never stored out of line
+SELECT attname, attstorage FROM pg_attribute
+ WHERE attrelid = 'idem.keys'::regclass AND attname IN ('key', 'scope') ORDER BY attname;
+
 -- cannot be moved elsewhere
 \set VERBOSITY sqlstate
 ALTER EXTENSION idem SET SCHEMA public;

@@ -174,6 +174,42 @@ RESET ROLE;
 SELECT owner FROM idem_get('privileges:8');
 DROP FUNCTION idem_test_definer;
 
+-- whoever calls it can turn the settings it does not pin
+CREATE FUNCTION idem_test_pinned() RETURNS text LANGUAGE sql SECURITY DEFINER
+SET idem.scope = 'pinned' SET idem.ttl = '1 h' SET idem.owner = ''
+AS $$ SELECT (idem_claim('privileges:10')).status $$;
+ALTER FUNCTION idem_test_pinned() OWNER TO idem_alice;
+SET ROLE idem_nobody;
+SELECT idem_test_pinned();
+SET idem.scope = 'elsewhere';
+SET idem.ttl = 1;
+SET idem.owner = 'idem_bob';
+SELECT idem_test_pinned();
+RESET idem.scope;
+RESET idem.ttl;
+RESET idem.owner;
+RESET ROLE;
+SELECT scope, owner, expires_at - created_at AS ttl FROM idem.keys WHERE key = 'privileges:10';
+DROP FUNCTION idem_test_pinned;
+
+-- idem.owner: a membership that does not let one act as the role is not enough
+-- (from 16 on there are such)
+DO $$
+BEGIN
+	IF current_setting('server_version_num')::int >= 160000 THEN
+		EXECUTE 'GRANT idem_bob TO idem_alice WITH INHERIT FALSE, SET FALSE';
+		SET LOCAL ROLE idem_alice;
+		SET LOCAL idem.owner = 'idem_bob';
+		BEGIN
+			PERFORM idem_get('privileges:5');
+			RAISE EXCEPTION 'the key of another role was shown';
+		EXCEPTION WHEN insufficient_privilege THEN
+			NULL;
+		END;
+	END IF;
+END
+$$;
+
 -- an expired key belongs to nobody
 SET ROLE idem_alice;
 SELECT claimed FROM idem_claim('privileges:9', ttl => '1 s');
@@ -198,6 +234,16 @@ SELECT idem_grant('idem_bob', NULL);
 BEGIN READ ONLY;
 SELECT idem_grant('idem_bob', 'app');
 ROLLBACK;
+-- event triggers see what is granted
+CREATE FUNCTION idem_test_event() RETURNS event_trigger LANGUAGE plpgsql
+AS $$ BEGIN RAISE NOTICE '%', tg_tag; END $$;
+CREATE EVENT TRIGGER idem_test_event ON ddl_command_end EXECUTE FUNCTION idem_test_event();
+\set VERBOSITY default
+SELECT idem_grant('idem_bob', 'app');
+SELECT idem_revoke('idem_bob', 'app');
+\set VERBOSITY sqlstate
+DROP EVENT TRIGGER idem_test_event;
+DROP FUNCTION idem_test_event;
 -- a role may be called anything
 CREATE ROLE "idem; DROP TABLE idem.keys --";
 SELECT idem_grant('idem; DROP TABLE idem.keys --', 'monitor');

@@ -139,6 +139,17 @@ SELECT claimed FROM idem_claim('shape:2');
 SELECT idem_cleanup();
 ROLLBACK;
 
+BEGIN;
+DROP INDEX idem.keys_expires_at_idx;
+CREATE INDEX ON idem.keys (expires_at DESC);
+SELECT idem_cleanup();
+ROLLBACK;
+BEGIN;
+DROP INDEX idem.keys_expires_at_idx;
+CREATE INDEX ON idem.keys (expires_at) WHERE result IS NULL;
+SELECT idem_cleanup();
+ROLLBACK;
+
 -- with everything gone again, it works as before
 SELECT status FROM idem_claim('shape:1');
 SELECT * FROM refused();

@@ -119,7 +119,7 @@ run_grant(bool is_grant, ObjectType objtype, List *objects, const char *privileg
 	pstmt->stmt_location = -1;
 
 	ProcessUtility(pstmt, is_grant ? "GRANT by idem_grant()" : "REVOKE by idem_revoke()",
-				   false, PROCESS_UTILITY_SUBCOMMAND, NULL, NULL, None_Receiver, NULL);
+				   false, PROCESS_UTILITY_QUERY, NULL, NULL, None_Receiver, NULL);
 	CommandCounterIncrement();
 }
 
@@ -180,7 +180,10 @@ idem_clock(PG_FUNCTION_ARGS)
 	PG_RETURN_TIMESTAMPTZ(idem_keystore_now());
 }
 
-/* State of a row of idem.keys, for the views; never called with nulls but for finished_at */
+/*
+ * State of a row of idem.keys, for the views.  A row so old that its xmin is in
+ * use again may be shown as held; nothing but what people see depends on it.
+ */
 Datum
 idem_key_state(PG_FUNCTION_ARGS)
 {

@@ -3,8 +3,9 @@
  *		Arguments and result descriptors of the SQL functions.
  *
  * Every function calls idem_args_begin() first.  It and idem_args_row_desc()
- * or idem_args_row_set() compare the SQL declaration with what the C code expects, so that a library and SQL objects of different versions give an
- * error and not a crash.
+ * or idem_args_row_set() compare the number of arguments and the result with
+ * what the C code expects, so that a library and SQL objects of different
+ * versions give an error and not a crash.
  */
 #include "postgres.h"
 
@@ -224,7 +225,7 @@ idem_args_result(Datum value)
 	return DatumGetJsonbP(value);
 }
 
-/* SHA-256 of the text form, which is canonical for jsonb */
+/* SHA-256 of the text form of jsonb, in which order and white space are settled */
 bytea *
 idem_args_fingerprint(Datum request)
 {

@@ -31,13 +31,16 @@ PG_FUNCTION_INFO_V1(idem_call);
 static void
 check_handler_signature(Form_pg_proc proc, bool payload_isnull)
 {
-	const char *problem =
-		proc->prokind != PROKIND_FUNCTION ? "It is not a plain function." :
-		proc->pronargs != 1 || proc->proargtypes.values[0] != JSONBOID ?
-											"It does not take one argument of type jsonb." :
-		proc->proretset				 ? "It returns a set." :
-		proc->prorettype != JSONBOID ? "It does not return jsonb." :
-									   NULL;
+	const char *problem = NULL;
+
+	if (proc->prokind != PROKIND_FUNCTION)
+		problem = "It is not a plain function.";
+	else if (proc->pronargs != 1 || proc->proargtypes.values[0] != JSONBOID)
+		problem = "It does not take one argument of type jsonb.";
+	else if (proc->proretset)
+		problem = "It returns a set.";
+	else if (proc->prorettype != JSONBOID)
+		problem = "It does not return jsonb.";
 
 	if (problem != NULL)
 		ereport(ERROR,
@@ -128,6 +131,8 @@ idem_call(PG_FUNCTION_ARGS)
 	replayed = row.status == IDEM_FINISHED;
 	if (row.status == IDEM_CLAIMED)
 	{
+		/* the claim may have waited, and the function been replaced meanwhile */
+		check_handler(PG_GETARG_OID(1), PG_ARGISNULL(2));
 		/* may take long: nothing of the table is open or pinned meanwhile */
 		row.result = run_handler(PG_GETARG_OID(1), fcinfo->args[2]);
 

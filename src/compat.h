@@ -54,6 +54,11 @@ object_aclcheck(Oid classid, Oid objectid, Oid roleid, AclMode mode)
 }
 #endif
 
+/* 16: being a member and being able to act as the role are two things */
+#if PG_VERSION_NUM < 160000
+#define member_can_set_role(member, role) is_member_of_role(member, role)
+#endif
+
 /* 18: a deferrable primary key is told from an immediate one */
 static inline Oid
 idem_compat_primary_key(Relation rel)

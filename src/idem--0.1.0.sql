@@ -26,6 +26,8 @@ CREATE TABLE idem.keys (
 	result jsonb,
 	CONSTRAINT keys_pkey PRIMARY KEY (key, scope)
 ) USING heap WITH (fillfactor = 70);
+/* a key in the TOAST table would look like another one to an update */
+ALTER TABLE idem.keys ALTER COLUMN key SET STORAGE MAIN, ALTER COLUMN scope SET STORAGE MAIN;
 CREATE INDEX keys_expires_at_idx ON idem.keys USING btree (expires_at);
 
 COMMENT ON TABLE idem.keys IS 'idempotency keys; read and written by the idem_* functions only';

@@ -88,9 +88,12 @@ typedef struct IdemRow
 typedef struct IdemKeyTable
 {
 	Relation heap;
-	Relation pkey; /* the arbiter */
-	LOCKMODE lockmode;
-	TupleTableSlot *slot; /* the row found last */
+	Relation pkey;			 /* the arbiter */
+	TupleTableSlot *found;	 /* the row found last */
+	TupleTableSlot *written; /* the row to be written, made with the first */
+	Relation *indexes;		 /* those that take entries, opened with the first write */
+	struct IndexInfo **infos;
+	int nindexes;
 } IdemKeyTable;
 
 /* guc.c */
@@ -120,8 +123,9 @@ pg_noreturn extern void idem_args_version_mismatch(const char *found);
 /* keytable.c */
 extern void idem_keytable_open(IdemKeyTable *table, LOCKMODE lockmode);
 extern void idem_keytable_close(IdemKeyTable *table);
-extern bool idem_keytable_insert(IdemKeyTable *table, TupleTableSlot *row);
-extern TM_Result idem_keytable_update(IdemKeyTable *table, ItemPointer tid, TupleTableSlot *row, bool wait);
+extern TupleTableSlot *idem_keytable_new_row(IdemKeyTable *table);
+extern bool idem_keytable_insert(IdemKeyTable *table);
+extern TM_Result idem_keytable_update(IdemKeyTable *table, ItemPointer tid, bool wait);
 extern TM_Result idem_keytable_delete(IdemKeyTable *table, ItemPointer tid, bool wait);
 extern IndexScanDesc idem_keytable_scan_key(IdemKeyTable *table, const IdemKey *key, Snapshot snapshot);
 extern Relation idem_keytable_open_expiry_index(IdemKeyTable *table);

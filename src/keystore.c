@@ -7,8 +7,8 @@
  * is read off the row and nothing else: a row whose xmin belongs to the
  * current transaction (or a subtransaction of it) is held by it; a row of
  * another open transaction is open; a committed row is live until expires_at
- * and then counts as absent.  There is no state in backend memory, so
- * rollback, savepoints and PREPARE TRANSACTION need no code here.
+ * and then counts as absent.  There is no state in backend memory but
+ * a hint about the place of a row, so rollback, savepoints and PREPARE TRANSACTION need no code here.
  *
  * Who waits for whom: a claimer that meets an open row waits for the
  * transaction that made it (XactLockTableWait, so core finds deadlocks and
@@ -17,21 +17,21 @@
  * Nobody waits for a live row: its answer is there.  Cleanup waits for nobody.
  *
  * Rows are looked up with a dirty snapshot, which also shows what is not
- * committed.  It may miss a row that is being updated right now; that is no
- * harm because the unique index decides when the new row goes in.
+ * committed.  It may miss a row that is being updated right now.  A claim then
+ * tries to insert and is told better by the unique index; for the others it is
+ * as if they had come a moment earlier.
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "access/relscan.h"
 #include "access/xact.h"
-#include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "storage/latch.h"
-#include "utils/builtins.h"
+#include "storage/predicate.h"
 #include "utils/fmgroids.h"
-#include "utils/fmgrprotos.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
@@ -53,7 +53,6 @@ typedef struct Probe
 	Found found;
 	TransactionId xwait; /* whose end would change the picture, or invalid */
 	uint32 spectoken;	 /* not 0: that one is only about to insert it */
-	ItemPointerData tid;
 } Probe;
 
 /* Where the last claim of this backend went; see find_last_claim() */
@@ -66,17 +65,11 @@ idem_keystore_now(void)
 	return GetCurrentTimestamp() + idem_guc_clock_offset * USECS_PER_SEC;
 }
 
-static Datum
-row_attr(IdemKeyTable *table, AttrNumber attno, bool *isnull)
-{
-	return slot_getattr(table->slot, attno, isnull);
-}
-
 static TimestampTz
 row_timestamp(IdemKeyTable *table, AttrNumber attno)
 {
 	bool isnull;
-	Datum value = row_attr(table, attno, &isnull);
+	Datum value = slot_getattr(table->found, attno, &isnull);
 
 	return isnull ? 0 : DatumGetTimestampTz(value);
 }
@@ -86,18 +79,21 @@ row_is_null(IdemKeyTable *table, AttrNumber attno)
 {
 	bool isnull;
 
-	(void) row_attr(table, attno, &isnull);
+	(void) slot_getattr(table->found, attno, &isnull);
 	return isnull;
 }
 
+/*
+ * Was the row made by this transaction?  One that is frozen was not, although
+ * it keeps its xmin, which may be in use again.
+ */
 static bool
 row_is_mine(IdemKeyTable *table)
 {
-	bool isnull;
-	Datum xmin = slot_getsysattr(table->slot, MinTransactionIdAttributeNumber, &isnull);
+	HeapTupleHeader tuple = ExecFetchSlotHeapTuple(table->found, false, NULL)->t_data;
 
-	Assert(!isnull);
-	return TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin));
+	return !HeapTupleHeaderXminFrozen(tuple) &&
+		TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(tuple));
 }
 
 static bool
@@ -121,7 +117,6 @@ idem_keystore_state_name(TransactionId xmin, bool finished, TimestampTz expires_
 static void
 classify_row(IdemKeyTable *table, const SnapshotData *dirty, Probe *probe)
 {
-	probe->tid = table->slot->tts_tid;
 	probe->spectoken = 0;
 	if (TransactionIdIsValid(dirty->xmin))
 	{
@@ -155,7 +150,7 @@ probe_key(IdemKeyTable *table, const IdemKey *key, Probe *probe)
 	memset(probe, 0, sizeof(*probe));
 	probe->found = FOUND_NONE;
 	scan = idem_keytable_scan_key(table, key, &dirty);
-	while (index_getnext_slot(scan, ForwardScanDirection, table->slot))
+	while (index_getnext_slot(scan, ForwardScanDirection, table->found))
 	{
 		classify_row(table, &dirty, probe);
 		if (probe->found != FOUND_OPEN)
@@ -190,17 +185,20 @@ pause_until(TimestampTz until)
  * caller the transaction.  So a bounded wait asks again and again.
  */
 static bool
-wait_for_other(IdemKeyTable *table, Probe *probe, const IdemWait *wait)
+wait_for_other(IdemKeyTable *table, const Probe *probe, const IdemWait *wait)
 {
+	/* VACUUM shall not wait for the page as long as we do */
+	ExecClearTuple(table->found);
+
 	if (probe->spectoken != 0)
 	{
-		/* between insert and verdict nobody waits for anybody: never long */
+		/* between insert and verdict nobody takes locks: never long */
 		SpeculativeInsertionWait(probe->xwait, probe->spectoken);
 		return true;
 	}
 	if (wait->forever)
 	{
-		XactLockTableWait(probe->xwait, table->heap, &probe->tid, XLTW_InsertIndex);
+		XactLockTableWait(probe->xwait, NULL, NULL, XLTW_None);
 		return true;
 	}
 	while (!idem_compat_xact_has_ended(probe->xwait))
@@ -220,22 +218,19 @@ current_owner(void)
 	if (idem_guc_owner[0] == '\0')
 		return GetUserId();
 	owner = get_role_oid(idem_guc_owner, false);
-	if (!is_member_of_role(GetUserId(), owner))
+	if (!member_can_set_role(GetUserId(), owner))
 		ereport(ERROR,
 				errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				errmsg("permission denied to own keys as role \"%s\"", idem_guc_owner),
-				errdetail("The current user is not a member of the role that \"%s\" names.", "idem.owner"),
+				errdetail("The current user cannot act as the role that \"%s\" names.", "idem.owner"),
 				errhint("Grant the role to the current user, or reset \"%s\".", "idem.owner"));
 	return owner;
 }
 
 /* Neither the stored result nor a second run for strangers */
 static void
-check_owner(IdemKeyTable *table)
+check_owner(Oid owner)
 {
-	bool isnull;
-	Oid owner = DatumGetObjectId(row_attr(table, IDEM_KEYS_OWNER, &isnull));
-
 	if (owner == current_owner() || has_privs_of_role(GetUserId(), owner))
 		return;
 	ereport(ERROR,
@@ -243,6 +238,14 @@ check_owner(IdemKeyTable *table)
 			errmsg("idempotency key belongs to another role"),
 			errdetail("The current user has not the privileges of the role that claimed the key."),
 			errhint("Use a scope of your own, or share keys through a common role named in \"%s\".", "idem.owner"));
+}
+
+static Oid
+row_owner(IdemKeyTable *table)
+{
+	bool isnull;
+
+	return DatumGetObjectId(slot_getattr(table->found, IDEM_KEYS_OWNER, &isnull));
 }
 
 static int64
@@ -265,7 +268,7 @@ static void
 check_request(IdemKeyTable *table, bytea *request)
 {
 	bool isnull;
-	Datum stored = row_attr(table, IDEM_KEYS_REQUEST, &isnull);
+	Datum stored = slot_getattr(table->found, IDEM_KEYS_REQUEST, &isnull);
 
 	if (request == NULL || isnull || varlena_equal(request, DatumGetByteaPP(stored)))
 		return;
@@ -278,20 +281,26 @@ check_request(IdemKeyTable *table, bytea *request)
 }
 
 /*
- * SERIALIZABLE: the answer is the latest committed state, which SSI does not
- * see being read.  So the row found has to be one that the snapshot of the
- * transaction shows too, as ON CONFLICT has it.
+ * SERIALIZABLE: the answer is the latest committed state.  So the row found
+ * has to be one that the snapshot of the transaction shows too, as ON CONFLICT
+ * has it; and SSI is told that it was read.
  */
 static void
 check_serializable(IdemKeyTable *table)
 {
-	if (IsolationIsSerializable() &&
-		!table_tuple_satisfies_snapshot(table->heap, table->slot, GetTransactionSnapshot()))
+	Snapshot snapshot;
+
+	if (!IsolationIsSerializable())
+		return;
+	snapshot = GetTransactionSnapshot();
+	if (!table_tuple_satisfies_snapshot(table->heap, table->found, snapshot))
 		ereport(ERROR,
 				errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 				errmsg("could not serialize access due to a concurrent change of an idempotency key"),
 				errdetail("The key was changed after this transaction took its snapshot."),
 				errhint("Retry the transaction."));
+	PredicateLockTID(table->heap, &table->found->tts_tid, snapshot,
+					 HeapTupleHeaderGetXmin(ExecFetchSlotHeapTuple(table->found, false, NULL)->t_data));
 }
 
 static void
@@ -301,15 +310,15 @@ fill_row(IdemKeyTable *table, IdemStatus status, IdemRow *row)
 	Datum value;
 
 	row->status = status;
-	row->owner = DatumGetObjectId(row_attr(table, IDEM_KEYS_OWNER, &isnull));
+	row->owner = row_owner(table);
 	row->created_at = row_timestamp(table, IDEM_KEYS_CREATED_AT);
 	row->expires_at = row_timestamp(table, IDEM_KEYS_EXPIRES_AT);
 	row->finished_at = row_timestamp(table, IDEM_KEYS_FINISHED_AT);
-	value = row_attr(table, IDEM_KEYS_RESULT, &isnull);
+	value = slot_getattr(table->found, IDEM_KEYS_RESULT, &isnull);
 	row->result = isnull ? NULL : DatumGetJsonbPCopy(value);
 }
 
-/* A committed plain claim is finished, whether idem_finish() was called or not */
+/* Status of a row of this transaction */
 static IdemStatus
 mine_status(IdemKeyTable *table)
 {
@@ -323,11 +332,11 @@ set_column(TupleTableSlot *slot, AttrNumber attno, Datum value)
 	slot->tts_isnull[attno - 1] = false;
 }
 
-/* A row for a new claim */
-static TupleTableSlot *
+/* Make the row of a new claim */
+static void
 make_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 {
-	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(table->heap), &TTSOpsVirtual);
+	TupleTableSlot *slot = idem_keytable_new_row(table);
 
 	memset(row, 0, sizeof(*row));
 	row->status = IDEM_CLAIMED;
@@ -343,41 +352,36 @@ make_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 	set_column(slot, IDEM_KEYS_SCOPE, PointerGetDatum(claim->key.scope));
 	if (claim->request != NULL)
 		set_column(slot, IDEM_KEYS_REQUEST, PointerGetDatum(claim->request));
-	return ExecStoreVirtualTuple(slot);
+	ExecStoreVirtualTuple(slot);
 }
 
 /* Claim a key that is absent; false if it has just appeared */
 static bool
 insert_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 {
-	TupleTableSlot *slot = make_claim(table, claim, row);
-	bool inserted = idem_keytable_insert(table, slot);
-
-	last_claim = slot->tts_tid;
-	ExecDropSingleTupleTableSlot(slot);
-	return inserted;
+	make_claim(table, claim, row);
+	if (!idem_keytable_insert(table))
+		return false;
+	last_claim = table->written->tts_tid;
+	return true;
 }
 
 /* Claim a key whose row has expired, by replacing that row */
 static TM_Result
 take_over(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 {
-	ItemPointerData tid = table->slot->tts_tid;
-	TupleTableSlot *slot;
-	TM_Result result;
+	ItemPointerData tid = table->found->tts_tid;
 
 	check_serializable(table);
-	slot = make_claim(table, claim, row);
-	result = idem_keytable_update(table, &tid, slot, claim->wait.forever);
-	ExecDropSingleTupleTableSlot(slot);
-	return result;
+	make_claim(table, claim, row);
+	return idem_keytable_update(table, &tid, claim->wait.forever);
 }
 
 /* Answer from the row found, if this caller may have it for this request */
 static void
 replay(IdemKeyTable *table, bytea *request, IdemStatus status, IdemRow *row)
 {
-	check_owner(table);
+	check_owner(row_owner(table));
 	check_request(table, request);
 	check_serializable(table);
 	fill_row(table, status, row);
@@ -400,6 +404,7 @@ idem_keystore_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 
 		if (probe.found == FOUND_MINE || probe.found == FOUND_LIVE)
 		{
+			/* a committed claim is finished, whether idem_finish() was called or not */
 			replay(table, claim->request,
 				   probe.found == FOUND_MINE ? mine_status(table) : IDEM_FINISHED, row);
 			return;
@@ -420,7 +425,10 @@ idem_keystore_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 				return;
 			/* somebody has locked the row without changing it */
 			if (result == TM_WouldBlock)
+			{
+				ExecClearTuple(table->found);
 				ended = pause_until(claim->wait.until);
+			}
 		}
 
 		if (!ended)
@@ -453,7 +461,7 @@ row_text_equals(IdemKeyTable *table, AttrNumber attno, text *value)
 {
 	bool isnull;
 
-	return varlena_equal(DatumGetTextPP(row_attr(table, attno, &isnull)), value);
+	return varlena_equal(DatumGetTextPP(slot_getattr(table->found, attno, &isnull)), value);
 }
 
 /*
@@ -466,7 +474,7 @@ find_last_claim(IdemKeyTable *table, const IdemKey *key)
 {
 	return ItemPointerIsValid(&last_claim) &&
 		ItemPointerGetBlockNumber(&last_claim) < RelationGetNumberOfBlocks(table->heap) &&
-		table_tuple_fetch_row_version(table->heap, &last_claim, SnapshotSelf, table->slot) &&
+		table_tuple_fetch_row_version(table->heap, &last_claim, SnapshotSelf, table->found) &&
 		row_is_mine(table) &&
 		row_text_equals(table, IDEM_KEYS_KEY, key->key) &&
 		row_text_equals(table, IDEM_KEYS_SCOPE, key->scope);
@@ -480,12 +488,12 @@ probe_held_key(IdemKeyTable *table, const IdemKey *key, const char *hint)
 
 	if (find_last_claim(table, key))
 	{
-		check_owner(table);
+		check_owner(row_owner(table));
 		return;
 	}
 	probe_key(table, key, &probe);
 	if (probe.found == FOUND_MINE || probe.found == FOUND_LIVE)
-		check_owner(table);
+		check_owner(row_owner(table));
 	if (probe.found != FOUND_MINE)
 		not_held(table, &probe, hint);
 }
@@ -494,26 +502,26 @@ static bool
 row_result_equals(IdemKeyTable *table, Jsonb *result)
 {
 	bool isnull;
-	Datum stored = row_attr(table, IDEM_KEYS_RESULT, &isnull);
+	Datum stored = slot_getattr(table->found, IDEM_KEYS_RESULT, &isnull);
 
 	if (isnull || result == NULL)
 		return isnull && result == NULL;
 	return compareJsonbContainers(&DatumGetJsonbP(stored)->root, &result->root) == 0;
 }
 
-/* A copy of the row found, with the columns that a finish sets */
-static TupleTableSlot *
+/* Make a copy of the row found, with the columns that a finish sets */
+static void
 make_finished(IdemKeyTable *table, Jsonb *result)
 {
-	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(table->heap), &TTSOpsVirtual);
+	TupleTableSlot *slot = idem_keytable_new_row(table);
 
-	slot_getallattrs(table->slot);
-	memcpy(slot->tts_values, table->slot->tts_values, IDEM_KEYS_NATTS * sizeof(Datum));
-	memcpy(slot->tts_isnull, table->slot->tts_isnull, IDEM_KEYS_NATTS * sizeof(bool));
+	slot_getallattrs(table->found);
+	memcpy(slot->tts_values, table->found->tts_values, IDEM_KEYS_NATTS * sizeof(Datum));
+	memcpy(slot->tts_isnull, table->found->tts_isnull, IDEM_KEYS_NATTS * sizeof(bool));
 	set_column(slot, IDEM_KEYS_FINISHED_AT, TimestampTzGetDatum(idem_keystore_now()));
 	if (result != NULL)
 		set_column(slot, IDEM_KEYS_RESULT, JsonbPGetDatum(result));
-	return ExecStoreVirtualTuple(slot);
+	ExecStoreVirtualTuple(slot);
 }
 
 /*
@@ -523,8 +531,6 @@ make_finished(IdemKeyTable *table, Jsonb *result)
 void
 idem_keystore_finish(IdemKeyTable *table, const IdemKey *key, Jsonb *result)
 {
-	TupleTableSlot *slot;
-
 	probe_held_key(table, key,
 				   "Call idem_claim() first, in the same transaction, and idem_finish() only if it answered \"claimed\".");
 	if (mine_status(table) == IDEM_FINISHED)
@@ -538,10 +544,9 @@ idem_keystore_finish(IdemKeyTable *table, const IdemKey *key, Jsonb *result)
 						  row_age(table)),
 				errhint("Finish a key once, or again with an equal result."));
 	}
-	slot = make_finished(table, result);
-	if (idem_keytable_update(table, &table->slot->tts_tid, slot, true) != TM_Ok)
+	make_finished(table, result);
+	if (idem_keytable_update(table, &table->found->tts_tid, true) != TM_Ok)
 		elog(ERROR, "a key held by this transaction was changed by another one");
-	ExecDropSingleTupleTableSlot(slot);
 }
 
 /* Give up a claim, as if the key had never been claimed */
@@ -557,7 +562,7 @@ idem_keystore_release(IdemKeyTable *table, const IdemKey *key)
 				errdetail("The key was claimed " INT64_FORMAT " seconds ago and finished by this transaction.",
 						  row_age(table)),
 				errhint("Roll back to undo the work together with its key."));
-	if (idem_keytable_delete(table, &table->slot->tts_tid, true) != TM_Ok)
+	if (idem_keytable_delete(table, &table->found->tts_tid, true) != TM_Ok)
 		elog(ERROR, "a key held by this transaction was changed by another one");
 }
 
@@ -583,27 +588,35 @@ idem_keystore_forget(IdemKeyTable *table, const IdemKey *key)
 		else
 		{
 			check_serializable(table);
-			if (idem_keytable_delete(table, &table->slot->tts_tid, true) == TM_Ok)
+			if (idem_keytable_delete(table, &table->found->tts_tid, true) == TM_Ok)
 				return true;
 		}
 	}
 }
 
-/* What the statement's snapshot shows of a key, like a SELECT */
+/*
+ * What the statement's snapshot shows of a key, like a SELECT.  Under
+ * REPEATABLE READ that can be two rows: one that others have removed since the
+ * snapshot, and the one of this transaction, which counts.
+ */
 bool
 idem_keystore_get(IdemKeyTable *table, const IdemKey *key, IdemRow *row)
 {
 	IndexScanDesc scan = idem_keytable_scan_key(table, key, GetActiveSnapshot());
-	bool found;
+	bool found = false;
+	bool mine = false;
 
-	found = index_getnext_slot(scan, ForwardScanDirection, table->slot) &&
-		(row_is_mine(table) || !row_is_expired(table));
-	if (found)
+	while (!mine && index_getnext_slot(scan, ForwardScanDirection, table->found))
 	{
-		check_owner(table);
-		fill_row(table, row_is_mine(table) ? mine_status(table) : IDEM_FINISHED, row);
+		mine = row_is_mine(table);
+		if (!mine && row_is_expired(table))
+			continue;
+		found = true;
+		fill_row(table, mine ? mine_status(table) : IDEM_FINISHED, row);
 	}
 	index_endscan(scan);
+	if (found)
+		check_owner(row->owner);
 	return found;
 }
 
@@ -624,11 +637,11 @@ idem_keystore_cleanup(IdemKeyTable *table, int batch)
 	ScanKeyInit(&skey, 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
 				TimestampTzGetDatum(idem_keystore_now()));
 	index_rescan(scan, &skey, 1, NULL, 0);
-	while (removed < batch && index_getnext_slot(scan, ForwardScanDirection, table->slot))
+	while (removed < batch && index_getnext_slot(scan, ForwardScanDirection, table->found))
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (!row_is_mine(table) &&
-			idem_keytable_delete(table, &table->slot->tts_tid, false) == TM_Ok)
+			idem_keytable_delete(table, &table->found->tts_tid, false) == TM_Ok)
 			removed++;
 	}
 	index_endscan(scan);

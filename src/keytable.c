@@ -20,6 +20,7 @@
 #include "catalog/index.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_am.h"
+#include "catalog/pg_collation.h"
 #include "catalog/pg_index.h"
 #include "catalog/pg_type.h"
 #include "executor/executor.h"
@@ -55,7 +56,9 @@ check_shape(Relation heap)
 	TupleDesc desc = RelationGetDescr(heap);
 	TupleConstr *constr = desc->constr;
 
-	if (!idem_args_desc_has(desc, column_types, IDEM_KEYS_NATTS))
+	if (!idem_args_desc_has(desc, column_types, IDEM_KEYS_NATTS) ||
+		TupleDescAttr(desc, IDEM_KEYS_KEY - 1)->attcollation != C_COLLATION_OID ||
+		TupleDescAttr(desc, IDEM_KEYS_SCOPE - 1)->attcollation != C_COLLATION_OID)
 		idem_args_version_mismatch("Table idem.keys has other columns.");
 	if (heap->rd_rel->relkind != RELKIND_RELATION || heap->rd_rel->relam != HEAP_TABLE_AM_OID)
 		unsupported("It is of another kind or has another access method.",
@@ -113,7 +116,7 @@ forget_keys_relid(Datum arg, Oid relid)
 		keys_relid = InvalidOid;
 }
 
-/* OID of idem.keys, looked up anew when the table has changed */
+/* OID of idem.keys, looked up by name anew when the table has changed */
 static Oid
 get_keys_relid(void)
 {
@@ -141,7 +144,7 @@ idem_keytable_open(IdemKeyTable *table, LOCKMODE lockmode)
 {
 	Oid pkey;
 
-	table->lockmode = lockmode;
+	memset(table, 0, sizeof(*table));
 	table->heap = table_open(get_keys_relid(), lockmode);
 	check_shape(table->heap);
 	pkey = idem_compat_primary_key(table->heap);
@@ -151,16 +154,33 @@ idem_keytable_open(IdemKeyTable *table, LOCKMODE lockmode)
 	table->pkey = index_open(pkey, lockmode);
 	if (!is_unique_on_key(table->pkey->rd_index))
 		unsupported("The primary key is not on (key, scope).", "Drop and create the extension.");
-	table->slot = table_slot_create(table->heap, NULL);
+	table->found = table_slot_create(table->heap, NULL);
 }
 
 /* The locks stay until the end of the transaction */
 void
 idem_keytable_close(IdemKeyTable *table)
 {
-	ExecDropSingleTupleTableSlot(table->slot);
+	for (int i = 0; i < table->nindexes; i++)
+	{
+		idem_compat_index_insert_cleanup(table->indexes[i], table->infos[i]);
+		if (table->indexes[i] != table->pkey)
+			index_close(table->indexes[i], NoLock);
+	}
+	if (table->written != NULL)
+		ExecDropSingleTupleTableSlot(table->written);
+	ExecDropSingleTupleTableSlot(table->found);
 	index_close(table->pkey, NoLock);
 	table_close(table->heap, NoLock);
+}
+
+/* An empty row to be filled and written */
+TupleTableSlot *
+idem_keytable_new_row(IdemKeyTable *table)
+{
+	if (table->written == NULL)
+		table->written = MakeSingleTupleTableSlot(RelationGetDescr(table->heap), &TTSOpsVirtual);
+	return ExecClearTuple(table->written);
 }
 
 /* Scan for a key; the caller ends the scan */
@@ -176,73 +196,73 @@ idem_keytable_scan_key(IdemKeyTable *table, const IdemKey *key, Snapshot snapsho
 	return scan;
 }
 
-/* One index entry; false if the key may be there already */
-static bool
-insert_index_entry(IdemKeyTable *table, Relation index, TupleTableSlot *row, IndexUniqueCheck check)
+/* Open the indexes that take entries; one that is just being built may not yet */
+static void
+open_indexes(IdemKeyTable *table)
 {
-	Form_pg_index form = index->rd_index;
-	IndexInfo *info;
-	Datum values[INDEX_MAX_KEYS];
-	bool isnull[INDEX_MAX_KEYS];
-	bool unique;
-
-	check_index(index);
-	for (int i = 0; i < form->indnatts; i++)
-		values[i] = slot_getattr(row, form->indkey.values[i], &isnull[i]);
-
-	info = BuildIndexInfo(index);
-	unique = index_insert(index, values, isnull, &row->tts_tid, table->heap,
-						  form->indisunique ? check : UNIQUE_CHECK_NO, false, info);
-	idem_compat_index_insert_cleanup(index, info);
-	pfree(info);
-	return unique || !form->indisunique;
-}
-
-/*
- * Entries of a new row version in the indexes that need one.  With
- * UNIQUE_CHECK_PARTIAL a conflict ends it and gives false.
- */
-static bool
-insert_index_entries(IdemKeyTable *table, TupleTableSlot *row, IndexUniqueCheck check,
-					 const IdemUpdateIndexes *which)
-{
-	List *indexes = RelationGetIndexList(table->heap);
+	List *oids;
 	ListCell *lc;
-	bool unique = true;
 
-	foreach (lc, indexes)
+	if (table->indexes != NULL)
+		return;
+	oids = RelationGetIndexList(table->heap);
+	table->indexes = palloc_array(Relation, list_length(oids));
+	table->infos = palloc_array(IndexInfo *, list_length(oids));
+	foreach (lc, oids)
 	{
 		bool is_pkey = lfirst_oid(lc) == RelationGetRelid(table->pkey);
 		Relation index = is_pkey ? table->pkey : index_open(lfirst_oid(lc), RowExclusiveLock);
 
-		/* one that is just being built may not be ready for entries yet */
-		if (index->rd_index->indisready &&
-			(which == NULL || idem_compat_index_needs_entry(index, *which)))
-			unique = insert_index_entry(table, index, row, check);
-		if (!is_pkey)
+		if (index->rd_index->indisready)
+		{
+			check_index(index);
+			table->indexes[table->nindexes] = index;
+			table->infos[table->nindexes++] = BuildIndexInfo(index);
+		}
+		else
 			index_close(index, NoLock);
-		if (!unique)
-			break;
 	}
-	list_free(indexes);
-	return unique;
+	list_free(oids);
+}
+
+/* One index entry for the row written; false if the key may be there already */
+static bool
+insert_index_entry(IdemKeyTable *table, int i, IndexUniqueCheck check, bool unchanged)
+{
+	Relation index = table->indexes[i];
+	Form_pg_index form = index->rd_index;
+	Datum values[INDEX_MAX_KEYS];
+	bool isnull[INDEX_MAX_KEYS];
+	bool unique;
+
+	for (int j = 0; j < form->indnatts; j++)
+		values[j] = slot_getattr(table->written, form->indkey.values[j], &isnull[j]);
+	unique = index_insert(index, values, isnull, &table->written->tts_tid, table->heap,
+						  form->indisunique ? check : UNIQUE_CHECK_NO, unchanged, table->infos[i]);
+	return unique || !form->indisunique;
 }
 
 /*
- * Insert a row unless its key is there, as INSERT ... ON CONFLICT does: the
+ * Insert the row unless its key is there, as INSERT ... ON CONFLICT does: the
  * unique index is the arbiter, and of two that come at the same time one is
  * told so without an error.  False: look again, the key has just appeared.
+ *
+ * Others wait for the verdict, also those that want to wait for nobody.  So
+ * whatever may take long, such as locks, comes before the token.
  */
 bool
-idem_keytable_insert(IdemKeyTable *table, TupleTableSlot *row)
+idem_keytable_insert(IdemKeyTable *table)
 {
 	TransactionId xid = GetCurrentTransactionId();
-	uint32 token = SpeculativeInsertionLockAcquire(xid);
-	bool unique;
+	bool unique = true;
+	uint32 token;
 
-	table_tuple_insert_speculative(table->heap, row, GetCurrentCommandId(true), 0, NULL, token);
-	unique = insert_index_entries(table, row, UNIQUE_CHECK_PARTIAL, NULL);
-	table_tuple_complete_speculative(table->heap, row, token, unique);
+	open_indexes(table);
+	token = SpeculativeInsertionLockAcquire(xid);
+	table_tuple_insert_speculative(table->heap, table->written, GetCurrentCommandId(true), 0, NULL, token);
+	for (int i = 0; i < table->nindexes && unique; i++)
+		unique = insert_index_entry(table, i, UNIQUE_CHECK_PARTIAL, false);
+	table_tuple_complete_speculative(table->heap, table->written, token, unique);
 	SpeculativeInsertionLockRelease(xid);
 	CommandCounterIncrement();
 	return unique;
@@ -254,17 +274,30 @@ lock_without_wait(IdemKeyTable *table, ItemPointer tid)
 {
 	TM_FailureData tmfd;
 
-	return table_tuple_lock(table->heap, tid, GetActiveSnapshot(), table->slot,
+	return table_tuple_lock(table->heap, tid, GetActiveSnapshot(), table->found,
 							GetCurrentCommandId(true), LockTupleNoKeyExclusive,
 							LockWaitSkip, 0, &tmfd);
 }
 
+/* Entries of a new row version; what decides about the key does not change */
+static void
+insert_update_entries(IdemKeyTable *table, IdemUpdateIndexes which)
+{
+	open_indexes(table);
+	for (int i = 0; i < table->nindexes; i++)
+	{
+		if (idem_compat_index_needs_entry(table->indexes[i], which))
+			(void) insert_index_entry(table, i, UNIQUE_CHECK_YES,
+									  table->indexes[i]->rd_index->indisunique);
+	}
+}
+
 /*
- * Put a new version in the place of the row at tid.  TM_WouldBlock comes
+ * Put the row written in the place of the one at tid.  TM_WouldBlock comes
  * without wait only; TM_Updated and TM_Deleted mean: look again.
  */
 TM_Result
-idem_keytable_update(IdemKeyTable *table, ItemPointer tid, TupleTableSlot *row, bool wait)
+idem_keytable_update(IdemKeyTable *table, ItemPointer tid, bool wait)
 {
 	TM_FailureData tmfd;
 	LockTupleMode lockmode;
@@ -276,14 +309,14 @@ idem_keytable_update(IdemKeyTable *table, ItemPointer tid, TupleTableSlot *row, 
 	if (!wait)
 		result = lock_without_wait(table, tid);
 	if (result == TM_Ok)
-		result = idem_compat_tuple_update(table->heap, tid, row, GetCurrentCommandId(true),
+		result = idem_compat_tuple_update(table->heap, tid, table->written, GetCurrentCommandId(true),
 										  GetActiveSnapshot(), &tmfd, &lockmode, &which);
 	if (result == TM_Invisible || result == TM_SelfModified)
 		elog(ERROR, "unexpected result %d of an update of idem.keys", result);
 	if (result == TM_Ok)
 	{
 		if (which)
-			(void) insert_index_entries(table, row, UNIQUE_CHECK_YES, &which);
+			insert_update_entries(table, which);
 		CommandCounterIncrement();
 	}
 	return result;
@@ -310,24 +343,23 @@ idem_keytable_delete(IdemKeyTable *table, ItemPointer tid, bool wait)
 Relation
 idem_keytable_open_expiry_index(IdemKeyTable *table)
 {
-	List *indexes = RelationGetIndexList(table->heap);
+	List *oids = RelationGetIndexList(table->heap);
 	ListCell *lc;
 
-	foreach (lc, indexes)
+	foreach (lc, oids)
 	{
-		Relation index = index_open(lfirst_oid(lc), table->lockmode);
+		Relation index = index_open(lfirst_oid(lc), RowExclusiveLock);
 
 		if (index->rd_index->indisvalid && index->rd_rel->relam == BTREE_AM_OID &&
-			index->rd_index->indkey.values[0] == IDEM_KEYS_EXPIRES_AT)
+			index->rd_index->indkey.values[0] == IDEM_KEYS_EXPIRES_AT &&
+			index->rd_indoption[0] == 0)
 		{
-			list_free(indexes);
+			check_index(index);
+			list_free(oids);
 			return index;
 		}
 		index_close(index, NoLock);
 	}
-	ereport(ERROR,
-			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			errmsg("table \"%s\" is not as idem has made it", "idem.keys"),
-			errdetail("It has no index on \"%s\".", "expires_at"),
-			errhint("Run CREATE INDEX CONCURRENTLY ON idem.keys (expires_at)."));
+	unsupported("There is no index that orders the keys by expires_at.",
+				"Run CREATE INDEX CONCURRENTLY ON idem.keys (expires_at).");
 }
