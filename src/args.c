@@ -263,24 +263,31 @@ idem_args_desc_has(TupleDesc desc, const Oid *types, int natts)
 	return true;
 }
 
-/* Descriptor of the row to return, kept for the next call */
+/*
+ * Descriptor of the row to return.  What was found out about a function holds
+ * for the whole session: its result cannot change but with its OID.
+ */
 TupleDesc
-idem_args_row_desc(FunctionCallInfo fcinfo, const Oid *types, int natts)
+idem_args_row_desc(FunctionCallInfo fcinfo, const Oid *types, int natts, IdemRowDesc *cache)
 {
-	FmgrInfo *flinfo = fcinfo->flinfo;
-
-	if (flinfo->fn_extra == NULL)
+	if (cache->function != fcinfo->flinfo->fn_oid)
 	{
-		MemoryContext oldcontext = MemoryContextSwitchTo(flinfo->fn_mcxt);
+		MemoryContext oldcontext;
 		TupleDesc desc;
 
 		if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE ||
 			!idem_args_desc_has(desc, types, natts))
 			idem_args_version_mismatch("The function is declared with another result.");
-		flinfo->fn_extra = BlessTupleDesc(desc);
+
+		oldcontext = MemoryContextSwitchTo(TopMemoryContext);
+		desc = BlessTupleDesc(CreateTupleDescCopy(desc));
 		MemoryContextSwitchTo(oldcontext);
+		if (cache->desc != NULL)
+			FreeTupleDesc(cache->desc);
+		cache->desc = desc;
+		cache->function = fcinfo->flinfo->fn_oid;
 	}
-	return flinfo->fn_extra;
+	return cache->desc;
 }
 
 /* The same for a function that returns a set: where its rows go */

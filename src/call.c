@@ -105,6 +105,7 @@ run_handler(Oid handler, NullableDatum payload)
 Datum
 idem_call(PG_FUNCTION_ARGS)
 {
+	static IdemRowDesc row_desc;
 	IdemKeyTable table;
 	IdemClaim claim;
 	IdemRow row;
@@ -114,7 +115,7 @@ idem_call(PG_FUNCTION_ARGS)
 	bool nulls[CALL_NATTS] = {false};
 
 	idem_args_begin(fcinfo, 6, "idem_call()");
-	desc = idem_args_row_desc(fcinfo, call_types, CALL_NATTS);
+	desc = idem_args_row_desc(fcinfo, call_types, CALL_NATTS, &row_desc);
 	if (PG_ARGISNULL(1))
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),

@@ -65,6 +65,7 @@ idem_claim_row_values(const IdemRow *row, Datum *values, bool *nulls)
 Datum
 idem_claim(PG_FUNCTION_ARGS)
 {
+	static IdemRowDesc row_desc;
 	IdemKeyTable table;
 	IdemClaim claim;
 	IdemRow row;
@@ -73,7 +74,7 @@ idem_claim(PG_FUNCTION_ARGS)
 	bool nulls[CLAIM_NATTS];
 
 	idem_args_begin(fcinfo, 5, "idem_claim()");
-	desc = idem_args_row_desc(fcinfo, claim_types, CLAIM_NATTS);
+	desc = idem_args_row_desc(fcinfo, claim_types, CLAIM_NATTS, &row_desc);
 	idem_args_claim(fcinfo, 1, &claim);
 
 	idem_keytable_open(&table, RowExclusiveLock);

@@ -84,6 +84,13 @@ typedef struct IdemRow
 	Jsonb *result;			 /* NULL if there is none */
 } IdemRow;
 
+/* The row that an SQL function returns, as it is declared */
+typedef struct IdemRowDesc
+{
+	Oid function;
+	TupleDesc desc;
+} IdemRowDesc;
+
 /* idem.keys, open; see keytable.c */
 typedef struct IdemKeyTable
 {
@@ -116,7 +123,7 @@ extern Jsonb *idem_args_result(Datum value);
 extern bytea *idem_args_fingerprint(Datum request);
 extern void idem_args_claim(FunctionCallInfo fcinfo, int requestarg, IdemClaim *claim);
 extern bool idem_args_desc_has(TupleDesc desc, const Oid *types, int natts);
-extern TupleDesc idem_args_row_desc(FunctionCallInfo fcinfo, const Oid *types, int natts);
+extern TupleDesc idem_args_row_desc(FunctionCallInfo fcinfo, const Oid *types, int natts, IdemRowDesc *cache);
 extern ReturnSetInfo *idem_args_row_set(FunctionCallInfo fcinfo, const Oid *types, int natts);
 pg_noreturn extern void idem_args_version_mismatch(const char *found);
 

@@ -63,11 +63,24 @@ alternate() {
 	done | measured "$db"
 }
 
+# pin on|off: client and server share one CPU, as they take turns anyway, or use all.
+# Without it the kernel decides anew in each run, and a round trip takes three times
+# as long when it wakes an idle CPU.  Holds for sessions that start later.
+pin() {
+	local cpus
+	cpus=$(taskset -cp $$ | sed 's/.*: //')
+	if [[ $1 == on ]]; then
+		cpus=${cpus##*[,-]}
+	fi
+	taskset -cp "$cpus" "$(head -n 1 "$IDEM_TMP/pg/postmaster.pid")" >/dev/null
+	client_cpus=$cpus
+}
+
 # latency SCRIPT CLIENTS SECONDS: microseconds of a transaction, the mean of the middle
 # half of them: one that had to wait for the CPU tells about the rest of the machine.
 latency() {
 	# shellcheck disable=SC2154	# scripts.sh
-	idem_run pgbench -n -M prepared -c "$2" -j "$2" -T "$3" -U bench -f - \
+	idem_run taskset -c "$client_cpus" pgbench -n -M prepared -c "$2" -j "$2" -T "$3" -U bench -f - \
 		-l --log-prefix="$IDEM_TMP/t/latency" -D "payload=$payload" -D "result=$result30" bench \
 		<<<"${script[$1]}" >"$IDEM_TMP/pgbench.log" 2>&1 || {
 		cat "$IDEM_TMP/pgbench.log" >&2

@@ -32,6 +32,7 @@ line_socket() {
 	local clients goal='<= 0.65'
 	for clients in 1 2; do
 		empty_tables
+		pin "$( ((clients == 1)) && printf on || printf off)"
 		latencies "$clients" 2 15 base idem hand >"$samples"
 		minus idem base idem_tax
 		minus hand base hand_tax
@@ -40,12 +41,14 @@ line_socket() {
 		compare '  the whole transaction; the same with two SELECT 1' us idem base ''
 		goal=
 	done
+	pin off
 }
 
 # One round trip against several, with the same work: one business row.
 line_call() {
 	local name what goal='>= 2.5'
 	empty_tables
+	pin on
 	latencies 1 2 9 call idem_four hand_four idem_five hand_five >"$samples"
 	for name in idem_four hand_four idem_five hand_five; do
 		case $name in
@@ -59,6 +62,7 @@ line_call() {
 			"$(calc "$(median $name) / $(median call)")" "$goal" "$(spread call $name)"
 		goal=
 	done
+	pin off
 }
 
 # WAL of a pair in a transaction of its own.
@@ -91,10 +95,11 @@ load_keys() {
 		-c 'VACUUM ANALYZE idem.keys'
 }
 
-# growth_round DATABASE NAME
+# growth_round DATABASE NAME >>$samples: the backend first maps every page of the index
 growth_round() {
 	printf '%s ' "$2"
-	measured "$1" -c 'SELECT bench.idem_pair_us(500)' -c 'SELECT bench.idem_pair_us(5000)' | tail -n 1
+	measured "$1" -c 'SET enable_seqscan = off' -c "SELECT count(key) FROM idem.keys WHERE key >= ''" \
+		-c 'SELECT bench.idem_pair_us(500)' -c 'SELECT bench.idem_pair_us(5000)' | sed -n '$p'
 }
 
 # Pairs on a small and on a large table, in turn; the small one is made anew each

@@ -11,6 +11,7 @@
 CREATE SCHEMA hand AUTHORIZATION bench;
 CREATE SCHEMA bench AUTHORIZATION bench;
 SELECT idem_grant('bench', 'admin');
+GRANT SELECT ON idem.keys TO bench;
 GRANT pg_read_server_files TO bench;
 GRANT EXECUTE ON FUNCTION pg_read_file(text) TO bench;
 
