@@ -491,6 +491,7 @@ probe_held_key(IdemKeyTable *table, const IdemKey *key, const char *hint)
 		check_owner(row_owner(table));
 		return;
 	}
+	ItemPointerSetInvalid(&last_claim); /* do not guess again for each key of a batch */
 	probe_key(table, key, &probe);
 	if (probe.found == FOUND_MINE || probe.found == FOUND_LIVE)
 		check_owner(row_owner(table));
