@@ -98,6 +98,7 @@ help:
 	@echo 'make installcheck   run the tests against what was installed, on private servers'
 	@echo 'make test           build and run all tests in a temporary directory'
 	@echo 'make demo           see it work, on a throw-away server (KEEP=1 leaves it running)'
+	@echo 'make demo-stop      remove what make demo KEEP=1 has left'
 	@echo 'make bench          measure it against SQL written by hand'
 	@echo 'make format         format the C files; format-check only looks'
 	@echo 'make clean          remove what was built'
@@ -142,6 +143,14 @@ override with_llvm = no
 endif
 
 include $(PGXS)
+
+# initdb says it only in its log
+installcheck: not-as-root
+.PHONY: not-as-root
+not-as-root:
+	@if [ "$$(id -u)" = 0 ]; then \
+		echo 'PostgreSQL refuses to run as root: run "make installcheck" as another user' >&2; \
+		echo 'who can write here, or "make test".' >&2; exit 1; fi
 
 $(OBJS) $(OBJS:.o=.bc): $(wildcard $(srcdir)/src/*.h)
 

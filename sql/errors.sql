@@ -3,7 +3,7 @@
 -- section 7 of the contract, rules K7, K11, K12
 --
 CREATE FUNCTION fails(command text,
-	OUT state text, OUT message text, OUT detail text, OUT hint text)
+	OUT state text, OUT message text, OUT detail text, OUT hint text, OUT context text)
 LANGUAGE plpgsql AS $$
 BEGIN
 	EXECUTE command;
@@ -13,8 +13,11 @@ EXCEPTION WHEN others THEN
 		state = RETURNED_SQLSTATE,
 		message = MESSAGE_TEXT,
 		detail = PG_EXCEPTION_DETAIL,
-		hint = PG_EXCEPTION_HINT;
-	detail := regexp_replace(detail, '\d+ seconds', 'N seconds');
+		hint = PG_EXCEPTION_HINT,
+		context = PG_EXCEPTION_CONTEXT;
+	detail := regexp_replace(detail, '\d+ s ago', 'N s ago');
+	-- what idem adds to it
+	context := substring(context FROM 'element \d+ of array "keys"');
 END
 $$;
 SELECT claimed FROM idem_claim('errors:1', '{"card": "4242"}');
@@ -63,6 +66,12 @@ SELECT * FROM fails($$ SELECT idem_claim_many(NULL) $$);
 SELECT * FROM fails($$ SELECT idem_claim_many(ARRAY['k', NULL]) $$);
 SELECT * FROM fails($$ SELECT idem_claim_many(ARRAY[['k', 'l']]) $$);
 SELECT * FROM fails($$ SELECT idem_finish_many(ARRAY['k'], '{}') $$);
+
+-- which element of a batch, without naming the key
+SELECT * FROM fails($$ SELECT idem_claim_many(ARRAY['k', 'errors:1', 'l'], ARRAY['1', '2', '3']::jsonb[]) $$);
+SELECT * FROM fails($$ SELECT idem_claim('k'), idem_finish_many(ARRAY['k', 'errors:1']) $$);
+-- a role that is not there
+SELECT * FROM fails($$ SELECT set_config('idem.owner', 'nobody in particular', true), idem_claim('k') $$);
 
 -- cleanup, privileges
 SELECT * FROM fails($$ SELECT idem_cleanup(0) $$);

@@ -17,6 +17,12 @@ $$;
 SELECT claimed FROM idem_claim('shape:1');
 \x on
 
+-- unlogged
+BEGIN;
+ALTER TABLE idem.keys SET UNLOGGED;
+SELECT * FROM refused();
+ROLLBACK;
+
 -- row security
 BEGIN;
 ALTER TABLE idem.keys ENABLE ROW LEVEL SECURITY;

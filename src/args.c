@@ -162,7 +162,7 @@ interval_span(const Interval *interval, const char *what, int64 least, const cha
 			errmsg("invalid value of \"%s\"", what),
 			errdetail("The interval must be %s and at most %d years.",
 					  bound, MAX_INTERVAL_YEARS),
-			errhint("Pass a finite interval such as '2 hours', or null for the default."));
+			errhint("Pass a finite interval such as '90 s', or leave it out."));
 }
 
 int64

@@ -33,6 +33,13 @@ typedef struct BatchItem
 	IdemRow row;
 } BatchItem;
 
+/* Errors about a key tell which one, without naming it */
+static void
+say_element(void *arg)
+{
+	errcontext("element %d of array \"%s\"", *(int *) arg + 1, "keys");
+}
+
 static void
 deconstruct(ArrayType *array, const char *what, Datum **elems, bool **nulls, int *n)
 {
@@ -93,7 +100,7 @@ get_jsonbs(FunctionCallInfo fcinfo, int arg, const char *what, int nkeys, Datum 
 		ereport(ERROR,
 				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("arrays \"%s\" and \"%s\" differ in length", "keys", what),
-				errdetail("There are %d keys and %d elements in \"%s\".", nkeys, n, what),
+				errdetail("Their lengths are %d and %d.", nkeys, n),
 				errhint("Pass one element for each key; it may be null."));
 	return true;
 }
@@ -139,16 +146,22 @@ static void
 claim_items(IdemClaim *claim, BatchItem *items, int n)
 {
 	IdemKeyTable table;
+	int ord = 0;
+	ErrorContextCallback context = {
+		.previous = error_context_stack, .callback = say_element, .arg = &ord};
 
+	error_context_stack = &context;
 	qsort(items, n, sizeof(BatchItem), compare_items);
 	idem_keytable_open(&table, RowExclusiveLock);
 	for (int i = 0; i < n; i++)
 	{
+		ord = items[i].ord;
 		claim->key.key = items[i].key;
 		claim->request = items[i].request;
 		idem_keystore_claim(&table, claim, &items[i].row);
 	}
 	idem_keytable_close(&table);
+	error_context_stack = context.previous;
 	qsort(items, n, sizeof(BatchItem), compare_ords);
 }
 
@@ -193,6 +206,9 @@ idem_finish_many(PG_FUNCTION_ARGS)
 	bool have_results;
 	BatchItem *items;
 	int n;
+	int i = 0;
+	ErrorContextCallback context = {
+		.previous = error_context_stack, .callback = say_element, .arg = &i};
 
 	idem_args_begin(fcinfo, 3, "idem_finish_many()");
 	items = get_keys(fcinfo, 0, &n);
@@ -202,13 +218,15 @@ idem_finish_many(PG_FUNCTION_ARGS)
 		PG_RETURN_VOID();
 
 	idem_keytable_open(&table, RowExclusiveLock);
-	for (int i = 0; i < n; i++)
+	error_context_stack = &context;
+	for (i = 0; i < n; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
 		key.key = items[i].key;
 		idem_keystore_finish(&table, &key,
 							 have_results && !nulls[i] ? idem_args_result(results[i]) : NULL);
 	}
+	error_context_stack = context.previous;
 	idem_keytable_close(&table);
 	PG_RETURN_VOID();
 }

@@ -23,6 +23,7 @@ check_scope(char **newval, void **extra, GucSource source)
 	if (strlen(*newval) > IDEM_MAX_SCOPE_LEN)
 	{
 		GUC_check_errdetail("A scope must have at most %d bytes.", IDEM_MAX_SCOPE_LEN);
+		GUC_check_errhint("Use a short name of the service or tenant.");
 		return false;
 	}
 	return true;

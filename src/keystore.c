@@ -217,7 +217,13 @@ current_owner(void)
 
 	if (idem_guc_owner[0] == '\0')
 		return GetUserId();
-	owner = get_role_oid(idem_guc_owner, false);
+	owner = get_role_oid(idem_guc_owner, true);
+	if (!OidIsValid(owner))
+		ereport(ERROR,
+				errcode(ERRCODE_UNDEFINED_OBJECT),
+				errmsg("role \"%s\" does not exist", idem_guc_owner),
+				errdetail("The setting \"%s\" names it.", "idem.owner"),
+				errhint("Create the role, or reset \"%s\".", "idem.owner"));
 	if (!member_can_set_role(GetUserId(), owner))
 		ereport(ERROR,
 				errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
@@ -275,7 +281,7 @@ check_request(IdemKeyTable *table, bytea *request)
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_REQUEST_MISMATCH),
 			errmsg("idempotency key was used with another request"),
-			errdetail("The key was claimed " INT64_FORMAT " seconds ago with a request that differs from this one.",
+			errdetail("The key was claimed " INT64_FORMAT " s ago with a request that differs from this one.",
 					  row_age(table)),
 			errhint("Use a new key for a new request, and send the same request when you retry."));
 }
@@ -442,18 +448,21 @@ idem_keystore_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 
 /* Says what was found instead of a key held by this transaction */
 pg_noreturn static void
-not_held(IdemKeyTable *table, const Probe *probe, const char *hint)
+not_held(IdemKeyTable *table, Found found)
 {
+	if (found == FOUND_LIVE)
+		ereport(ERROR,
+				errcode(ERRCODE_IDEM_NOT_HELD),
+				errmsg("idempotency key is not held by this transaction"),
+				errdetail("The key was claimed " INT64_FORMAT " s ago by a transaction that has committed.",
+						  row_age(table)),
+				errhint("Begin a transaction before idem_claim(): in autocommit mode the claim commits at once. An operator can remove the key with idem_forget()."));
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_NOT_HELD),
 			errmsg("idempotency key is not held by this transaction"),
-			probe->found == FOUND_NONE || probe->found == FOUND_EXPIRED ?
-				errdetail("There is no such key in this scope.") :
-				probe->found == FOUND_OPEN ?
-				errdetail("Another transaction has claimed the key and is still open.") :
-				errdetail("The key was claimed " INT64_FORMAT " seconds ago by a transaction that has committed.",
-						  row_age(table)),
-			errhint("%s", hint));
+			found == FOUND_OPEN ? errdetail("Another transaction has claimed the key and is still open.") :
+								  errdetail("There is no such key in this scope."),
+			errhint("Call idem_claim() first, in the same transaction, and go on only if it answered \"claimed\"."));
 }
 
 static bool
@@ -482,7 +491,7 @@ find_last_claim(IdemKeyTable *table, const IdemKey *key)
 
 /* Find a key that this transaction holds */
 static void
-probe_held_key(IdemKeyTable *table, const IdemKey *key, const char *hint)
+probe_held_key(IdemKeyTable *table, const IdemKey *key)
 {
 	Probe probe;
 
@@ -496,7 +505,7 @@ probe_held_key(IdemKeyTable *table, const IdemKey *key, const char *hint)
 	if (probe.found == FOUND_MINE || probe.found == FOUND_LIVE)
 		check_owner(row_owner(table));
 	if (probe.found != FOUND_MINE)
-		not_held(table, &probe, hint);
+		not_held(table, probe.found);
 }
 
 static bool
@@ -532,8 +541,7 @@ make_finished(IdemKeyTable *table, Jsonb *result)
 void
 idem_keystore_finish(IdemKeyTable *table, const IdemKey *key, Jsonb *result)
 {
-	probe_held_key(table, key,
-				   "Call idem_claim() first, in the same transaction, and idem_finish() only if it answered \"claimed\".");
+	probe_held_key(table, key);
 	if (mine_status(table) == IDEM_FINISHED)
 	{
 		if (row_result_equals(table, result))
@@ -541,7 +549,7 @@ idem_keystore_finish(IdemKeyTable *table, const IdemKey *key, Jsonb *result)
 		ereport(ERROR,
 				errcode(ERRCODE_IDEM_ALREADY_FINISHED),
 				errmsg("idempotency key is already finished with another result"),
-				errdetail("The key was claimed " INT64_FORMAT " seconds ago and finished by this transaction.",
+				errdetail("The key was claimed " INT64_FORMAT " s ago and finished by this transaction.",
 						  row_age(table)),
 				errhint("Finish a key once, or again with an equal result."));
 	}
@@ -554,13 +562,12 @@ idem_keystore_finish(IdemKeyTable *table, const IdemKey *key, Jsonb *result)
 void
 idem_keystore_release(IdemKeyTable *table, const IdemKey *key)
 {
-	probe_held_key(table, key,
-				   "Only the transaction that claimed a key can release it; it ends by itself with rollback.");
+	probe_held_key(table, key);
 	if (mine_status(table) == IDEM_FINISHED)
 		ereport(ERROR,
 				errcode(ERRCODE_IDEM_ALREADY_FINISHED),
 				errmsg("idempotency key is already finished"),
-				errdetail("The key was claimed " INT64_FORMAT " seconds ago and finished by this transaction.",
+				errdetail("The key was claimed " INT64_FORMAT " s ago and finished by this transaction.",
 						  row_age(table)),
 				errhint("Roll back to undo the work together with its key."));
 	if (idem_keytable_delete(table, &table->found->tts_tid, true) != TM_Ok)

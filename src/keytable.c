@@ -63,6 +63,9 @@ check_shape(Relation heap)
 	if (heap->rd_rel->relkind != RELKIND_RELATION || heap->rd_rel->relam != HEAP_TABLE_AM_OID)
 		unsupported("It is of another kind or has another access method.",
 					"Drop and create the extension.");
+	if (heap->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
+		unsupported("It is not logged: a crash would empty it, and every key could run again.",
+					"Run ALTER TABLE idem.keys SET LOGGED.");
 	if (heap->rd_rel->relrowsecurity)
 		unsupported("Row security is enabled, which access by idem would bypass.",
 					"Run ALTER TABLE idem.keys DISABLE ROW LEVEL SECURITY.");

@@ -33,7 +33,7 @@ line_socket() {
 	for clients in 1 2; do
 		empty_tables
 		pin "$( ((clients == 1)) && printf on || printf off)"
-		latencies "$clients" 2 15 base idem hand >"$samples"
+		latencies "$clients" 2 11 base idem hand >"$samples"
 		minus idem base idem_tax
 		minus hand base hand_tax
 		compare "tax of a pair over a socket, $clients client(s); hand-written pair" us \
@@ -63,6 +63,10 @@ line_call() {
 		goal=
 	done
 	pin off
+	latencies 1 2 9 call idem_four >"$samples"
+	report '  client and server not on one CPU; BEGIN, idem_claim, work + idem_finish, COMMIT' /s \
+		"$(calc "1e6 / $(median call)")" "$(calc "1e6 / $(median idem_four)")" \
+		"$(calc "$(median idem_four) / $(median call)")" '' "$(spread call idem_four)"
 }
 
 # WAL of a pair in a transaction of its own.
@@ -95,37 +99,42 @@ load_keys() {
 		-c 'VACUUM ANALYZE idem.keys'
 }
 
-# growth_round DATABASE NAME >>$samples: the backend first maps every page of the index
+# growth_round DATABASE NAME [STATEMENT] >>$samples: what pairs cost in a new session
 growth_round() {
 	printf '%s ' "$2"
-	measured "$1" -c 'SET enable_seqscan = off' -c "SELECT count(key) FROM idem.keys WHERE key >= ''" \
+	measured "$1" -c 'SET enable_seqscan = off' -c "${3:-SELECT}" \
 		-c 'SELECT bench.idem_pair_us(500)' -c 'SELECT bench.idem_pair_us(5000)' | sed -n '$p'
 }
 
-# Pairs on a small and on a large table, in turn; the small one is made anew each
-# time.  The pages of the large one are in shared buffers and have been written to
-# WAL since the last checkpoint, so neither reads nor full page images count;
-# what a checkpoint before each round costs is told apart.
+# growth_rounds COUNT PREPARE [STATEMENT] >$samples: small and large table in turn, the
+# small one made anew each time
+growth_rounds() {
+	local round
+	for ((round = 0; round < $1; round++)); do
+		load_keys small 10000
+		"$2"
+		growth_round small few "${3:-}"
+		growth_round large many "${3:-}"
+	done >"$samples"
+}
+
+checkpoint() { admin postgres -c CHECKPOINT; }
+
+# Pairs on a small and on a large table.  The pages of the large one are in shared
+# buffers, have been written to WAL since the last checkpoint, and the session has
+# touched the whole index before: what is left is the cost of the larger tree.
+# What a checkpoint and a new session add is told apart.
 line_growth() {
-	local count=${BENCH_KEYS:-10000000} round
-	admin postgres -c 'CREATE DATABASE small TEMPLATE bench' \
-		-c 'CREATE DATABASE large TEMPLATE bench' -c 'CHECKPOINT'
+	local count=${BENCH_KEYS:-10000000} touch="SELECT count(key) FROM idem.keys WHERE key >= ''"
+	admin postgres -c 'CREATE DATABASE small TEMPLATE bench' -c 'CREATE DATABASE large TEMPLATE bench'
+	checkpoint
 	load_keys large "$count"
-	for ((round = 0; round < 11; round++)); do
-		load_keys small 10000
-		growth_round small few
-		growth_round large many
-	done >"$samples"
-	compare "claim + finish with $count live keys; with 10000" us \
-		many few '<= 1.5'
-	for ((round = 0; round < 5; round++)); do
-		load_keys small 10000
-		admin postgres -c CHECKPOINT
-		growth_round small few
-		growth_round large many
-	done >"$samples"
-	compare '  the same right after a checkpoint (full page images)' us \
-		many few ''
+	growth_rounds 11 true "$touch"
+	compare "claim + finish with $count live keys; with 10000" us many few '<= 1.5'
+	growth_rounds 5 true
+	compare '  the same in a new session (it has yet to map the pages)' us many few ''
+	growth_rounds 5 checkpoint "$touch"
+	compare '  the same right after a checkpoint (full page images)' us many few ''
 	admin postgres -c 'DROP DATABASE small' -c 'DROP DATABASE large'
 }
 
@@ -156,7 +165,7 @@ line_hot() {
 line_cleanup() {
 	local round
 	: >"$samples"
-	for round in 1 2 3; do
+	for round in 1 2 3 4 5; do
 		empty_tables
 		measured bench -c "SELECT bench.expiring(100000, interval '1 hour')" \
 			-c "SELECT bench.expiring(100000, interval '24 hours')" >/dev/null
