@@ -12,7 +12,6 @@
 #include "access/detoast.h"
 #include "access/htup_details.h"
 #include "access/table.h"
-#include "access/xact.h"
 #include "catalog/pg_extension.h"
 #include "funcapi.h"
 #include "miscadmin.h"
