@@ -5,14 +5,20 @@
 
 EXTENSION = idem
 MODULE_big = idem
-DATA = src/idem--0.1.0.sql
+DATA = \
+	src/idem--0.2.0.sql \
+	src/idem--0.1.0--0.2.0.sql \
+	src/idem--0.1.0.sql
 OBJS = \
 	src/idem.o \
 	src/guc.o \
 	src/args.o \
 	src/keytable.o \
+	src/keyrow.o \
 	src/keystore.o \
+	src/leasestore.o \
 	src/claim.o \
+	src/lease.o \
 	src/batch.o \
 	src/call.o \
 	src/admin.o

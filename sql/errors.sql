@@ -15,7 +15,7 @@ EXCEPTION WHEN others THEN
 		detail = PG_EXCEPTION_DETAIL,
 		hint = PG_EXCEPTION_HINT,
 		context = PG_EXCEPTION_CONTEXT;
-	detail := regexp_replace(detail, '\d+ s ago', 'N s ago');
+	detail := regexp_replace(detail, '\d+ s\M', 'N s', 'g');
 	-- what idem adds to it
 	context := substring(context FROM 'element \d+ of array "keys"');
 END

@@ -81,7 +81,7 @@ ROLLBACK;
 
 -- library and SQL objects of different versions: another table ...
 BEGIN;
-ALTER TABLE idem.keys ADD COLUMN worker text;
+ALTER TABLE idem.keys ADD COLUMN extra text;
 SELECT * FROM refused();
 ROLLBACK;
 BEGIN;

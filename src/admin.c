@@ -24,19 +24,20 @@ PG_FUNCTION_INFO_V1(idem_key_state);
 typedef struct PrivilegeSet
 {
 	const char *name;
-	const char *functions[16];
+	const char *functions[24];
 	const char *views[4];
 } PrivilegeSet;
 
 #define APP_FUNCTIONS                                        \
 	"idem_claim", "idem_finish", "idem_release", "idem_get", \
-		"idem_call", "idem_claim_many", "idem_finish_many"
+		"idem_call", "idem_claim_many", "idem_finish_many",  \
+		"idem_lease", "idem_renew", "idem_checkpoint", "idem_fence"
 #define VIEW_FUNCTIONS \
 	"idem_clock", "idem_key_state"
 
 static const PrivilegeSet privilege_sets[] = {
 	{"app", {APP_FUNCTIONS}, {NULL}},
-	{"admin", {APP_FUNCTIONS, VIEW_FUNCTIONS, "idem_forget", "idem_cleanup"}, {"key_status", "key_summary"}},
+	{"admin", {APP_FUNCTIONS, VIEW_FUNCTIONS, "idem_forget", "idem_cleanup"}, {"key_status", "key_summary", "lease_status"}},
 	{"monitor", {VIEW_FUNCTIONS}, {"key_summary"}},
 };
 
@@ -177,7 +178,7 @@ Datum
 idem_clock(PG_FUNCTION_ARGS)
 {
 	idem_args_begin(fcinfo, 0, NULL);
-	PG_RETURN_TIMESTAMPTZ(idem_keystore_now());
+	PG_RETURN_TIMESTAMPTZ(idem_keyrow_now());
 }
 
 /*
@@ -190,7 +191,7 @@ idem_key_state(PG_FUNCTION_ARGS)
 	idem_args_begin(fcinfo, 3, NULL);
 	if (PG_ARGISNULL(0) || PG_ARGISNULL(2))
 		PG_RETURN_NULL();
-	PG_RETURN_TEXT_P(cstring_to_text(idem_keystore_state_name(DatumGetTransactionId(PG_GETARG_DATUM(0)),
-															  !PG_ARGISNULL(1),
-															  PG_GETARG_TIMESTAMPTZ(2))));
+	PG_RETURN_TEXT_P(cstring_to_text(idem_keyrow_state_name(DatumGetTransactionId(PG_GETARG_DATUM(0)),
+															!PG_ARGISNULL(1),
+															PG_GETARG_TIMESTAMPTZ(2))));
 }

@@ -26,6 +26,7 @@
 /* The longest time to live or to wait: a hundred years of twelve months of 30 days */
 #define MAX_INTERVAL_YEARS 100
 #define MAX_INTERVAL	   (MAX_INTERVAL_YEARS * MONTHS_PER_YEAR * DAYS_PER_MONTH * USECS_PER_DAY)
+#define MAX_LEASE		   (IDEM_MAX_LEASE_DAYS * USECS_PER_DAY)
 
 /* The version that the catalog knows of, or NULL if the extension is gone */
 static char *
@@ -141,7 +142,7 @@ idem_args_key(FunctionCallInfo fcinfo, int keyarg, int scopearg, IdemKey *key)
  * hours, so that it means the same in every time zone.
  */
 static int64
-interval_span(const Interval *interval, const char *what, int64 least, const char *bound)
+interval_span(const Interval *interval, const char *what, int64 least, int64 most)
 {
 	double estimate = (double) interval->month * DAYS_PER_MONTH * USECS_PER_DAY +
 		(double) interval->day * USECS_PER_DAY + (double) interval->time;
@@ -152,16 +153,20 @@ interval_span(const Interval *interval, const char *what, int64 least, const cha
 	{
 		span = ((int64) interval->month * DAYS_PER_MONTH + interval->day) * USECS_PER_DAY +
 			interval->time;
-		if (span >= least && span <= MAX_INTERVAL)
+		if (span >= least && span <= most)
 			return span;
 	}
 
 	ereport(ERROR,
 			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 			errmsg("invalid value of \"%s\"", what),
-			errdetail("The interval must be %s and at most %d years.",
-					  bound, MAX_INTERVAL_YEARS),
-			errhint("Pass a finite interval such as '90 s', or leave it out."));
+			errdetail("The interval must be %s and at most %d %s.",
+					  least > 0 ? "longer than zero" : "zero or longer",
+					  most == MAX_LEASE ? IDEM_MAX_LEASE_DAYS : MAX_INTERVAL_YEARS,
+					  most == MAX_LEASE ? "days" : "years"),
+			most == MAX_LEASE ?
+				errhint("Pass a time that the work needs at most, such as '90 s', and renew the lease where it takes longer.") :
+				errhint("Pass a finite interval such as '90 s', or leave it out."));
 }
 
 int64
@@ -169,7 +174,7 @@ idem_args_ttl(FunctionCallInfo fcinfo, int arg)
 {
 	if (PG_ARGISNULL(arg))
 		return idem_guc_ttl * USECS_PER_SEC;
-	return interval_span(PG_GETARG_INTERVAL_P(arg), "ttl", 1, "longer than zero");
+	return interval_span(PG_GETARG_INTERVAL_P(arg), "ttl", 1, MAX_INTERVAL);
 }
 
 IdemWait
@@ -181,46 +186,65 @@ idem_args_wait(FunctionCallInfo fcinfo, int arg)
 	{
 		wait.forever = false;
 		wait.until = GetCurrentTimestamp() +
-			interval_span(PG_GETARG_INTERVAL_P(arg), "wait", 0, "zero or longer");
+			interval_span(PG_GETARG_INTERVAL_P(arg), "wait", 0, MAX_INTERVAL);
 	}
 	return wait;
 }
 
-/*
- * A token is handed out with a lease.  A plain claim has none, so whatever
- * token comes along with one is not the current one.
- */
-void
-idem_args_reject_token(FunctionCallInfo fcinfo, int arg)
+int64
+idem_args_lease(FunctionCallInfo fcinfo, int arg)
 {
 	if (PG_ARGISNULL(arg))
-		return;
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("\"%s\" must not be null", "lease"),
+				errdetail("Without an end nobody could take over from a worker that has died."),
+				errhint("Pass a time that the work needs at most, such as '90 s'."));
+	return interval_span(PG_GETARG_INTERVAL_P(arg), "lease", 1, MAX_LEASE);
+}
+
+/* 0 if none was given, as for a key that was claimed without a lease */
+int64
+idem_args_optional_token(FunctionCallInfo fcinfo, int arg)
+{
+	if (PG_ARGISNULL(arg))
+		return 0;
 	if (PG_GETARG_INT64(arg) <= 0)
 		ereport(ERROR,
 				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("invalid fencing token"),
 				errdetail("A token is a positive number."),
-				errhint("Leave the token out for a key that was claimed with idem_claim()."));
-	ereport(ERROR,
-			errcode(ERRCODE_IDEM_STALE_TOKEN),
-			errmsg("stale fencing token"),
-			errdetail("The key is not held under this token."),
-			errhint("Leave the token out for a key that was claimed with idem_claim()."));
+				errhint("Pass the token that idem_lease() has returned."));
+	return PG_GETARG_INT64(arg);
 }
 
-/* The result to be stored, in memory and of a size that is allowed */
+int64
+idem_args_token(FunctionCallInfo fcinfo, int arg)
+{
+	int64 token = idem_args_optional_token(fcinfo, arg);
+
+	if (token == 0)
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("fencing token must not be null"),
+				errdetail("The token proves that the caller still has the lease."),
+				errhint("Pass the token that idem_lease() has returned."));
+	return token;
+}
+
+/* A result (or whatever it is called) to be stored, in memory and of a size that is allowed */
 Jsonb *
-idem_args_result(Datum value)
+idem_args_result(Datum value, const char *what)
 {
 	Size size = toast_raw_datum_size(value) - VARHDRSZ;
 
 	if (size > (Size) idem_guc_max_result_size)
 		ereport(ERROR,
 				errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-				errmsg("result is too large"),
-				errdetail("The result has %zu bytes; \"%s\" allows %d.",
-						  size, "idem.max_result_size", idem_guc_max_result_size),
-				errhint("Store the data in a table of your own and only its id as the result, or raise the setting."));
+				errmsg("%s is too large", what),
+				errdetail("The %s has %zu bytes; \"%s\" allows %d.",
+						  what, size, "idem.max_result_size", idem_guc_max_result_size),
+				errhint("Store the data in a table of your own and only its id as the %s, or raise the setting.", what));
 	return DatumGetJsonbP(value);
 }
 
@@ -236,8 +260,8 @@ idem_args_fingerprint(Datum request)
 }
 
 /*
- * Arguments of a claim of one key: the key first; request, ttl, wait and scope
- * in a row.
+ * Arguments of a plain claim of one key: the key first; request, ttl, wait and
+ * scope in a row.
  */
 void
 idem_args_claim(FunctionCallInfo fcinfo, int requestarg, IdemClaim *claim)
@@ -247,6 +271,7 @@ idem_args_claim(FunctionCallInfo fcinfo, int requestarg, IdemClaim *claim)
 												idem_args_fingerprint(PG_GETARG_DATUM(requestarg));
 	claim->ttl = idem_args_ttl(fcinfo, requestarg + 1);
 	claim->wait = idem_args_wait(fcinfo, requestarg + 2);
+	claim->lease = NULL;
 }
 
 bool

@@ -186,6 +186,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	claim.ttl = idem_args_ttl(fcinfo, 2);
 	claim.wait = idem_args_wait(fcinfo, 3);
 	claim.key.scope = idem_args_scope(fcinfo, 4);
+	claim.lease = NULL;
 
 	if (n > 0)
 	{
@@ -224,7 +225,7 @@ idem_finish_many(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 		key.key = items[i].key;
 		idem_keystore_finish(&table, &key,
-							 have_results && !nulls[i] ? idem_args_result(results[i]) : NULL);
+							 have_results && !nulls[i] ? idem_args_result(results[i], "result") : NULL);
 	}
 	error_context_stack = context.previous;
 	idem_keytable_close(&table);

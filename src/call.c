@@ -99,7 +99,7 @@ run_handler(Oid handler, NullableDatum payload)
 	pgstat_end_function_usage(&usage, true);
 	PopActiveSnapshot();
 
-	return call->isnull ? NULL : idem_args_result(result);
+	return call->isnull ? NULL : idem_args_result(result, "result");
 }
 
 Datum

@@ -37,12 +37,23 @@ idem_claim_status_name(IdemStatus status)
 	{
 		case IDEM_CLAIMED:
 			return "claimed";
+		case IDEM_RESUMED:
+			return "resumed";
+		case IDEM_BUSY:
+			return "busy";
 		case IDEM_HELD:
 			return "held";
 		case IDEM_FINISHED:
 			return "finished";
-		case IDEM_BUSY:
-			return "busy";
+		case IDEM_PARKED:
+			return "parked";
+		case IDEM_EXHAUSTED:
+			return "exhausted";
+		case IDEM_LIVE:
+			return "live";
+		case IDEM_EXPIRED:
+		case IDEM_GONE:
+			return "expired";
 	}
 	pg_unreachable();
 }
@@ -91,14 +102,18 @@ idem_finish(PG_FUNCTION_ARGS)
 	IdemKeyTable table;
 	IdemKey key;
 	Jsonb *result;
+	int64 token;
 
 	idem_args_begin(fcinfo, 4, "idem_finish()");
 	idem_args_key(fcinfo, 0, 3, &key);
-	result = PG_ARGISNULL(1) ? NULL : idem_args_result(PG_GETARG_DATUM(1));
-	idem_args_reject_token(fcinfo, 2);
+	result = PG_ARGISNULL(1) ? NULL : idem_args_result(PG_GETARG_DATUM(1), "result");
+	token = idem_args_optional_token(fcinfo, 2);
 
 	idem_keytable_open(&table, RowExclusiveLock);
-	idem_keystore_finish(&table, &key, result);
+	if (token == 0)
+		idem_keystore_finish(&table, &key, result);
+	else
+		idem_leasestore_finish(&table, &key, token, result);
 	idem_keytable_close(&table);
 	PG_RETURN_VOID();
 }
@@ -108,13 +123,17 @@ idem_release(PG_FUNCTION_ARGS)
 {
 	IdemKeyTable table;
 	IdemKey key;
+	int64 token;
 
 	idem_args_begin(fcinfo, 3, "idem_release()");
 	idem_args_key(fcinfo, 0, 2, &key);
-	idem_args_reject_token(fcinfo, 1);
+	token = idem_args_optional_token(fcinfo, 1);
 
 	idem_keytable_open(&table, RowExclusiveLock);
-	idem_keystore_release(&table, &key);
+	if (token == 0)
+		idem_keystore_release(&table, &key);
+	else
+		idem_leasestore_release(&table, &key, token);
 	idem_keytable_close(&table);
 	PG_RETURN_VOID();
 }
@@ -148,6 +167,16 @@ put_get_row(ReturnSetInfo *rsinfo, const IdemRow *row)
 	if (row->result != NULL)
 		SET(1, JsonbPGetDatum(row->result));
 	SET(2, ObjectIdGetDatum(row->owner));
+	if (row->worker != NULL)
+		SET(3, PointerGetDatum(row->worker));
+	if (row->lease_until != 0)
+	{
+		SET(4, Int32GetDatum(row->attempt));
+		SET(5, Int64GetDatum(row->token));
+		SET(9, TimestampTzGetDatum(row->lease_until));
+	}
+	if (row->checkpoint != NULL)
+		SET(6, JsonbPGetDatum(row->checkpoint));
 	SET(7, TimestampTzGetDatum(row->created_at));
 	if (row->finished_at != 0)
 		SET(8, TimestampTzGetDatum(row->finished_at));

@@ -59,6 +59,19 @@ object_aclcheck(Oid classid, Oid objectid, Oid roleid, AclMode mode)
 #define member_can_set_role(member, role) is_member_of_role(member, role)
 #endif
 
+/* 18: a descriptor with the first columns of another one */
+#if PG_VERSION_NUM < 180000
+static inline TupleDesc
+CreateTupleDescTruncatedCopy(TupleDesc tupdesc, int natts)
+{
+	TupleDesc desc = CreateTemplateTupleDesc(natts);
+
+	for (AttrNumber i = 1; i <= natts; i++)
+		TupleDescCopyEntry(desc, i, tupdesc, i);
+	return desc;
+}
+#endif
+
 /* 18: a deferrable primary key is told from an immediate one */
 static inline Oid
 idem_compat_primary_key(Relation rel)

@@ -2,9 +2,10 @@
  * idem.h
  *		What the files of idem share; externs grouped by the file that defines them.
  *
- * Calls go down only: SQL functions (claim.c, batch.c, call.c, admin.c) check
- * their arguments (args.c) and call the store (keystore.c), which reaches the
- * table through keytable.c.
+ * Calls go down only: SQL functions (claim.c, lease.c, batch.c, call.c,
+ * admin.c) check their arguments (args.c) and call the store (leasestore.c for
+ * what is done with a token, keystore.c for the rest), which reads a row
+ * through keyrow.c and reaches the table through keytable.c.
  */
 #ifndef IDEM_H
 #define IDEM_H
@@ -19,13 +20,18 @@
 #include "compat.h"
 #include "errors.h"
 
-#define IDEM_VERSION "0.1.0"
+#define IDEM_VERSION "0.2.0"
 
 #define IDEM_MAX_KEY_LEN	   1024
 #define IDEM_MAX_SCOPE_LEN	   255
+#define IDEM_MAX_WORKER_LEN	   255
+#define IDEM_MAX_LEASE_DAYS	   30
 #define IDEM_MAX_CLEANUP_BATCH 1000000
 
-/* Columns of idem.keys */
+/*
+ * Columns of idem.keys.  Those from the token on belong to leases: the row of a
+ * plain claim ends before them, like one from before they were added.
+ */
 enum IdemKeyColumn
 {
 	IDEM_KEYS_CREATED_AT = 1,
@@ -36,7 +42,16 @@ enum IdemKeyColumn
 	IDEM_KEYS_REQUEST,
 	IDEM_KEYS_FINISHED_AT,
 	IDEM_KEYS_RESULT,
-	IDEM_KEYS_NATTS = IDEM_KEYS_RESULT
+	IDEM_KEYS_TOKEN,
+	IDEM_KEYS_LEASED_AT,
+	IDEM_KEYS_LEASE_UNTIL,
+	IDEM_KEYS_ATTEMPT,
+	IDEM_KEYS_MAX_ATTEMPTS,
+	IDEM_KEYS_PARK,
+	IDEM_KEYS_WORKER,
+	IDEM_KEYS_CHECKPOINT,
+	IDEM_KEYS_PLAIN_NATTS = IDEM_KEYS_RESULT,
+	IDEM_KEYS_NATTS = IDEM_KEYS_CHECKPOINT
 };
 
 /* A key and the name space it lives in */
@@ -53,6 +68,15 @@ typedef struct IdemWait
 	TimestampTz until; /* else: till then */
 } IdemWait;
 
+/* What a claim that outlives its transaction asks for */
+typedef struct IdemLease
+{
+	int64 length;	  /* in microseconds */
+	text *worker;	  /* name of the caller, or NULL */
+	int max_attempts; /* 0: as the row says, or no limit */
+	bool park;		  /* when it has run out, leave the key to an operator */
+} IdemLease;
+
 /* What a claim asks for */
 typedef struct IdemClaim
 {
@@ -60,19 +84,31 @@ typedef struct IdemClaim
 	bytea *request; /* SHA-256 of the request, or NULL */
 	int64 ttl;		/* in microseconds */
 	IdemWait wait;
+	const IdemLease *lease; /* NULL: a plain claim */
 } IdemClaim;
 
+/* The answer to a claim, and the state of a row as idem_keyrow_judge() has it */
 typedef enum IdemStatus
 {
-	IDEM_CLAIMED,  /* the caller is to do the work */
-	IDEM_HELD,	   /* this transaction has claimed it before */
-	IDEM_FINISHED, /* somebody has done the work */
-	IDEM_BUSY	   /* another transaction is at it */
+	/* answers only */
+	IDEM_CLAIMED, /* the caller is to do the work */
+	IDEM_RESUMED, /* the caller has a lease already, and still has it */
+	IDEM_BUSY,	  /* another transaction, or the holder of a lease, is at it */
+	/* both */
+	IDEM_HELD,		/* this transaction has claimed it before */
+	IDEM_FINISHED,	/* somebody has done the work */
+	IDEM_PARKED,	/* a lease ran out, and an operator is to decide */
+	IDEM_EXHAUSTED, /* a lease ran out, and there were enough attempts */
+	/* states only */
+	IDEM_LIVE,	  /* leased */
+	IDEM_EXPIRED, /* a lease ran out: the next claim gets the key */
+	IDEM_GONE	  /* past its ttl: counts as absent */
 } IdemStatus;
 
 /*
  * The answer to a claim or a look at a key.  Pointers are palloc'd in the
- * caller's context; nothing but the status is set for IDEM_BUSY.
+ * caller's context.  Nothing but the status is set if another transaction is
+ * in the way.
  */
 typedef struct IdemRow
 {
@@ -82,7 +118,28 @@ typedef struct IdemRow
 	TimestampTz expires_at;
 	TimestampTz finished_at; /* 0 if idem_finish() was not called */
 	Jsonb *result;			 /* NULL if there is none */
+	int64 token;			 /* the last one of the key, 0 if it never had a lease */
+	TimestampTz lease_until; /* 0: not a lease, and nothing below is set */
+	int attempt;
+	int max_attempts; /* 0: no limit */
+	text *worker;	  /* NULL if it gave no name */
+	Jsonb *checkpoint;
 } IdemRow;
+
+/* What a look at a key has found; the row itself is in the slot of the table */
+typedef enum IdemFound
+{
+	IDEM_FOUND_NONE,
+	IDEM_FOUND_OPEN, /* a row made by another transaction, still open */
+	IDEM_FOUND_ROW	 /* one that is committed, or made by this transaction */
+} IdemFound;
+
+typedef struct IdemProbe
+{
+	IdemFound found;
+	TransactionId xwait; /* whose end would change the picture, or invalid */
+	uint32 spectoken;	 /* not 0: that one is only about to insert it */
+} IdemProbe;
 
 /* The row that an SQL function returns, as it is declared */
 typedef struct IdemRowDesc
@@ -97,7 +154,7 @@ typedef struct IdemKeyTable
 	Relation heap;
 	Relation pkey;			 /* the arbiter */
 	TupleTableSlot *found;	 /* the row found last */
-	TupleTableSlot *written; /* the row to be written, made with the first */
+	TupleTableSlot *written; /* the row to be written last */
 	Relation *indexes;		 /* those that take entries, opened with the first write */
 	struct IndexInfo **infos;
 	int nindexes;
@@ -118,8 +175,10 @@ extern text *idem_args_scope(FunctionCallInfo fcinfo, int arg);
 extern void idem_args_check_key(const text *key);
 extern int64 idem_args_ttl(FunctionCallInfo fcinfo, int arg);
 extern IdemWait idem_args_wait(FunctionCallInfo fcinfo, int arg);
-extern void idem_args_reject_token(FunctionCallInfo fcinfo, int arg);
-extern Jsonb *idem_args_result(Datum value);
+extern int64 idem_args_lease(FunctionCallInfo fcinfo, int arg);
+extern int64 idem_args_token(FunctionCallInfo fcinfo, int arg);
+extern int64 idem_args_optional_token(FunctionCallInfo fcinfo, int arg);
+extern Jsonb *idem_args_result(Datum value, const char *what);
 extern bytea *idem_args_fingerprint(Datum request);
 extern void idem_args_claim(FunctionCallInfo fcinfo, int requestarg, IdemClaim *claim);
 extern bool idem_args_desc_has(TupleDesc desc, const Oid *types, int natts);
@@ -130,22 +189,59 @@ pg_noreturn extern void idem_args_version_mismatch(const char *found);
 /* keytable.c */
 extern void idem_keytable_open(IdemKeyTable *table, LOCKMODE lockmode);
 extern void idem_keytable_close(IdemKeyTable *table);
-extern TupleTableSlot *idem_keytable_new_row(IdemKeyTable *table);
+extern TupleTableSlot *idem_keytable_new_row(IdemKeyTable *table, bool with_lease);
 extern bool idem_keytable_insert(IdemKeyTable *table);
-extern TM_Result idem_keytable_update(IdemKeyTable *table, ItemPointer tid, bool wait);
-extern TM_Result idem_keytable_delete(IdemKeyTable *table, ItemPointer tid, bool wait);
+extern TM_Result idem_keytable_lock(IdemKeyTable *table, bool wait);
+extern TM_Result idem_keytable_update(IdemKeyTable *table);
+extern TM_Result idem_keytable_delete(IdemKeyTable *table, bool wait);
 extern IndexScanDesc idem_keytable_scan_key(IdemKeyTable *table, const IdemKey *key, Snapshot snapshot);
 extern Relation idem_keytable_open_expiry_index(IdemKeyTable *table);
 
+/* keyrow.c */
+extern TimestampTz idem_keyrow_now(void);
+extern int64 idem_keyrow_next_token(int64 last, TimestampTz now);
+extern bool idem_keyrow_isnull(IdemKeyTable *table, AttrNumber attno);
+extern TimestampTz idem_keyrow_timestamp(IdemKeyTable *table, AttrNumber attno);
+extern int idem_keyrow_int32(IdemKeyTable *table, AttrNumber attno);
+extern int64 idem_keyrow_token(IdemKeyTable *table);
+extern Oid idem_keyrow_owner(IdemKeyTable *table);
+extern bytea *idem_keyrow_request(IdemKeyTable *table);
+extern int64 idem_keyrow_age(IdemKeyTable *table, AttrNumber since);
+extern bool idem_keyrow_is(IdemKeyTable *table, const IdemKey *key);
+extern bool idem_keyrow_is_mine(IdemKeyTable *table);
+extern bool idem_keyrow_is_leased(IdemKeyTable *table);
+extern bool idem_keyrow_has_worker(IdemKeyTable *table, text *worker);
+extern IdemStatus idem_keyrow_judge(IdemKeyTable *table, int max_attempts);
+extern const char *idem_keyrow_state_name(TransactionId xmin, bool finished, TimestampTz expires_at);
+extern void idem_keyrow_read(IdemKeyTable *table, IdemStatus status, IdemRow *row);
+extern Oid idem_keyrow_current_owner(void);
+extern void idem_keyrow_check_owner(Oid owner);
+extern void idem_keyrow_check_request(IdemKeyTable *table, bytea *request);
+extern void idem_keyrow_check_serializable(IdemKeyTable *table);
+extern bool idem_keyrow_check_finished(IdemKeyTable *table, Jsonb *result);
+extern void idem_keyrow_reject_finished(IdemKeyTable *table, const char *hint);
+extern void idem_keyrow_set(TupleTableSlot *slot, AttrNumber attno, Datum value);
+extern void idem_keyrow_clear(TupleTableSlot *slot, AttrNumber attno);
+extern TupleTableSlot *idem_keyrow_copy(IdemKeyTable *table);
+extern TupleTableSlot *idem_keyrow_copy_finished(IdemKeyTable *table, Jsonb *result);
+
 /* keystore.c */
-extern TimestampTz idem_keystore_now(void);
-extern const char *idem_keystore_state_name(TransactionId xmin, bool finished, TimestampTz expires_at);
+extern bool idem_keystore_find_last(IdemKeyTable *table, const IdemKey *key);
+extern void idem_keystore_probe_existing(IdemKeyTable *table, const IdemKey *key, IdemProbe *probe);
+extern void idem_keystore_wait(IdemKeyTable *table, const IdemProbe *probe);
 extern void idem_keystore_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row);
 extern void idem_keystore_finish(IdemKeyTable *table, const IdemKey *key, Jsonb *result);
 extern void idem_keystore_release(IdemKeyTable *table, const IdemKey *key);
 extern bool idem_keystore_forget(IdemKeyTable *table, const IdemKey *key);
 extern bool idem_keystore_get(IdemKeyTable *table, const IdemKey *key, IdemRow *row);
 extern int idem_keystore_cleanup(IdemKeyTable *table, int batch);
+
+/* leasestore.c */
+extern void idem_leasestore_finish(IdemKeyTable *table, const IdemKey *key, int64 token, Jsonb *result);
+extern void idem_leasestore_release(IdemKeyTable *table, const IdemKey *key, int64 token);
+extern TimestampTz idem_leasestore_renew(IdemKeyTable *table, const IdemKey *key, int64 token, int64 length);
+extern TimestampTz idem_leasestore_checkpoint(IdemKeyTable *table, const IdemKey *key, int64 token, Jsonb *data);
+extern void idem_leasestore_fence(IdemKeyTable *table, const IdemKey *key, int64 token);
 
 /* claim.c */
 extern const char *idem_claim_status_name(IdemStatus status);

@@ -1,138 +1,61 @@
 /*
  * keystore.c
- *		The protocol of idempotency keys: claim, finish, release, forget, get,
- *		cleanup.  Every access to idem.keys passes through here.
+ *		The protocol of idempotency keys: claim and lease, finish, release,
+ *		forget, get, cleanup.  What is done with the token of a lease is in
+ *		leasestore.c.
  *
- * A claim is a row, inserted at once, in the caller's transaction.  Its state
- * is read off the row and nothing else: a row whose xmin belongs to the
- * current transaction (or a subtransaction of it) is held by it; a row of
- * another open transaction is open; a committed row is live until expires_at
- * and then counts as absent.  There is no state in backend memory but
- * a hint about the place of a row, so rollback, savepoints and PREPARE TRANSACTION need no code here.
+ * A claim is a row, inserted at once, in the caller's transaction.  What it
+ * means is read off the row (keyrow.c) and nothing else: a plain claim whose
+ * xmin belongs to the current transaction (or a subtransaction of it) is held
+ * by it; a row of another open transaction is open; a committed plain claim is
+ * finished until expires_at and then counts as absent; a lease counts from its
+ * commit on, until it is finished, given up or taken over.  There is no state
+ * in backend memory but a hint about the place of a row, so rollback,
+ * savepoints and PREPARE TRANSACTION need no code here.
  *
  * Who waits for whom: a claimer that meets an open row waits for the
  * transaction that made it (XactLockTableWait, so core finds deadlocks and
  * lock_timeout holds) and then looks again; likewise one that wants to take
- * over an expired row which another transaction is just replacing or removing.
- * Nobody waits for a live row: its answer is there.  Cleanup waits for nobody.
+ * over a row which another transaction is just changing or has locked.
+ * Nobody waits for a finished key or a live lease: the answer is there.
+ * Cleanup waits for nobody.
  *
  * Rows are looked up with a dirty snapshot, which also shows what is not
  * committed.  It may miss a row that is being updated right now.  A claim then
- * tries to insert and is told better by the unique index; for the others it is
- * as if they had come a moment earlier.
+ * tries to insert and is told better by the unique index; who needs the row
+ * that is there uses idem_keystore_probe_existing().
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
 #include "access/relscan.h"
 #include "access/xact.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "storage/latch.h"
-#include "storage/predicate.h"
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "idem.h"
 
-/* What a look at a key has found */
-typedef enum Found
-{
-	FOUND_NONE,
-	FOUND_MINE,	   /* made by this transaction */
-	FOUND_LIVE,	   /* committed and not expired */
-	FOUND_EXPIRED, /* committed and expired */
-	FOUND_OPEN	   /* made by another transaction, still open */
-} Found;
-
-/* The row itself is in the slot of the table */
-typedef struct Probe
-{
-	Found found;
-	TransactionId xwait; /* whose end would change the picture, or invalid */
-	uint32 spectoken;	 /* not 0: that one is only about to insert it */
-} Probe;
-
-/* Where the last claim of this backend went; see find_last_claim() */
+/* Where the last claim of this backend went; see idem_keystore_find_last() */
 static ItemPointerData last_claim;
 
-/* The clock by which keys expire; never the start of the transaction */
-TimestampTz
-idem_keystore_now(void)
-{
-	return GetCurrentTimestamp() + idem_guc_clock_offset * USECS_PER_SEC;
-}
-
-static TimestampTz
-row_timestamp(IdemKeyTable *table, AttrNumber attno)
-{
-	bool isnull;
-	Datum value = slot_getattr(table->found, attno, &isnull);
-
-	return isnull ? 0 : DatumGetTimestampTz(value);
-}
-
-static bool
-row_is_null(IdemKeyTable *table, AttrNumber attno)
-{
-	bool isnull;
-
-	(void) slot_getattr(table->found, attno, &isnull);
-	return isnull;
-}
-
-/*
- * Was the row made by this transaction?  One that is frozen was not, although
- * it keeps its xmin, which may be in use again.
- */
-static bool
-row_is_mine(IdemKeyTable *table)
-{
-	HeapTupleHeader tuple = ExecFetchSlotHeapTuple(table->found, false, NULL)->t_data;
-
-	return !HeapTupleHeaderXminFrozen(tuple) &&
-		TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(tuple));
-}
-
-static bool
-row_is_expired(IdemKeyTable *table)
-{
-	return row_timestamp(table, IDEM_KEYS_EXPIRES_AT) <= idem_keystore_now();
-}
-
-/*
- * State of a committed row, or one of this transaction, for people.  A claim
- * does not expire under the transaction that holds it.
- */
-const char *
-idem_keystore_state_name(TransactionId xmin, bool finished, TimestampTz expires_at)
-{
-	if (TransactionIdIsCurrentTransactionId(xmin))
-		return finished ? "finished" : "held";
-	return expires_at <= idem_keystore_now() ? "expired" : "finished";
-}
-
 static void
-classify_row(IdemKeyTable *table, const SnapshotData *dirty, Probe *probe)
+classify_row(const SnapshotData *dirty, IdemProbe *probe)
 {
-	probe->spectoken = 0;
 	if (TransactionIdIsValid(dirty->xmin))
 	{
-		probe->found = FOUND_OPEN;
+		probe->found = IDEM_FOUND_OPEN;
 		probe->xwait = dirty->xmin;
 		probe->spectoken = dirty->speculativeToken;
 	}
-	else if (row_is_mine(table))
-	{
-		probe->found = FOUND_MINE;
-		probe->xwait = InvalidTransactionId;
-	}
 	else
 	{
-		probe->found = row_is_expired(table) ? FOUND_EXPIRED : FOUND_LIVE;
+		probe->found = IDEM_FOUND_ROW;
 		probe->xwait = dirty->xmax;
+		probe->spectoken = 0;
 	}
 }
 
@@ -141,22 +64,45 @@ classify_row(IdemKeyTable *table, const SnapshotData *dirty, Probe *probe)
  * committed one that its transaction has removed.
  */
 static void
-probe_key(IdemKeyTable *table, const IdemKey *key, Probe *probe)
+probe_key(IdemKeyTable *table, const IdemKey *key, IdemProbe *probe)
 {
 	SnapshotData dirty;
 	IndexScanDesc scan;
 
 	InitDirtySnapshot(dirty);
 	memset(probe, 0, sizeof(*probe));
-	probe->found = FOUND_NONE;
 	scan = idem_keytable_scan_key(table, key, &dirty);
-	while (index_getnext_slot(scan, ForwardScanDirection, table->found))
-	{
-		classify_row(table, &dirty, probe);
-		if (probe->found != FOUND_OPEN)
-			break;
-	}
+	while (probe->found != IDEM_FOUND_ROW &&
+		   index_getnext_slot(scan, ForwardScanDirection, table->found))
+		classify_row(&dirty, probe);
 	index_endscan(scan);
+}
+
+/* Does a snapshot taken now show a row of this key? */
+static bool
+has_committed_row(IdemKeyTable *table, const IdemKey *key)
+{
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IndexScanDesc scan = idem_keytable_scan_key(table, key, snapshot);
+	bool found = index_getnext_slot(scan, ForwardScanDirection, table->found);
+
+	index_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	return found;
+}
+
+/*
+ * Look at a key that is thought to exist: what was missed because it was just
+ * being updated is looked for again.
+ */
+void
+idem_keystore_probe_existing(IdemKeyTable *table, const IdemKey *key, IdemProbe *probe)
+{
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		probe_key(table, key, probe);
+	} while (probe->found != IDEM_FOUND_ROW && has_committed_row(table, key));
 }
 
 /* Let a moment of a bounded wait pass; false if there is none left */
@@ -185,7 +131,7 @@ pause_until(TimestampTz until)
  * caller the transaction.  So a bounded wait asks again and again.
  */
 static bool
-wait_for_other(IdemKeyTable *table, const Probe *probe, const IdemWait *wait)
+wait_for_other(IdemKeyTable *table, const IdemProbe *probe, const IdemWait *wait)
 {
 	/* VACUUM shall not wait for the page as long as we do */
 	ExecClearTuple(table->found);
@@ -209,234 +155,199 @@ wait_for_other(IdemKeyTable *table, const Probe *probe, const IdemWait *wait)
 	return true;
 }
 
-/* The role that this session claims keys for */
-static Oid
-current_owner(void)
+/* The same for who waits as long as lock_timeout allows */
+void
+idem_keystore_wait(IdemKeyTable *table, const IdemProbe *probe)
 {
-	Oid owner;
+	static const IdemWait forever = {.forever = true};
 
-	if (idem_guc_owner[0] == '\0')
-		return GetUserId();
-	owner = get_role_oid(idem_guc_owner, true);
-	if (!OidIsValid(owner))
-		ereport(ERROR,
-				errcode(ERRCODE_UNDEFINED_OBJECT),
-				errmsg("role \"%s\" does not exist", idem_guc_owner),
-				errdetail("The setting \"%s\" names it.", "idem.owner"),
-				errhint("Create the role, or reset \"%s\".", "idem.owner"));
-	if (!member_can_set_role(GetUserId(), owner))
-		ereport(ERROR,
-				errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				errmsg("permission denied to own keys as role \"%s\"", idem_guc_owner),
-				errdetail("The current user cannot act as the role that \"%s\" names.", "idem.owner"),
-				errhint("Grant the role to the current user, or reset \"%s\".", "idem.owner"));
-	return owner;
+	(void) wait_for_other(table, probe, &forever);
 }
 
-/* Neither the stored result nor a second run for strangers */
+/* What a claim makes of a key that is absent, or past its ttl */
 static void
-check_owner(Oid owner)
+begin_life(int64 last_token, TimestampTz now, IdemRow *row)
 {
-	if (owner == current_owner() || has_privs_of_role(GetUserId(), owner))
-		return;
-	ereport(ERROR,
-			errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			errmsg("idempotency key belongs to another role"),
-			errdetail("The current user has not the privileges of the role that claimed the key."),
-			errhint("Use a scope of your own, or share keys through a common role named in \"%s\".", "idem.owner"));
+	memset(row, 0, sizeof(*row));
+	row->owner = idem_keyrow_current_owner();
+	row->created_at = now;
+	row->token = last_token;
 }
 
-static Oid
-row_owner(IdemKeyTable *table)
-{
-	bool isnull;
-
-	return DatumGetObjectId(slot_getattr(table->found, IDEM_KEYS_OWNER, &isnull));
-}
-
-static int64
-row_age(IdemKeyTable *table)
-{
-	int64 age = idem_keystore_now() - row_timestamp(table, IDEM_KEYS_CREATED_AT);
-
-	return Max(age, 0) / USECS_PER_SEC;
-}
-
-static bool
-varlena_equal(struct varlena *a, struct varlena *b)
-{
-	return VARSIZE_ANY_EXHDR(a) == VARSIZE_ANY_EXHDR(b) &&
-		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
-}
-
-/* A key stands for one request: with another one it is a mistake of the caller */
+/* Let the claim have the key, from now on */
 static void
-check_request(IdemKeyTable *table, bytea *request)
+grant(const IdemClaim *claim, TimestampTz now, IdemRow *row)
 {
-	bool isnull;
-	Datum stored = slot_getattr(table->found, IDEM_KEYS_REQUEST, &isnull);
+	const IdemLease *lease = claim->lease;
 
-	if (request == NULL || isnull || varlena_equal(request, DatumGetByteaPP(stored)))
-		return;
-	ereport(ERROR,
-			errcode(ERRCODE_IDEM_REQUEST_MISMATCH),
-			errmsg("idempotency key was used with another request"),
-			errdetail("The key was claimed " INT64_FORMAT " s ago with a request that differs from this one.",
-					  row_age(table)),
-			errhint("Use a new key for a new request, and send the same request when you retry."));
+	row->status = IDEM_CLAIMED;
+	row->lease_until = lease ? now + lease->length : 0;
+	row->expires_at = (lease ? row->lease_until : now) + claim->ttl;
+	if (lease != NULL)
+	{
+		row->token = idem_keyrow_next_token(row->token, now);
+		row->attempt++;
+		if (lease->max_attempts != 0)
+			row->max_attempts = lease->max_attempts;
+	}
+}
+
+static void
+fill_lease(TupleTableSlot *slot, const IdemLease *lease, TimestampTz now, const IdemRow *row)
+{
+	idem_keyrow_set(slot, IDEM_KEYS_LEASED_AT, TimestampTzGetDatum(now));
+	idem_keyrow_set(slot, IDEM_KEYS_LEASE_UNTIL, TimestampTzGetDatum(row->lease_until));
+	idem_keyrow_set(slot, IDEM_KEYS_ATTEMPT, Int32GetDatum(row->attempt));
+	if (row->max_attempts != 0)
+		idem_keyrow_set(slot, IDEM_KEYS_MAX_ATTEMPTS, Int32GetDatum(row->max_attempts));
+	idem_keyrow_set(slot, IDEM_KEYS_PARK, BoolGetDatum(lease->park));
+	if (lease->worker != NULL)
+		idem_keyrow_set(slot, IDEM_KEYS_WORKER, PointerGetDatum(lease->worker));
+	if (row->checkpoint != NULL)
+		idem_keyrow_set(slot, IDEM_KEYS_CHECKPOINT, JsonbPGetDatum(row->checkpoint));
 }
 
 /*
- * SERIALIZABLE: the answer is the latest committed state.  So the row found
- * has to be one that the snapshot of the transaction shows too, as ON CONFLICT
- * has it; and SSI is told that it was read.
+ * Make the row of a claim.  The last token of the key stays with it when a
+ * plain claim takes over, so that tokens go on growing.
  */
 static void
-check_serializable(IdemKeyTable *table)
+make_claim(IdemKeyTable *table, const IdemClaim *claim, bytea *request, TimestampTz now, IdemRow *row)
 {
-	Snapshot snapshot;
+	TupleTableSlot *slot;
 
-	if (!IsolationIsSerializable())
-		return;
-	snapshot = GetTransactionSnapshot();
-	if (!table_tuple_satisfies_snapshot(table->heap, table->found, snapshot))
-		ereport(ERROR,
-				errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-				errmsg("could not serialize access due to a concurrent change of an idempotency key"),
-				errdetail("The key was changed after this transaction took its snapshot."),
-				errhint("Retry the transaction."));
-	PredicateLockTID(table->heap, &table->found->tts_tid, snapshot,
-					 HeapTupleHeaderGetXmin(ExecFetchSlotHeapTuple(table->found, false, NULL)->t_data));
-}
-
-static void
-fill_row(IdemKeyTable *table, IdemStatus status, IdemRow *row)
-{
-	bool isnull;
-	Datum value;
-
-	row->status = status;
-	row->owner = row_owner(table);
-	row->created_at = row_timestamp(table, IDEM_KEYS_CREATED_AT);
-	row->expires_at = row_timestamp(table, IDEM_KEYS_EXPIRES_AT);
-	row->finished_at = row_timestamp(table, IDEM_KEYS_FINISHED_AT);
-	value = slot_getattr(table->found, IDEM_KEYS_RESULT, &isnull);
-	row->result = isnull ? NULL : DatumGetJsonbPCopy(value);
-}
-
-/* Status of a row of this transaction */
-static IdemStatus
-mine_status(IdemKeyTable *table)
-{
-	return row_is_null(table, IDEM_KEYS_FINISHED_AT) ? IDEM_HELD : IDEM_FINISHED;
-}
-
-static void
-set_column(TupleTableSlot *slot, AttrNumber attno, Datum value)
-{
-	slot->tts_values[attno - 1] = value;
-	slot->tts_isnull[attno - 1] = false;
-}
-
-/* Make the row of a new claim */
-static void
-make_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
-{
-	TupleTableSlot *slot = idem_keytable_new_row(table);
-
-	memset(row, 0, sizeof(*row));
-	row->status = IDEM_CLAIMED;
-	row->owner = current_owner();
-	row->created_at = idem_keystore_now();
-	row->expires_at = row->created_at + claim->ttl;
-
-	memset(slot->tts_isnull, true, IDEM_KEYS_NATTS * sizeof(bool));
-	set_column(slot, IDEM_KEYS_CREATED_AT, TimestampTzGetDatum(row->created_at));
-	set_column(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(row->expires_at));
-	set_column(slot, IDEM_KEYS_OWNER, ObjectIdGetDatum(row->owner));
-	set_column(slot, IDEM_KEYS_KEY, PointerGetDatum(claim->key.key));
-	set_column(slot, IDEM_KEYS_SCOPE, PointerGetDatum(claim->key.scope));
-	if (claim->request != NULL)
-		set_column(slot, IDEM_KEYS_REQUEST, PointerGetDatum(claim->request));
-	ExecStoreVirtualTuple(slot);
+	grant(claim, now, row);
+	slot = idem_keytable_new_row(table, row->token != 0);
+	idem_keyrow_set(slot, IDEM_KEYS_CREATED_AT, TimestampTzGetDatum(row->created_at));
+	idem_keyrow_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(row->expires_at));
+	idem_keyrow_set(slot, IDEM_KEYS_OWNER, ObjectIdGetDatum(row->owner));
+	idem_keyrow_set(slot, IDEM_KEYS_KEY, PointerGetDatum(claim->key.key));
+	idem_keyrow_set(slot, IDEM_KEYS_SCOPE, PointerGetDatum(claim->key.scope));
+	if (request != NULL)
+		idem_keyrow_set(slot, IDEM_KEYS_REQUEST, PointerGetDatum(request));
+	if (row->token != 0)
+		idem_keyrow_set(slot, IDEM_KEYS_TOKEN, Int64GetDatum(row->token));
+	if (claim->lease != NULL)
+		fill_lease(slot, claim->lease, now, row);
 }
 
 /* Claim a key that is absent; false if it has just appeared */
 static bool
 insert_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 {
-	make_claim(table, claim, row);
-	if (!idem_keytable_insert(table))
-		return false;
-	last_claim = table->written->tts_tid;
-	return true;
+	TimestampTz now = idem_keyrow_now();
+
+	begin_life(0, now, row);
+	make_claim(table, claim, claim->request, now, row);
+	return idem_keytable_insert(table);
 }
 
-/* Claim a key whose row has expired, by replacing that row */
-static TM_Result
-take_over(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
+static int
+attempts_allowed(const IdemClaim *claim)
 {
-	ItemPointerData tid = table->found->tts_tid;
-
-	check_serializable(table);
-	make_claim(table, claim, row);
-	return idem_keytable_update(table, &tid, claim->wait.forever);
-}
-
-/* Answer from the row found, if this caller may have it for this request */
-static void
-replay(IdemKeyTable *table, bytea *request, IdemStatus status, IdemRow *row)
-{
-	check_owner(row_owner(table));
-	check_request(table, request);
-	check_serializable(table);
-	fill_row(table, status, row);
+	return claim->lease ? claim->lease->max_attempts : 0;
 }
 
 /*
- * Claim the key for this transaction, or say why not.  Each round looks at
- * the key and either answers or waits for what is in the way.
+ * Claim a key whose row is past its ttl or whose lease has run out, by
+ * replacing that row.  The lock comes first: the time of the claim starts when
+ * the wait is over, and whether the key is to be had is judged once more.
+ */
+static TM_Result
+take_over(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
+{
+	bytea *request = claim->request;
+	TM_Result result;
+	IdemStatus state;
+	TimestampTz now;
+
+	idem_keyrow_check_serializable(table);
+	result = idem_keytable_lock(table, claim->wait.forever);
+	if (result != TM_Ok)
+		return result;
+	state = idem_keyrow_judge(table, attempts_allowed(claim));
+	if (state != IDEM_GONE && state != IDEM_EXPIRED)
+		return TM_Updated;
+
+	now = idem_keyrow_now();
+	idem_keyrow_read(table, state, row);
+	if (state == IDEM_GONE)
+		begin_life(row->token, now, row);
+	else if (request == NULL)
+		request = idem_keyrow_request(table);
+	make_claim(table, claim, request, now, row);
+	return idem_keytable_update(table);
+}
+
+/* What to tell a claimer about a row that it cannot have */
+static IdemStatus
+answer_status(IdemKeyTable *table, const IdemClaim *claim, IdemStatus state)
+{
+	if (state == IDEM_LIVE)
+		return claim->lease && idem_keyrow_has_worker(table, claim->lease->worker) ?
+			IDEM_RESUMED :
+			IDEM_BUSY;
+	if (state == IDEM_HELD && claim->lease)
+		return IDEM_BUSY;
+	return state;
+}
+
+/*
+ * Answer from the row found, if this caller may have it for this request.
+ * False: the key is to be had.
+ */
+static bool
+answer(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
+{
+	IdemStatus state = idem_keyrow_judge(table, attempts_allowed(claim));
+
+	if (state == IDEM_GONE)
+		return false;
+	idem_keyrow_check_owner(idem_keyrow_owner(table));
+	idem_keyrow_check_request(table, claim->request);
+	if (state == IDEM_EXPIRED)
+		return false;
+	idem_keyrow_check_serializable(table);
+	idem_keyrow_read(table, answer_status(table, claim, state), row);
+	return true;
+}
+
+/*
+ * Claim the key for this transaction, or lease it, or say why not.  Each round
+ * looks at the key and either answers or waits for what is in the way.
  */
 void
 idem_keystore_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 {
 	for (;;)
 	{
-		Probe probe;
+		IdemProbe probe;
+		TM_Result result = TM_Updated;
 		bool ended = true;
 
 		CHECK_FOR_INTERRUPTS();
 		probe_key(table, &claim->key, &probe);
-
-		if (probe.found == FOUND_MINE || probe.found == FOUND_LIVE)
-		{
-			/* a committed claim is finished, whether idem_finish() was called or not */
-			replay(table, claim->request,
-				   probe.found == FOUND_MINE ? mine_status(table) : IDEM_FINISHED, row);
+		if (probe.found == IDEM_FOUND_ROW && answer(table, claim, row))
 			return;
-		}
 
 		if (TransactionIdIsValid(probe.xwait))
 			ended = wait_for_other(table, &probe, &claim->wait);
-		else if (probe.found == FOUND_NONE)
-		{
-			if (insert_claim(table, claim, row))
-				return;
-		}
-		else
-		{
-			TM_Result result = take_over(table, claim, row);
+		else if (probe.found == IDEM_FOUND_ROW)
+			result = take_over(table, claim, row);
+		else if (insert_claim(table, claim, row))
+			result = TM_Ok;
 
-			if (result == TM_Ok)
-				return;
-			/* somebody has locked the row without changing it */
-			if (result == TM_WouldBlock)
-			{
-				ExecClearTuple(table->found);
-				ended = pause_until(claim->wait.until);
-			}
+		if (result == TM_Ok)
+		{
+			last_claim = table->written->tts_tid;
+			return;
 		}
-
+		/* somebody has locked the row without changing it */
+		if (result == TM_WouldBlock)
+		{
+			ExecClearTuple(table->found);
+			ended = pause_until(claim->wait.until);
+		}
 		if (!ended)
 		{
 			memset(row, 0, sizeof(*row));
@@ -448,90 +359,72 @@ idem_keystore_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 
 /* Says what was found instead of a key held by this transaction */
 pg_noreturn static void
-not_held(IdemKeyTable *table, Found found)
+not_held(IdemKeyTable *table, const IdemProbe *probe)
 {
-	if (found == FOUND_LIVE)
+	bool exists = probe->found == IDEM_FOUND_ROW && idem_keyrow_judge(table, 0) != IDEM_GONE;
+
+	if (exists && idem_keyrow_is_leased(table))
+		ereport(ERROR,
+				errcode(ERRCODE_IDEM_NOT_HELD),
+				errmsg("idempotency key is not held by this transaction"),
+				errdetail("The key was leased " INT64_FORMAT " s ago, as attempt %d.",
+						  idem_keyrow_age(table, IDEM_KEYS_LEASED_AT),
+						  idem_keyrow_int32(table, IDEM_KEYS_ATTEMPT)),
+				errhint("Pass the token that idem_lease() has returned."));
+	if (exists)
 		ereport(ERROR,
 				errcode(ERRCODE_IDEM_NOT_HELD),
 				errmsg("idempotency key is not held by this transaction"),
 				errdetail("The key was claimed " INT64_FORMAT " s ago by a transaction that has committed.",
-						  row_age(table)),
+						  idem_keyrow_age(table, IDEM_KEYS_CREATED_AT)),
 				errhint("Begin a transaction before idem_claim(): in autocommit mode the claim commits at once. An operator can remove the key with idem_forget()."));
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_NOT_HELD),
 			errmsg("idempotency key is not held by this transaction"),
-			found == FOUND_OPEN ? errdetail("Another transaction has claimed the key and is still open.") :
-								  errdetail("There is no such key in this scope."),
+			probe->found == IDEM_FOUND_OPEN ? errdetail("Another transaction has claimed the key and is still open.") :
+											  errdetail("There is no such key in this scope."),
 			errhint("Call idem_claim() first, in the same transaction, and go on only if it answered \"claimed\"."));
-}
-
-static bool
-row_text_equals(IdemKeyTable *table, AttrNumber attno, text *value)
-{
-	bool isnull;
-
-	return varlena_equal(DatumGetTextPP(slot_getattr(table->found, attno, &isnull)), value);
 }
 
 /*
  * Is the row of this key where the last claim of this backend went?  That
  * saves the way through the index.  Only a guess about the place: whether
- * the row is the one and held by this transaction is read off the row.
+ * the row is the one, and what it means, is read off the row.
  */
-static bool
-find_last_claim(IdemKeyTable *table, const IdemKey *key)
+bool
+idem_keystore_find_last(IdemKeyTable *table, const IdemKey *key)
 {
-	return ItemPointerIsValid(&last_claim) &&
+	if (ItemPointerIsValid(&last_claim) &&
 		ItemPointerGetBlockNumber(&last_claim) < RelationGetNumberOfBlocks(table->heap) &&
 		table_tuple_fetch_row_version(table->heap, &last_claim, SnapshotSelf, table->found) &&
-		row_is_mine(table) &&
-		row_text_equals(table, IDEM_KEYS_KEY, key->key) &&
-		row_text_equals(table, IDEM_KEYS_SCOPE, key->scope);
+		idem_keyrow_is(table, key))
+		return true;
+	ItemPointerSetInvalid(&last_claim); /* do not guess again for each key of a batch */
+	return false;
+}
+
+static bool
+is_held(IdemKeyTable *table)
+{
+	return !idem_keyrow_is_leased(table) && idem_keyrow_is_mine(table);
 }
 
 /* Find a key that this transaction holds */
 static void
-probe_held_key(IdemKeyTable *table, const IdemKey *key)
+find_held_key(IdemKeyTable *table, const IdemKey *key)
 {
-	Probe probe;
+	IdemProbe probe;
 
-	if (find_last_claim(table, key))
+	if (idem_keystore_find_last(table, key) && is_held(table))
 	{
-		check_owner(row_owner(table));
+		idem_keyrow_check_owner(idem_keyrow_owner(table));
 		return;
 	}
-	ItemPointerSetInvalid(&last_claim); /* do not guess again for each key of a batch */
 	probe_key(table, key, &probe);
-	if (probe.found == FOUND_MINE || probe.found == FOUND_LIVE)
-		check_owner(row_owner(table));
-	if (probe.found != FOUND_MINE)
-		not_held(table, probe.found);
-}
-
-static bool
-row_result_equals(IdemKeyTable *table, Jsonb *result)
-{
-	bool isnull;
-	Datum stored = slot_getattr(table->found, IDEM_KEYS_RESULT, &isnull);
-
-	if (isnull || result == NULL)
-		return isnull && result == NULL;
-	return compareJsonbContainers(&DatumGetJsonbP(stored)->root, &result->root) == 0;
-}
-
-/* Make a copy of the row found, with the columns that a finish sets */
-static void
-make_finished(IdemKeyTable *table, Jsonb *result)
-{
-	TupleTableSlot *slot = idem_keytable_new_row(table);
-
-	slot_getallattrs(table->found);
-	memcpy(slot->tts_values, table->found->tts_values, IDEM_KEYS_NATTS * sizeof(Datum));
-	memcpy(slot->tts_isnull, table->found->tts_isnull, IDEM_KEYS_NATTS * sizeof(bool));
-	set_column(slot, IDEM_KEYS_FINISHED_AT, TimestampTzGetDatum(idem_keystore_now()));
-	if (result != NULL)
-		set_column(slot, IDEM_KEYS_RESULT, JsonbPGetDatum(result));
-	ExecStoreVirtualTuple(slot);
+	if (probe.found == IDEM_FOUND_ROW && idem_keyrow_judge(table, 0) != IDEM_GONE)
+		idem_keyrow_check_owner(idem_keyrow_owner(table));
+	if (probe.found != IDEM_FOUND_ROW || !is_held(table))
+		not_held(table, &probe);
 }
 
 /*
@@ -541,20 +434,11 @@ make_finished(IdemKeyTable *table, Jsonb *result)
 void
 idem_keystore_finish(IdemKeyTable *table, const IdemKey *key, Jsonb *result)
 {
-	probe_held_key(table, key);
-	if (mine_status(table) == IDEM_FINISHED)
-	{
-		if (row_result_equals(table, result))
-			return;
-		ereport(ERROR,
-				errcode(ERRCODE_IDEM_ALREADY_FINISHED),
-				errmsg("idempotency key is already finished with another result"),
-				errdetail("The key was claimed " INT64_FORMAT " s ago and finished by this transaction.",
-						  row_age(table)),
-				errhint("Finish a key once, or again with an equal result."));
-	}
-	make_finished(table, result);
-	if (idem_keytable_update(table, &table->found->tts_tid, true) != TM_Ok)
+	find_held_key(table, key);
+	if (idem_keyrow_check_finished(table, result))
+		return;
+	(void) idem_keyrow_copy_finished(table, result);
+	if (idem_keytable_update(table) != TM_Ok)
 		elog(ERROR, "a key held by this transaction was changed by another one");
 }
 
@@ -562,15 +446,9 @@ idem_keystore_finish(IdemKeyTable *table, const IdemKey *key, Jsonb *result)
 void
 idem_keystore_release(IdemKeyTable *table, const IdemKey *key)
 {
-	probe_held_key(table, key);
-	if (mine_status(table) == IDEM_FINISHED)
-		ereport(ERROR,
-				errcode(ERRCODE_IDEM_ALREADY_FINISHED),
-				errmsg("idempotency key is already finished"),
-				errdetail("The key was claimed " INT64_FORMAT " s ago and finished by this transaction.",
-						  row_age(table)),
-				errhint("Roll back to undo the work together with its key."));
-	if (idem_keytable_delete(table, &table->found->tts_tid, true) != TM_Ok)
+	find_held_key(table, key);
+	idem_keyrow_reject_finished(table, "Roll back to undo the work together with its key.");
+	if (idem_keytable_delete(table, true) != TM_Ok)
 		elog(ERROR, "a key held by this transaction was changed by another one");
 }
 
@@ -581,22 +459,19 @@ idem_keystore_release(IdemKeyTable *table, const IdemKey *key)
 bool
 idem_keystore_forget(IdemKeyTable *table, const IdemKey *key)
 {
-	static const IdemWait forever = {.forever = true};
-
 	for (;;)
 	{
-		Probe probe;
+		IdemProbe probe;
 
-		CHECK_FOR_INTERRUPTS();
-		probe_key(table, key, &probe);
+		idem_keystore_probe_existing(table, key, &probe);
 		if (TransactionIdIsValid(probe.xwait))
-			(void) wait_for_other(table, &probe, &forever);
-		else if (probe.found == FOUND_NONE || probe.found == FOUND_EXPIRED)
+			idem_keystore_wait(table, &probe);
+		else if (probe.found == IDEM_FOUND_NONE || idem_keyrow_judge(table, 0) == IDEM_GONE)
 			return false;
 		else
 		{
-			check_serializable(table);
-			if (idem_keytable_delete(table, &table->found->tts_tid, true) == TM_Ok)
+			idem_keyrow_check_serializable(table);
+			if (idem_keytable_delete(table, true) == TM_Ok)
 				return true;
 		}
 	}
@@ -616,22 +491,24 @@ idem_keystore_get(IdemKeyTable *table, const IdemKey *key, IdemRow *row)
 
 	while (!mine && index_getnext_slot(scan, ForwardScanDirection, table->found))
 	{
-		mine = row_is_mine(table);
-		if (!mine && row_is_expired(table))
+		IdemStatus state = idem_keyrow_judge(table, 0);
+
+		mine = idem_keyrow_is_mine(table);
+		if (state == IDEM_GONE)
 			continue;
 		found = true;
-		fill_row(table, mine ? mine_status(table) : IDEM_FINISHED, row);
+		idem_keyrow_read(table, state, row);
 	}
 	index_endscan(scan);
 	if (found)
-		check_owner(row->owner);
+		idem_keyrow_check_owner(row->owner);
 	return found;
 }
 
 /*
- * Remove expired keys, oldest first, at most batch of them.  A row that
+ * Remove keys past their ttl, oldest first, at most batch of them.  A row that
  * somebody else has locked, replaced or removed is left alone, and so is one
- * that this transaction holds.
+ * that this transaction holds or that is parked.
  */
 int
 idem_keystore_cleanup(IdemKeyTable *table, int batch)
@@ -643,13 +520,12 @@ idem_keystore_cleanup(IdemKeyTable *table, int batch)
 	int removed = 0;
 
 	ScanKeyInit(&skey, 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
-				TimestampTzGetDatum(idem_keystore_now()));
+				TimestampTzGetDatum(idem_keyrow_now()));
 	index_rescan(scan, &skey, 1, NULL, 0);
 	while (removed < batch && index_getnext_slot(scan, ForwardScanDirection, table->found))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!row_is_mine(table) &&
-			idem_keytable_delete(table, &table->found->tts_tid, false) == TM_Ok)
+		if (idem_keyrow_judge(table, 0) == IDEM_GONE && idem_keytable_delete(table, false) == TM_Ok)
 			removed++;
 	}
 	index_endscan(scan);

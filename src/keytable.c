@@ -28,6 +28,7 @@
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
+#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
 #include "idem.h"
@@ -35,10 +36,15 @@
 /* Invalid: not looked up yet */
 static Oid keys_relid = InvalidOid;
 
+/* The columns of a plain claim, made with the first of them after a lookup */
+static TupleDesc plain_desc = NULL;
+
 /* Types of the columns, in the order of IdemKeyColumn */
 static const Oid column_types[IDEM_KEYS_NATTS] = {
 	TIMESTAMPTZOID, TIMESTAMPTZOID, REGROLEOID, TEXTOID,
-	TEXTOID, BYTEAOID, TIMESTAMPTZOID, JSONBOID};
+	TEXTOID, BYTEAOID, TIMESTAMPTZOID, JSONBOID,
+	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT4OID,
+	INT4OID, BOOLOID, TEXTOID, JSONBOID};
 
 pg_noreturn static void
 unsupported(const char *detail, const char *hint)
@@ -56,7 +62,9 @@ check_shape(Relation heap)
 	TupleDesc desc = RelationGetDescr(heap);
 	TupleConstr *constr = desc->constr;
 
-	if (!idem_args_desc_has(desc, column_types, IDEM_KEYS_NATTS) ||
+	/* SQL objects of 0.1.0 have no leases and need no update to go on */
+	if ((!idem_args_desc_has(desc, column_types, IDEM_KEYS_NATTS) &&
+		 !idem_args_desc_has(desc, column_types, IDEM_KEYS_PLAIN_NATTS)) ||
 		TupleDescAttr(desc, IDEM_KEYS_KEY - 1)->attcollation != C_COLLATION_OID ||
 		TupleDescAttr(desc, IDEM_KEYS_SCOPE - 1)->attcollation != C_COLLATION_OID)
 		idem_args_version_mismatch("Table idem.keys has other columns.");
@@ -134,6 +142,9 @@ get_keys_relid(void)
 	{
 		Oid namespace = get_namespace_oid("idem", true);
 
+		if (plain_desc != NULL)
+			FreeTupleDesc(plain_desc);
+		plain_desc = NULL;
 		if (OidIsValid(namespace))
 			keys_relid = get_relname_relid("keys", namespace);
 		if (!OidIsValid(keys_relid))
@@ -177,13 +188,42 @@ idem_keytable_close(IdemKeyTable *table)
 	table_close(table->heap, NoLock);
 }
 
-/* An empty row to be filled and written */
-TupleTableSlot *
-idem_keytable_new_row(IdemKeyTable *table)
+/*
+ * The row of a plain claim has no columns of leases, as if they had been added
+ * later.  With them the null bitmap would cost eight bytes in each row and in
+ * each WAL record.
+ */
+static TupleDesc
+row_desc(IdemKeyTable *table, bool with_lease)
 {
+	if (with_lease)
+		return RelationGetDescr(table->heap);
+	if (plain_desc == NULL)
+	{
+		MemoryContext oldcontext = MemoryContextSwitchTo(TopMemoryContext);
+
+		plain_desc = CreateTupleDescTruncatedCopy(RelationGetDescr(table->heap), IDEM_KEYS_PLAIN_NATTS);
+		MemoryContextSwitchTo(oldcontext);
+	}
+	return plain_desc;
+}
+
+/* A row of nulls to be filled and written */
+TupleTableSlot *
+idem_keytable_new_row(IdemKeyTable *table, bool with_lease)
+{
+	TupleDesc desc = row_desc(table, with_lease);
+
+	if (table->written != NULL && table->written->tts_tupleDescriptor != desc)
+	{
+		ExecDropSingleTupleTableSlot(table->written);
+		table->written = NULL;
+	}
 	if (table->written == NULL)
-		table->written = MakeSingleTupleTableSlot(RelationGetDescr(table->heap), &TTSOpsVirtual);
-	return ExecClearTuple(table->written);
+		table->written = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
+	ExecClearTuple(table->written);
+	memset(table->written->tts_isnull, true, desc->natts * sizeof(bool));
+	return table->written;
 }
 
 /* Scan for a key; the caller ends the scan */
@@ -234,12 +274,18 @@ insert_index_entry(IdemKeyTable *table, int i, IndexUniqueCheck check, bool unch
 {
 	Relation index = table->indexes[i];
 	Form_pg_index form = index->rd_index;
-	Datum values[INDEX_MAX_KEYS];
+	Datum values[INDEX_MAX_KEYS] = {0};
 	bool isnull[INDEX_MAX_KEYS];
 	bool unique;
 
 	for (int j = 0; j < form->indnatts; j++)
-		values[j] = slot_getattr(table->written, form->indkey.values[j], &isnull[j]);
+	{
+		AttrNumber attno = form->indkey.values[j];
+
+		isnull[j] = attno > table->written->tts_tupleDescriptor->natts;
+		if (!isnull[j])
+			values[j] = slot_getattr(table->written, attno, &isnull[j]);
+	}
 	unique = index_insert(index, values, isnull, &table->written->tts_tid, table->heap,
 						  form->indisunique ? check : UNIQUE_CHECK_NO, unchanged, table->infos[i]);
 	return unique || !form->indisunique;
@@ -260,6 +306,7 @@ idem_keytable_insert(IdemKeyTable *table)
 	bool unique = true;
 	uint32 token;
 
+	ExecStoreVirtualTuple(table->written);
 	open_indexes(table);
 	token = SpeculativeInsertionLockAcquire(xid);
 	table_tuple_insert_speculative(table->heap, table->written, GetCurrentCommandId(true), 0, NULL, token);
@@ -271,15 +318,23 @@ idem_keytable_insert(IdemKeyTable *table)
 	return unique;
 }
 
-/* Lock the row at tid for an update, unless somebody else has locked it */
-static TM_Result
-lock_without_wait(IdemKeyTable *table, ItemPointer tid)
+/*
+ * Keep others from changing the row found until the end of the transaction.
+ * TM_WouldBlock comes without wait only; TM_Updated and TM_Deleted mean: look
+ * again.
+ */
+TM_Result
+idem_keytable_lock(IdemKeyTable *table, bool wait)
 {
+	ItemPointerData tid = table->found->tts_tid;
 	TM_FailureData tmfd;
+	TM_Result result = table_tuple_lock(table->heap, &tid, GetActiveSnapshot(), table->found,
+										GetCurrentCommandId(true), LockTupleNoKeyExclusive,
+										wait ? LockWaitBlock : LockWaitSkip, 0, &tmfd);
 
-	return table_tuple_lock(table->heap, tid, GetActiveSnapshot(), table->found,
-							GetCurrentCommandId(true), LockTupleNoKeyExclusive,
-							LockWaitSkip, 0, &tmfd);
+	if (result == TM_Invisible || result == TM_SelfModified)
+		elog(ERROR, "unexpected result %d of a lock in idem.keys", result);
+	return result;
 }
 
 /* Entries of a new row version; what decides about the key does not change */
@@ -295,25 +350,20 @@ insert_update_entries(IdemKeyTable *table, IdemUpdateIndexes which)
 	}
 }
 
-/*
- * Put the row written in the place of the one at tid.  TM_WouldBlock comes
- * without wait only; TM_Updated and TM_Deleted mean: look again.
- */
+/* Put the row written in the place of the one found; results as for lock, with wait */
 TM_Result
-idem_keytable_update(IdemKeyTable *table, ItemPointer tid, bool wait)
+idem_keytable_update(IdemKeyTable *table)
 {
+	ItemPointerData tid = table->found->tts_tid;
 	TM_FailureData tmfd;
 	LockTupleMode lockmode;
 	IdemUpdateIndexes which;
-	TM_Result result = TM_Ok;
+	TM_Result result;
 
+	ExecStoreVirtualTuple(table->written);
 	CheckCmdReplicaIdentity(table->heap, CMD_UPDATE);
-	/* the update itself knows only how to wait */
-	if (!wait)
-		result = lock_without_wait(table, tid);
-	if (result == TM_Ok)
-		result = idem_compat_tuple_update(table->heap, tid, table->written, GetCurrentCommandId(true),
-										  GetActiveSnapshot(), &tmfd, &lockmode, &which);
+	result = idem_compat_tuple_update(table->heap, &tid, table->written, GetCurrentCommandId(true),
+									  GetActiveSnapshot(), &tmfd, &lockmode, &which);
 	if (result == TM_Invisible || result == TM_SelfModified)
 		elog(ERROR, "unexpected result %d of an update of idem.keys", result);
 	if (result == TM_Ok)
@@ -325,15 +375,16 @@ idem_keytable_update(IdemKeyTable *table, ItemPointer tid, bool wait)
 	return result;
 }
 
-/* Remove the row at tid; as for update, but TM_BeingModified without wait */
+/* Remove the row found; as for update, but TM_BeingModified without wait */
 TM_Result
-idem_keytable_delete(IdemKeyTable *table, ItemPointer tid, bool wait)
+idem_keytable_delete(IdemKeyTable *table, bool wait)
 {
+	ItemPointerData tid = table->found->tts_tid;
 	TM_FailureData tmfd;
 	TM_Result result;
 
 	CheckCmdReplicaIdentity(table->heap, CMD_DELETE);
-	result = idem_compat_tuple_delete(table->heap, tid, GetCurrentCommandId(true),
+	result = idem_compat_tuple_delete(table->heap, &tid, GetCurrentCommandId(true),
 									  GetActiveSnapshot(), wait, &tmfd);
 	if (result == TM_Invisible || result == TM_SelfModified)
 		elog(ERROR, "unexpected result %d of a delete from idem.keys", result);

@@ -1,0 +1,204 @@
+/*
+ * leasestore.c
+ *		What the holder of a lease does with its token: finish, release, renew,
+ *		checkpoint, fence.  How a lease is taken is in keystore.c.
+ *
+ * The token is compared with the one in the row, on the row version that is
+ * then changed or locked: if somebody else has changed it meanwhile, it is
+ * looked up and compared again.  That is all there is to fencing.  The name of
+ * the worker proves nothing here, and neither does the time: who has the last
+ * token has the key, also after the lease ran out, until somebody takes over.
+ *
+ * Who waits for whom: all of these wait for a transaction that is changing the
+ * row or has fenced it, as long as lock_timeout allows.  A token that is not
+ * the last one is refused at once; it will never be the last one again.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "utils/timestamp.h"
+
+#include "idem.h"
+
+/* Says what was found instead of a lease under this token */
+pg_noreturn static void
+stale_token(IdemKeyTable *table, bool exists)
+{
+	if (!exists)
+		ereport(ERROR,
+				errcode(ERRCODE_IDEM_STALE_TOKEN),
+				errmsg("stale fencing token"),
+				errdetail("There is no such key in this scope, or not any more."),
+				errhint("Stop this work, and roll back what belongs to it. Call idem_lease() to begin anew."));
+	if (!idem_keyrow_is_leased(table))
+		ereport(ERROR,
+				errcode(ERRCODE_IDEM_STALE_TOKEN),
+				errmsg("stale fencing token"),
+				errdetail("The key was claimed without a lease."),
+				errhint("Leave the token out for a key that was claimed with idem_claim(). If it was leased before: stop this work, somebody else has done it."));
+	ereport(ERROR,
+			errcode(ERRCODE_IDEM_STALE_TOKEN),
+			errmsg("stale fencing token"),
+			errdetail("The key has another token since " INT64_FORMAT " s, at attempt %d.",
+					  idem_keyrow_age(table, IDEM_KEYS_LEASED_AT),
+					  idem_keyrow_int32(table, IDEM_KEYS_ATTEMPT)),
+			errhint("Stop this work, and roll back what belongs to it: somebody took over, or the lease was given up."));
+}
+
+static bool
+has_token(IdemKeyTable *table, int64 token)
+{
+	return idem_keyrow_is_leased(table) && idem_keyrow_token(table) == token;
+}
+
+/* Find the row that is leased under this token, when nobody is changing it */
+static void
+find_lease(IdemKeyTable *table, const IdemKey *key, int64 token)
+{
+	IdemProbe probe = {.found = IDEM_FOUND_ROW};
+	bool guessed = idem_keystore_find_last(table, key) && has_token(table, token);
+
+	for (;;)
+	{
+		bool exists;
+
+		if (!guessed)
+			idem_keystore_probe_existing(table, key, &probe);
+		exists = probe.found == IDEM_FOUND_ROW && idem_keyrow_judge(table, 0) != IDEM_GONE;
+		if (exists)
+			idem_keyrow_check_owner(idem_keyrow_owner(table));
+		if (!exists || !has_token(table, token))
+			stale_token(table, exists);
+		if (!TransactionIdIsValid(probe.xwait))
+			break;
+		idem_keystore_wait(table, &probe);
+	}
+	idem_keyrow_check_serializable(table);
+}
+
+/* The same for what changes a lease or relies on it: not finished, and locked */
+static void
+lock_lease(IdemKeyTable *table, const IdemKey *key, int64 token)
+{
+	do
+	{
+		find_lease(table, key, token);
+		idem_keyrow_reject_finished(table, "The work is done: read its result with idem_get().");
+	} while (idem_keytable_lock(table, true) != TM_Ok);
+}
+
+/* How long the key is kept after its lease has run out, or after a late finish */
+static int64
+row_ttl(IdemKeyTable *table)
+{
+	return idem_keyrow_timestamp(table, IDEM_KEYS_EXPIRES_AT) -
+		idem_keyrow_timestamp(table, IDEM_KEYS_LEASE_UNTIL);
+}
+
+/* Let the lease run from now on; returns its end */
+static TimestampTz
+set_lease(IdemKeyTable *table, TupleTableSlot *slot, int64 length)
+{
+	TimestampTz now = idem_keyrow_now();
+	TimestampTz until = now + length;
+
+	idem_keyrow_set(slot, IDEM_KEYS_LEASED_AT, TimestampTzGetDatum(now));
+	idem_keyrow_set(slot, IDEM_KEYS_LEASE_UNTIL, TimestampTzGetDatum(until));
+	idem_keyrow_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(until + row_ttl(table)));
+	return until;
+}
+
+/* Write a change of a row that is locked */
+static void
+update_locked(IdemKeyTable *table)
+{
+	if (idem_keytable_update(table) != TM_Ok)
+		elog(ERROR, "a key locked by this transaction was changed by another one");
+}
+
+/*
+ * Store the result.  In time it touches no indexed column, as without a lease;
+ * after the lease ran out the result is kept for the ttl from now on.
+ */
+void
+idem_leasestore_finish(IdemKeyTable *table, const IdemKey *key, int64 token, Jsonb *result)
+{
+	TM_Result updated;
+
+	do
+	{
+		TupleTableSlot *slot;
+		TimestampTz now;
+
+		find_lease(table, key, token);
+		if (idem_keyrow_check_finished(table, result))
+			return;
+		now = idem_keyrow_now();
+		slot = idem_keyrow_copy_finished(table, result);
+		if (idem_keyrow_timestamp(table, IDEM_KEYS_LEASE_UNTIL) < now)
+			idem_keyrow_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(now + row_ttl(table)));
+		updated = idem_keytable_update(table);
+	} while (updated != TM_Ok);
+}
+
+/*
+ * Give the lease up: the next claim gets the key at once.  The row gets a token
+ * that nobody has, so the old one is stale.  To release a parked key is to say
+ * that the work did not happen, so the attempt does not count either.
+ */
+void
+idem_leasestore_release(IdemKeyTable *table, const IdemKey *key, int64 token)
+{
+	TupleTableSlot *slot;
+	TimestampTz until;
+
+	lock_lease(table, key, token);
+	slot = idem_keyrow_copy(table);
+	if (idem_keyrow_judge(table, 0) == IDEM_PARKED)
+		idem_keyrow_set(slot, IDEM_KEYS_ATTEMPT,
+						Int32GetDatum(idem_keyrow_int32(table, IDEM_KEYS_ATTEMPT) - 1));
+	until = set_lease(table, slot, 0);
+	idem_keyrow_set(slot, IDEM_KEYS_TOKEN, Int64GetDatum(idem_keyrow_next_token(token, until)));
+	idem_keyrow_set(slot, IDEM_KEYS_PARK, BoolGetDatum(false));
+	idem_keyrow_clear(slot, IDEM_KEYS_WORKER);
+	update_locked(table);
+}
+
+TimestampTz
+idem_leasestore_renew(IdemKeyTable *table, const IdemKey *key, int64 token, int64 length)
+{
+	TimestampTz until;
+
+	lock_lease(table, key, token);
+	until = set_lease(table, idem_keyrow_copy(table), length);
+	update_locked(table);
+	return until;
+}
+
+/* Store a recovery point, and let the lease run anew for as long as it was */
+TimestampTz
+idem_leasestore_checkpoint(IdemKeyTable *table, const IdemKey *key, int64 token, Jsonb *data)
+{
+	TupleTableSlot *slot;
+	TimestampTz until;
+
+	lock_lease(table, key, token);
+	slot = idem_keyrow_copy(table);
+	until = set_lease(table, slot,
+					  idem_keyrow_timestamp(table, IDEM_KEYS_LEASE_UNTIL) -
+						  idem_keyrow_timestamp(table, IDEM_KEYS_LEASED_AT));
+	idem_keyrow_set(slot, IDEM_KEYS_CHECKPOINT, JsonbPGetDatum(data));
+	update_locked(table);
+	return until;
+}
+
+/*
+ * Check the token for a transaction that relies on it.  The lock on the row
+ * keeps any takeover waiting until that transaction ends, and a second one
+ * with the same token, too.
+ */
+void
+idem_leasestore_fence(IdemKeyTable *table, const IdemKey *key, int64 token)
+{
+	lock_lease(table, key, token);
+}
