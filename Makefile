@@ -39,7 +39,11 @@ REGRESS = \
 	shape \
 	privileges \
 	comments \
-	settings
+	settings \
+	lease \
+	lease_expiry \
+	lease_plain \
+	lease_status
 REGRESS_OPTS = \
 	--temp-instance=tmp_check_regress \
 	--temp-config=$(srcdir)/test/temp.conf \

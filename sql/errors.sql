@@ -21,6 +21,9 @@ EXCEPTION WHEN others THEN
 END
 $$;
 SELECT claimed FROM idem_claim('errors:1', '{"card": "4242"}');
+SELECT status FROM idem_lease('errors:5', '30 s', worker => 'w1');
+SELECT token FROM idem_lease('errors:6', '30 s') \gset
+SELECT idem_finish('errors:6', '"secret"', :token);
 CREATE TABLE before AS SELECT * FROM idem.keys;
 \x on
 
@@ -79,6 +82,29 @@ SELECT * FROM fails($$ SELECT idem_cleanup(NULL) $$);
 SELECT * FROM fails($$ SELECT idem_grant('nobody in particular', 'everything') $$);
 SELECT * FROM fails($$ SELECT idem_grant(NULL, 'app') $$);
 
+-- leases: bad arguments
+SELECT * FROM fails($$ SELECT idem_lease(NULL, '30 s') $$);
+SELECT * FROM fails($$ SELECT idem_lease('k', NULL) $$);
+SELECT * FROM fails($$ SELECT idem_lease('k', '0') $$);
+SELECT * FROM fails($$ SELECT idem_lease('k', '30 days 1 microsecond') $$);
+SELECT * FROM fails($$ SELECT idem_lease('k', '30 s', on_expiry => 'explode') $$);
+SELECT * FROM fails($$ SELECT idem_lease('k', '30 s', on_expiry => NULL) $$);
+SELECT * FROM fails($$ SELECT idem_lease('k', '30 s', max_attempts => 0) $$);
+SELECT * FROM fails($$ SELECT idem_lease('k', '30 s', worker => '') $$);
+SELECT * FROM fails($$ SELECT idem_renew('errors:5', NULL, '30 s') $$);
+SELECT * FROM fails($$ SELECT idem_fence('errors:5', 0) $$);
+SELECT * FROM fails($$ SELECT idem_checkpoint('errors:5', 1, NULL) $$);
+SELECT * FROM fails($$ SELECT idem_checkpoint('errors:5', 1, to_jsonb(repeat('x', 1048576))) $$);
+
+-- leases: finish without the token, with that of another key, of a key never leased
+SELECT * FROM fails($$ SELECT idem_finish('errors:5', '1') $$);
+SELECT * FROM fails($$ SELECT idem_release('errors:5') $$);
+SELECT * FROM fails($$ SELECT idem_finish('errors:5', '1', (SELECT token FROM idem_get('errors:6'))) $$);
+SELECT * FROM fails($$ SELECT idem_finish('errors:7', '1', (SELECT token FROM idem_get('errors:6'))) $$);
+-- after the finish
+SELECT * FROM fails($$ SELECT idem_checkpoint('errors:6', (SELECT token FROM idem_get('errors:6')), '1') $$);
+SELECT * FROM fails($$ SELECT idem_finish('errors:6', '"other"', (SELECT token FROM idem_get('errors:6'))) $$);
+
 -- K13
 SELECT * FROM fails($$ SELECT set_config('transaction_read_only', 'on', true), idem_claim('k') $$);
 \x off
@@ -108,9 +134,45 @@ SELECT idem_forget('errors:3'), idem_forget('errors:4');
 SELECT count(*) FROM idem.keys WHERE key IN ('errors:3', 'errors:4');
 DELETE FROM idem.keys WHERE key = 'errors:3';
 
+SELECT idem_lease('k', '-1 s');
+SELECT idem_lease('k', '31 days');
+SELECT idem_lease('k', '1 month 1 day');
+SELECT idem_lease('k', '-178000000 years');
+SELECT idem_lease('k', '30 s', ttl => '0');
+SELECT idem_lease('k', '30 s', wait => '-1 s');
+SELECT idem_lease('k', '30 s', max_attempts => -1);
+SELECT idem_lease('k', '30 s', worker => repeat('w', 256));
+SELECT idem_lease('k', '30 s', on_expiry => 'Retry');
+SELECT idem_lease('', '30 s');
+SELECT idem_lease('k', '30 s', scope => repeat('s', 256));
+SELECT idem_renew('errors:5', :token, '30 s');
+SELECT idem_renew('errors:5', -1, '30 s');
+SELECT idem_renew('errors:5', 1, NULL);
+SELECT idem_renew('errors:5', 1, '31 days');
+SELECT idem_checkpoint('errors:5', NULL, '1');
+SELECT idem_checkpoint('errors:5', -1, '1');
+SELECT idem_fence('errors:5', NULL);
+SELECT idem_finish('errors:5', '1', token => 0);
+SELECT idem_finish('errors:5', '1', token => -1);
+SELECT idem_release('errors:5', token => -1);
+SELECT idem_renew(NULL, 1, '30 s');
+SELECT idem_checkpoint(NULL, 1, '1');
+SELECT idem_fence(NULL, 1);
+-- the same with a token that is right but for another scope
+SELECT token AS right FROM idem_get('errors:5') \gset
+SELECT idem_fence('errors:5', :right, scope => 'other');
+SELECT idem_renew('errors:5', :right, '30 s', scope => 'other');
+SELECT idem_checkpoint('errors:5', :right, '1', scope => 'other');
+SELECT idem_release('errors:5', :right, scope => 'other');
+SELECT idem_finish('errors:5', NULL, :right, scope => 'other');
+-- the longest lease and name of a worker
+SELECT status FROM idem_lease('errors:8', '30 days', worker => repeat('w', 255));
+SELECT idem_forget('errors:8');
+
 -- nothing was changed
 SELECT count(*) FROM (TABLE before EXCEPT TABLE idem.keys) AS gone;
 SELECT count(*) FROM (TABLE idem.keys EXCEPT TABLE before) AS new;
 
+DELETE FROM idem.keys WHERE key IN ('errors:5', 'errors:6');
 DROP TABLE before;
 DROP FUNCTION fails;

@@ -221,6 +221,38 @@ RESET ROLE;
 SELECT owner FROM idem_get('privileges:9');
 RESET idem.clock_offset;
 
+-- leases: neither the key nor a takeover for others, whatever the token (9)
+SET ROLE idem_alice;
+SELECT token FROM idem_lease('privileges:10', '30 s', worker => 'w') \gset
+SET ROLE idem_bob;
+SELECT status FROM idem_lease('privileges:10', '30 s', worker => 'w');
+SELECT status FROM idem_claim('privileges:10');
+SELECT status FROM idem_get('privileges:10');
+SELECT idem_finish('privileges:10', '1', :token);
+SELECT idem_release('privileges:10', :token);
+SELECT idem_renew('privileges:10', :token, '30 s');
+SELECT idem_checkpoint('privileges:10', :token, '1');
+SELECT idem_fence('privileges:10', :token);
+RESET ROLE;
+SET idem.clock_offset = '1 min';
+SET ROLE idem_bob;
+SELECT status FROM idem_lease('privileges:10', '30 s');
+SELECT status FROM idem_claim('privileges:10');
+SET ROLE idem_alice;
+SELECT status, attempt FROM idem_lease('privileges:10', '30 s');
+RESET ROLE;
+-- who has the privileges of the owner can take over; the key stays the owner's
+SET idem.clock_offset = '2 min';
+SELECT status, attempt FROM idem_lease('privileges:10', '30 s');
+SELECT owner FROM idem_get('privileges:10');
+-- beyond its ttl it belongs to nobody
+SET idem.clock_offset = '25 h';
+SET ROLE idem_bob;
+SELECT status, attempt FROM idem_lease('privileges:10', '30 s');
+SELECT owner FROM idem_get('privileges:10');
+RESET ROLE;
+RESET idem.clock_offset;
+
 -- idem_grant and idem_revoke
 SELECT idem_revoke('idem_bob', 'app');
 SET ROLE idem_bob;

@@ -203,32 +203,32 @@ fill_lease(TupleTableSlot *slot, const IdemLease *lease, TimestampTz now, const 
 	idem_keyrow_set(slot, IDEM_KEYS_PARK, BoolGetDatum(lease->park));
 	if (lease->worker != NULL)
 		idem_keyrow_set(slot, IDEM_KEYS_WORKER, PointerGetDatum(lease->worker));
-	if (row->checkpoint != NULL)
-		idem_keyrow_set(slot, IDEM_KEYS_CHECKPOINT, JsonbPGetDatum(row->checkpoint));
+	else
+		idem_keyrow_clear(slot, IDEM_KEYS_WORKER);
 }
 
 /*
- * Make the row of a claim.  The last token of the key stays with it when a
- * plain claim takes over, so that tokens go on growing.
+ * Make the row of a claim, from nothing or from the row that it replaces.  A
+ * plain claim only takes the deadline off what was a lease: the last token
+ * stays, so that tokens go on growing, and the rest in case it is released.
  */
 static void
-make_claim(IdemKeyTable *table, const IdemClaim *claim, bytea *request, TimestampTz now, IdemRow *row)
+fill_claim(TupleTableSlot *slot, const IdemClaim *claim, TimestampTz now, const IdemRow *row)
 {
-	TupleTableSlot *slot;
-
-	grant(claim, now, row);
-	slot = idem_keytable_new_row(table, row->token != 0);
 	idem_keyrow_set(slot, IDEM_KEYS_CREATED_AT, TimestampTzGetDatum(row->created_at));
 	idem_keyrow_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(row->expires_at));
 	idem_keyrow_set(slot, IDEM_KEYS_OWNER, ObjectIdGetDatum(row->owner));
 	idem_keyrow_set(slot, IDEM_KEYS_KEY, PointerGetDatum(claim->key.key));
 	idem_keyrow_set(slot, IDEM_KEYS_SCOPE, PointerGetDatum(claim->key.scope));
-	if (request != NULL)
-		idem_keyrow_set(slot, IDEM_KEYS_REQUEST, PointerGetDatum(request));
-	if (row->token != 0)
-		idem_keyrow_set(slot, IDEM_KEYS_TOKEN, Int64GetDatum(row->token));
+	if (claim->request != NULL)
+		idem_keyrow_set(slot, IDEM_KEYS_REQUEST, PointerGetDatum(claim->request));
+	if (row->token == 0)
+		return;
+	idem_keyrow_set(slot, IDEM_KEYS_TOKEN, Int64GetDatum(row->token));
 	if (claim->lease != NULL)
 		fill_lease(slot, claim->lease, now, row);
+	else
+		idem_keyrow_clear(slot, IDEM_KEYS_LEASE_UNTIL);
 }
 
 /* Claim a key that is absent; false if it has just appeared */
@@ -238,7 +238,8 @@ insert_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 	TimestampTz now = idem_keyrow_now();
 
 	begin_life(0, now, row);
-	make_claim(table, claim, claim->request, now, row);
+	grant(claim, now, row);
+	fill_claim(idem_keytable_new_row(table, row->token != 0), claim, now, row);
 	return idem_keytable_insert(table);
 }
 
@@ -256,7 +257,7 @@ attempts_allowed(const IdemClaim *claim)
 static TM_Result
 take_over(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 {
-	bytea *request = claim->request;
+	TupleTableSlot *slot;
 	TM_Result result;
 	IdemStatus state;
 	TimestampTz now;
@@ -273,9 +274,9 @@ take_over(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 	idem_keyrow_read(table, state, row);
 	if (state == IDEM_GONE)
 		begin_life(row->token, now, row);
-	else if (request == NULL)
-		request = idem_keyrow_request(table);
-	make_claim(table, claim, request, now, row);
+	grant(claim, now, row);
+	slot = state == IDEM_GONE ? idem_keytable_new_row(table, row->token != 0) : idem_keyrow_copy(table);
+	fill_claim(slot, claim, now, row);
 	return idem_keytable_update(table);
 }
 
@@ -442,13 +443,25 @@ idem_keystore_finish(IdemKeyTable *table, const IdemKey *key, Jsonb *result)
 		elog(ERROR, "a key held by this transaction was changed by another one");
 }
 
-/* Give up a claim, as if the key had never been claimed */
+/*
+ * Give up a claim, as if the key had never been claimed.  If it was taken over
+ * from a lease, the key is left as that was: run out.
+ */
 void
 idem_keystore_release(IdemKeyTable *table, const IdemKey *key)
 {
+	TM_Result result;
+
 	find_held_key(table, key);
 	idem_keyrow_reject_finished(table, "Roll back to undo the work together with its key.");
-	if (idem_keytable_delete(table, true) != TM_Ok)
+	if (idem_keyrow_isnull(table, IDEM_KEYS_LEASED_AT))
+		result = idem_keytable_delete(table, true);
+	else
+	{
+		idem_keyrow_set(idem_keyrow_copy(table), IDEM_KEYS_LEASE_UNTIL, TimestampTzGetDatum(idem_keyrow_now()));
+		result = idem_keytable_update(table);
+	}
+	if (result != TM_Ok)
 		elog(ERROR, "a key held by this transaction was changed by another one");
 }
 
