@@ -223,7 +223,7 @@ extern void idem_keyrow_reject_finished(IdemKeyTable *table, const char *hint);
 extern void idem_keyrow_set(TupleTableSlot *slot, AttrNumber attno, Datum value);
 extern void idem_keyrow_clear(TupleTableSlot *slot, AttrNumber attno);
 extern TupleTableSlot *idem_keyrow_copy(IdemKeyTable *table);
-extern TupleTableSlot *idem_keyrow_copy_finished(IdemKeyTable *table, Jsonb *result);
+extern TupleTableSlot *idem_keyrow_copy_finished(IdemKeyTable *table, Jsonb *result, TimestampTz now);
 
 /* keystore.c */
 extern bool idem_keystore_find_last(IdemKeyTable *table, const IdemKey *key);

@@ -404,11 +404,11 @@ idem_keyrow_copy(IdemKeyTable *table)
 
 /* The same with the columns that a finish sets */
 TupleTableSlot *
-idem_keyrow_copy_finished(IdemKeyTable *table, Jsonb *result)
+idem_keyrow_copy_finished(IdemKeyTable *table, Jsonb *result, TimestampTz now)
 {
 	TupleTableSlot *slot = idem_keyrow_copy(table);
 
-	idem_keyrow_set(slot, IDEM_KEYS_FINISHED_AT, TimestampTzGetDatum(idem_keyrow_now()));
+	idem_keyrow_set(slot, IDEM_KEYS_FINISHED_AT, TimestampTzGetDatum(now));
 	if (result != NULL)
 		idem_keyrow_set(slot, IDEM_KEYS_RESULT, JsonbPGetDatum(result));
 	return slot;

@@ -438,7 +438,7 @@ idem_keystore_finish(IdemKeyTable *table, const IdemKey *key, Jsonb *result)
 	find_held_key(table, key);
 	if (idem_keyrow_check_finished(table, result))
 		return;
-	(void) idem_keyrow_copy_finished(table, result);
+	(void) idem_keyrow_copy_finished(table, result, idem_keyrow_now());
 	if (idem_keytable_update(table) != TM_Ok)
 		elog(ERROR, "a key held by this transaction was changed by another one");
 }

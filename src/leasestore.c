@@ -134,7 +134,7 @@ idem_leasestore_finish(IdemKeyTable *table, const IdemKey *key, int64 token, Jso
 		if (idem_keyrow_check_finished(table, result))
 			return;
 		now = idem_keyrow_now();
-		slot = idem_keyrow_copy_finished(table, result);
+		slot = idem_keyrow_copy_finished(table, result, now);
 		if (idem_keyrow_timestamp(table, IDEM_KEYS_LEASE_UNTIL) < now)
 			idem_keyrow_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(now + row_ttl(table)));
 		updated = idem_keytable_update(table);

@@ -44,7 +44,8 @@ hidden byte P6_fence_holds;
 #endif
 #define CHECK(n, name, cond)	assert((ONLY && ONLY != n) || (cond) || name)
 
-mtype = { NEW, TAKEOVER, CLAIM, FINISH, RENEW, RELEASE, FENCE, CLEAN };
+/* STALE: whatever it was, the row is not the version any more that was probed. */
+mtype = { NEW, TAKEOVER, CLAIM, FINISH, RENEW, RELEASE, FENCE, CLEAN, STALE };
 
 /* The latest committed version of the row.  All zero: there is none. */
 typedef Row {
@@ -56,14 +57,13 @@ typedef Row {
 	byte	worker;		/* session + 1 */
 	/* ghosts: what happened, for the properties only */
 	byte	finishes;	/* accepted in this life of the key */
-	byte	floor;		/* no lower token may be accepted any more; outlives the row */
+	byte	floor;		/* no lower token may be accepted */
 };
 
 typedef Session {
 	byte	tok;		/* the token it believes to hold, 0: none */
 	mtype	op;		/* transaction under way, 0: none */
 	byte	c;		/* its reading of the clock */
-	bool	same;		/* the row is still the version that it has probed */
 };
 
 Row	row;
@@ -72,13 +72,9 @@ bool	cut;			/* it has */
 byte	lock;			/* session + 1 whose open transaction has changed or locked the row */
 Session	s[SESSIONS];
 
-/* The outside: it refuses a token lower than the highest it has seen. */
-byte	sink;
-
 /* Ghosts. */
-byte	high;			/* highest token that a committed lease has handed out */
-byte	standby_high;		/* the same when the standby lost touch */
-byte	lost;			/* highest token whose row version was lost or removed */
+byte	high;			/* highest token ever committed */
+byte	lost;			/* the same, if the row that had it was lost or removed; else 0 */
 byte	fencer;			/* session + 1 between its fence and the end of its transaction */
 
 #define ME		s[_pid]
@@ -155,10 +151,15 @@ byte	now = 1;
 #define read_clock(c)	select(c : 1 .. CLOCK)
 #endif
 
+inline new_token()
+{
+	row.floor = t; high = (t > high -> t : high); lost = 0
+}
+
 inline forget_row()
 {
 	row.tok = 0; row.until = 0; row.fin = false; row.park = false;
-	row.attempt = 0; row.worker = 0; row.finishes = 0
+	row.attempt = 0; row.worker = 0; row.finishes = 0; row.floor = 0
 }
 
 inline copy_row(to, from)
@@ -171,7 +172,7 @@ inline copy_row(to, from)
 /* (1) done, (2) says that the row has to be changed or locked. */
 inline begin(o, clk)
 {
-	ME.op = o; ME.c = clk; ME.same = true;
+	ME.op = o; ME.c = clk;
 	printf("session %d: probes at %d, means to do %e\n", _pid, clk, o)
 }
 
@@ -185,14 +186,28 @@ inline end_transaction()
 	:: fencer == _pid + 1 -> fencer = 0
 	:: else
 	fi;
-	ME.op = 0; ME.c = 0; ME.same = false
+	ME.op = 0; ME.c = 0
 }
+
+#ifdef TAKEOVER_WITHOUT_RECHECK		/* MUTANT, P3 and P5 */
+#define WITHOUT_RECHECK(o)	(o == TAKEOVER && THERE)
+#else
+#ifdef FINISH_WITHOUT_RECHECK		/* MUTANT, P1 */
+#define WITHOUT_RECHECK(o)	(o == FINISH && THERE)
+#else
+#define WITHOUT_RECHECK(o)	(false)
+#endif
+#endif
 
 /* A new version is committed: whoever has probed the old one has to look again. */
 inline new_version()
 {
 	for (i : 0 .. SESSIONS - 1) {
-		s[i].same = false
+		if
+		:: i != _pid && s[i].op != 0 && !WITHOUT_RECHECK(s[i].op) ->
+			s[i].op = STALE; s[i].c = 0
+		:: else
+		fi
 	}
 	i = 0
 }
@@ -259,20 +274,10 @@ inline probe()
 }
 
 /* (3) Lock the version that was probed, or start again. */
-#ifdef TAKEOVER_WITHOUT_RECHECK		/* MUTANT, P3 and P5 */
-#define RECHECKED	(ME.same || (ME.op == TAKEOVER && THERE))
-#else
-#ifdef FINISH_WITHOUT_RECHECK		/* MUTANT, P1 */
-#define RECHECKED	(ME.same || (ME.op == FINISH && THERE))
-#else
-#define RECHECKED	(ME.same)
-#endif
-#endif
-
 inline lock_version()
 {
 	if
-	:: RECHECKED ->
+	:: ME.op != STALE ->
 #ifdef FENCE_WITHOUT_LOCK		/* MUTANT, P6: fence only looks */
 		if
 		:: ME.op == FENCE
@@ -281,14 +286,13 @@ inline lock_version()
 #else
 		lock = _pid + 1;
 #endif
-		ME.same = false;
 		if
-		:: ME.op == FENCE -> check_accepted(); fencer = _pid + 1
+		:: ME.op == FENCE -> check_accepted(); fencer = _pid + 1; ME.c = 0
 		:: else
 		fi;
 		printf("session %d: %e, has the row\n", _pid, ME.op)
 	:: else ->
-		printf("session %d: %e, row has changed, starts again\n", _pid, ME.op);
+		printf("session %d: the row has changed, starts again\n", _pid);
 		end_transaction()
 	fi
 }
@@ -308,7 +312,7 @@ inline commit_lease()
 	make_token(t);
 	CHECK(2, P2_tokens_only_grow, t > high);
 	begin_life();
-	high = t; row.floor = t;
+	new_token();
 	row.tok = t; row.until = ME.c + LEASE; row.fin = false; row.attempt++; row.worker = _pid + 1;
 	if
 	:: row.park = false
@@ -328,7 +332,7 @@ inline commit_claim()
 	make_token(t);
 	begin_life();
 	count_finish();
-	row.floor = t;
+	new_token();
 	finish_row();
 	row.until = ME.c;
 #ifdef CLAIM_KEEPS_TOKEN		/* MUTANT, P2 */
@@ -343,7 +347,7 @@ inline commit_finish()
 {
 	check_accepted();
 	/* The outside has not seen the call of a later holder, unless that one was lost. */
-	CHECK(2, P2_tokens_only_grow, sink <= ME.tok || sink <= lost);
+	CHECK(2, P2_tokens_only_grow, high <= ME.tok || high <= lost);
 	count_finish();
 	finish_row();
 #ifndef FINISH_KEEPS_EXPIRY		/* MUTANT, P3: the result of a parked key may be gone at once */
@@ -361,7 +365,7 @@ inline commit_release()
 	CHECK(6, P6_fence_holds, fencer == 0 || fencer == _pid + 1);
 	check_accepted();
 	make_token(t);
-	row.floor = row.tok + 1;
+	new_token();
 	row.until = ME.c; row.park = false; row.worker = 0;
 #ifndef RELEASE_KEEPS_TOKEN		/* MUTANT, P2: whoever has released can still finish */
 	row.tok = t;
@@ -373,7 +377,7 @@ inline commit_clean()
 {
 	check_left_alone();
 	printf("session %d: cleans up the row with token %d\n", _pid, row.tok);
-	lost = (row.tok > lost -> row.tok : lost);
+	lost = high;
 	forget_row()
 }
 
@@ -431,10 +435,6 @@ end:	do
 		printf("session %d: dies, token %d forgotten\n", _pid, ME.tok);
 		ME.tok = 0
 	   }
-	:: atomic { ME.op == 0 && ME.tok > sink ->
-		sink = ME.tok;
-		printf("session %d: calls the outside with token %d\n", _pid, sink)
-	   }
 	od
 }
 
@@ -449,7 +449,6 @@ active proctype failover()
 end:	do
 	:: atomic { !cut ->
 		copy_row(standby, row);
-		standby_high = high;
 #ifdef TOKEN_FROM_SEQUENCE
 		standby_seq = seq;
 #endif
@@ -458,7 +457,7 @@ end:	do
 	   }
 	:: atomic { cut ->
 		if
-		:: high > standby_high -> lost = high
+		:: high > standby.tok -> lost = high
 		:: else
 		fi;
 		copy_row(row, standby);
@@ -468,9 +467,9 @@ end:	do
 #endif
 		standby.tok = 0; standby.until = 0; standby.fin = false; standby.park = false;
 		standby.attempt = 0; standby.worker = 0; standby.finishes = 0; standby.floor = 0;
-		standby_high = 0; cut = false; lock = 0; fencer = 0;
+		cut = false; lock = 0; fencer = 0;
 		for (i : 0 .. SESSIONS - 1) {
-			s[i].op = 0; s[i].c = 0; s[i].same = false
+			s[i].op = 0; s[i].c = 0
 		}
 		i = 0;
 		printf("standby: promoted, the row has token %d\n", row.tok)
