@@ -138,7 +138,6 @@ typedef struct IdemProbe
 {
 	IdemFound found;
 	TransactionId xwait; /* whose end would change the picture, or invalid */
-	uint32 spectoken;	 /* not 0: that one is only about to insert it */
 } IdemProbe;
 
 /* The row that an SQL function returns, as it is declared */
@@ -190,6 +189,9 @@ pg_noreturn extern void idem_args_version_mismatch(const char *found);
 extern void idem_keytable_open(IdemKeyTable *table, LOCKMODE lockmode);
 extern void idem_keytable_close(IdemKeyTable *table);
 extern TupleTableSlot *idem_keytable_new_row(IdemKeyTable *table, bool with_lease);
+extern void idem_keytable_open_indexes(IdemKeyTable *table);
+extern void idem_keytable_lock_key(IdemKeyTable *table, const IdemKey *key);
+extern void idem_keytable_unlock_key(IdemKeyTable *table, const IdemKey *key);
 extern bool idem_keytable_insert(IdemKeyTable *table);
 extern TM_Result idem_keytable_lock(IdemKeyTable *table, bool wait);
 extern TM_Result idem_keytable_update(IdemKeyTable *table);

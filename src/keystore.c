@@ -42,6 +42,9 @@
 /* Where the last claim of this backend went; see idem_keystore_find_last() */
 static ItemPointerData last_claim;
 
+/* Was the last key that this backend wanted to claim a new one? */
+static bool last_was_new = true;
+
 static void
 classify_row(const SnapshotData *dirty, IdemProbe *probe)
 {
@@ -49,13 +52,11 @@ classify_row(const SnapshotData *dirty, IdemProbe *probe)
 	{
 		probe->found = IDEM_FOUND_OPEN;
 		probe->xwait = dirty->xmin;
-		probe->spectoken = dirty->speculativeToken;
 	}
 	else
 	{
 		probe->found = IDEM_FOUND_ROW;
 		probe->xwait = dirty->xmax;
-		probe->spectoken = 0;
 	}
 }
 
@@ -136,12 +137,6 @@ wait_for_other(IdemKeyTable *table, const IdemProbe *probe, const IdemWait *wait
 	/* VACUUM shall not wait for the page as long as we do */
 	ExecClearTuple(table->found);
 
-	if (probe->spectoken != 0)
-	{
-		/* between insert and verdict nobody takes locks: never long */
-		SpeculativeInsertionWait(probe->xwait, probe->spectoken);
-		return true;
-	}
 	if (wait->forever)
 	{
 		XactLockTableWait(probe->xwait, NULL, NULL, XLTW_None);
@@ -166,10 +161,10 @@ idem_keystore_wait(IdemKeyTable *table, const IdemProbe *probe)
 
 /* What a claim makes of a key that is absent, or past its ttl */
 static void
-begin_life(int64 last_token, TimestampTz now, IdemRow *row)
+begin_life(int64 last_token, Oid owner, TimestampTz now, IdemRow *row)
 {
 	memset(row, 0, sizeof(*row));
-	row->owner = idem_keyrow_current_owner();
+	row->owner = owner;
 	row->created_at = now;
 	row->token = last_token;
 }
@@ -233,11 +228,11 @@ fill_claim(TupleTableSlot *slot, const IdemClaim *claim, TimestampTz now, const 
 
 /* Claim a key that is absent; false if it has just appeared */
 static bool
-insert_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
+insert_claim(IdemKeyTable *table, const IdemClaim *claim, Oid owner, IdemRow *row)
 {
 	TimestampTz now = idem_keyrow_now();
 
-	begin_life(0, now, row);
+	begin_life(0, owner, now, row);
 	grant(claim, now, row);
 	fill_claim(idem_keytable_new_row(table, row->token != 0), claim, now, row);
 	return idem_keytable_insert(table);
@@ -273,7 +268,7 @@ take_over(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 	now = idem_keyrow_now();
 	idem_keyrow_read(table, state, row);
 	if (state == IDEM_GONE)
-		begin_life(row->token, now, row);
+		begin_life(row->token, idem_keyrow_current_owner(), now, row);
 	grant(claim, now, row);
 	slot = state == IDEM_GONE ? idem_keytable_new_row(table, row->token != 0) : idem_keyrow_copy(table);
 	fill_claim(slot, claim, now, row);
@@ -314,6 +309,33 @@ answer(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 }
 
 /*
+ * Look at the key, and claim it if it is absent.  To insert it takes a lock
+ * under which it is looked at; so if it is thought to be new, lock first.
+ */
+static bool
+probe_or_insert(IdemKeyTable *table, const IdemClaim *claim, IdemProbe *probe, IdemRow *row)
+{
+	bool inserted;
+	Oid owner;
+
+	if (!last_was_new)
+	{
+		probe_key(table, &claim->key, probe);
+		if (probe->found != IDEM_FOUND_NONE)
+			return false;
+	}
+	owner = idem_keyrow_current_owner();
+	idem_keytable_open_indexes(table);
+
+	idem_keytable_lock_key(table, &claim->key);
+	probe_key(table, &claim->key, probe);
+	last_was_new = probe->found == IDEM_FOUND_NONE;
+	inserted = last_was_new && insert_claim(table, claim, owner, row);
+	idem_keytable_unlock_key(table, &claim->key);
+	return inserted;
+}
+
+/*
  * Claim the key for this transaction, or lease it, or say why not.  Each round
  * looks at the key and either answers or waits for what is in the way.
  */
@@ -327,16 +349,14 @@ idem_keystore_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 		bool ended = true;
 
 		CHECK_FOR_INTERRUPTS();
-		probe_key(table, &claim->key, &probe);
-		if (probe.found == IDEM_FOUND_ROW && answer(table, claim, row))
+		if (probe_or_insert(table, claim, &probe, row))
+			result = TM_Ok;
+		else if (probe.found == IDEM_FOUND_ROW && answer(table, claim, row))
 			return;
-
-		if (TransactionIdIsValid(probe.xwait))
+		else if (TransactionIdIsValid(probe.xwait))
 			ended = wait_for_other(table, &probe, &claim->wait);
 		else if (probe.found == IDEM_FOUND_ROW)
 			result = take_over(table, claim, row);
-		else if (insert_claim(table, claim, row))
-			result = TM_Ok;
 
 		if (result == TM_Ok)
 		{

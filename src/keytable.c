@@ -23,6 +23,7 @@
 #include "catalog/pg_collation.h"
 #include "catalog/pg_index.h"
 #include "catalog/pg_type.h"
+#include "common/hashfn.h"
 #include "executor/executor.h"
 #include "nodes/execnodes.h"
 #include "utils/fmgroids.h"
@@ -226,6 +227,32 @@ idem_keytable_new_row(IdemKeyTable *table, bool with_lease)
 	return table->written;
 }
 
+static Oid
+key_hash(const IdemKey *key)
+{
+	return hash_combine(hash_bytes((unsigned char *) VARDATA_ANY(key->key), VARSIZE_ANY_EXHDR(key->key)),
+						hash_bytes((unsigned char *) VARDATA_ANY(key->scope), VARSIZE_ANY_EXHDR(key->scope)));
+}
+
+/*
+ * One at a time inserts a key: from the look that finds it absent until its
+ * entry is in the unique index.  That is short, so others wait also if they
+ * want to wait for nobody; whatever may take long, such as other locks, comes
+ * before.  Keys of the same hash share the lock.  (INSERT ... ON CONFLICT
+ * needs no such lock, and instead a second WAL record for each row.)
+ */
+void
+idem_keytable_lock_key(IdemKeyTable *table, const IdemKey *key)
+{
+	LockDatabaseObject(RelationGetRelid(table->heap), key_hash(key), 0, ExclusiveLock);
+}
+
+void
+idem_keytable_unlock_key(IdemKeyTable *table, const IdemKey *key)
+{
+	UnlockDatabaseObject(RelationGetRelid(table->heap), key_hash(key), 0, ExclusiveLock);
+}
+
 /* Scan for a key; the caller ends the scan */
 IndexScanDesc
 idem_keytable_scan_key(IdemKeyTable *table, const IdemKey *key, Snapshot snapshot)
@@ -240,8 +267,8 @@ idem_keytable_scan_key(IdemKeyTable *table, const IdemKey *key, Snapshot snapsho
 }
 
 /* Open the indexes that take entries; one that is just being built may not yet */
-static void
-open_indexes(IdemKeyTable *table)
+void
+idem_keytable_open_indexes(IdemKeyTable *table)
 {
 	List *oids;
 	ListCell *lc;
@@ -291,30 +318,36 @@ insert_index_entry(IdemKeyTable *table, int i, IndexUniqueCheck check, bool unch
 	return unique || !form->indisunique;
 }
 
+/* Take back a row that was just inserted */
+static void
+delete_written(IdemKeyTable *table)
+{
+	TM_FailureData tmfd;
+
+	if (idem_compat_tuple_delete(table->heap, &table->written->tts_tid, GetCurrentCommandId(true),
+								 GetActiveSnapshot(), false, &tmfd) != TM_Ok)
+		elog(ERROR, "could not take back a row of idem.keys");
+	CommandCounterIncrement();
+}
+
 /*
- * Insert the row unless its key is there, as INSERT ... ON CONFLICT does: the
- * unique index is the arbiter, and of two that come at the same time one is
- * told so without an error.  False: look again, the key has just appeared.
- *
- * Others wait for the verdict, also those that want to wait for nobody.  So
- * whatever may take long, such as locks, comes before the token.
+ * Insert the row.  The caller has locked the key and found it absent, so the
+ * unique index has nothing to say, unless somebody does not keep to the lock.
+ * False: look again, the key has just appeared.
  */
 bool
 idem_keytable_insert(IdemKeyTable *table)
 {
-	TransactionId xid = GetCurrentTransactionId();
 	bool unique = true;
-	uint32 token;
 
+	idem_keytable_open_indexes(table);
 	ExecStoreVirtualTuple(table->written);
-	open_indexes(table);
-	token = SpeculativeInsertionLockAcquire(xid);
-	table_tuple_insert_speculative(table->heap, table->written, GetCurrentCommandId(true), 0, NULL, token);
+	table_tuple_insert(table->heap, table->written, GetCurrentCommandId(true), 0, NULL);
 	for (int i = 0; i < table->nindexes && unique; i++)
 		unique = insert_index_entry(table, i, UNIQUE_CHECK_PARTIAL, false);
-	table_tuple_complete_speculative(table->heap, table->written, token, unique);
-	SpeculativeInsertionLockRelease(xid);
 	CommandCounterIncrement();
+	if (!unique)
+		delete_written(table);
 	return unique;
 }
 
@@ -341,7 +374,7 @@ idem_keytable_lock(IdemKeyTable *table, bool wait)
 static void
 insert_update_entries(IdemKeyTable *table, IdemUpdateIndexes which)
 {
-	open_indexes(table);
+	idem_keytable_open_indexes(table);
 	for (int i = 0; i < table->nindexes; i++)
 	{
 		if (idem_compat_index_needs_entry(table->indexes[i], which))

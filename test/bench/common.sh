@@ -21,7 +21,7 @@ setting() {
 
 # empty_tables: those of the database bench
 empty_tables() {
-	admin bench -c 'TRUNCATE idem.keys, hand.keys, bench.charges, bench.known' -c 'CHECKPOINT'
+	admin bench -c 'TRUNCATE idem.keys, hand.keys, hand.leases, bench.charges, bench.known' -c 'CHECKPOINT'
 }
 
 # quartiles NAME: first, second and third of the lines "NAME value" in $samples; nan for

@@ -87,6 +87,38 @@ line_wal() {
 	done
 }
 
+# Lease and finish, each in a transaction of its own.
+line_lease() {
+	local side round count=20000 goal='>= 1.2'
+	for side in on off; do
+		empty_tables
+		pin "$side"
+		latencies 1 2 11 idem_lease hand_lease base_lease >"$samples"
+		report "lease + finish over a socket, client and server $([[ $side == on ]] || printf 'not ')on one CPU; hand-written" /s \
+			"$(calc "1e6 / $(median idem_lease)")" "$(calc "1e6 / $(median hand_lease)")" \
+			"$(calc "$(median hand_lease) / $(median idem_lease)")" "$goal" "$(spread idem_lease hand_lease)"
+		report '  two SELECT 1; hand-written' /s \
+			"$(calc "1e6 / $(median base_lease)")" "$(calc "1e6 / $(median hand_lease)")" \
+			"$(calc "$(median hand_lease) / $(median base_lease)")" '' "$(spread base_lease hand_lease)"
+		goal=
+	done
+	empty_tables
+	alternate bench 11 \
+		"idem=CALL bench.idem_lease_us(5000)" \
+		"hand=CALL bench.hand_lease_us(5000)" >"$samples"
+	compare '  the same from PL/pgSQL' us idem hand ''
+	setting full_page_writes off
+	: >"$samples"
+	for round in 1 2 3; do
+		for side in idem hand; do
+			empty_tables
+			printf '%s %s\n' "$side" "$(wal_of bench "CALL bench.${side}_lease_us($count)")" >>"$samples"
+		done
+	done
+	compare 'WAL of lease + finish, 30 byte result; hand-written' B idem hand '<= 1' "1 / $count"
+	setting full_page_writes on
+}
+
 # load_keys DATABASE COUNT: finished keys, claimed one per millisecond up to now.
 # In the order of the key, because that is fast; claims of new keys do not care.
 load_keys() {

@@ -30,3 +30,13 @@ lines hand_four 'BEGIN;' "$hand_claim" \
 lines idem_five 'BEGIN;' 'SELECT claimed, result FROM idem_claim(:k, :payload);' \
 	"$work" "$idem_finish" 'COMMIT;'
 lines hand_five 'BEGIN;' "$hand_claim" "$work" "$hand_finish" 'COMMIT;'
+
+# lease and finish, each in a transaction of its own
+lines idem_lease "SELECT token FROM idem_lease(:k, '30 s') \\gset" \
+	'SELECT idem_finish(:k, :result, :token);'
+lines hand_lease "INSERT INTO hand.leases AS l (key, locked_until) VALUES (:k, clock_timestamp() + interval '30 s') \
+	ON CONFLICT (key) DO UPDATE \
+	SET token = l.token + 1, attempt = l.attempt + 1, locked_until = excluded.locked_until \
+	WHERE l.locked_until < clock_timestamp() AND l.finished_at IS NULL RETURNING token \\gset" \
+	'UPDATE hand.leases SET result = :result, finished_at = now() WHERE key = :k AND token = :token AND finished_at IS NULL;'
+lines base_lease 'SELECT 1 AS token \gset' 'SELECT 1;'

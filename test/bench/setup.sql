@@ -26,6 +26,20 @@ CREATE TABLE hand.keys (
 ) WITH (fillfactor = :fillfactor);
 CREATE INDEX ON hand.keys (expires_at);
 
+-- the same for leases: who comes first has the key until locked_until, the token tells
+-- who came last
+CREATE TABLE hand.leases (
+	key text PRIMARY KEY,
+	token bigint NOT NULL DEFAULT 1,
+	attempt int NOT NULL DEFAULT 1,
+	created_at timestamptz NOT NULL DEFAULT now(),
+	expires_at timestamptz NOT NULL DEFAULT now() + interval '24 hours',
+	locked_until timestamptz NOT NULL,
+	finished_at timestamptz,
+	result jsonb
+) WITH (fillfactor = :fillfactor);
+CREATE INDEX ON hand.leases (expires_at);
+
 -- the business rows of the lines that do work
 CREATE TABLE bench.charges (
 	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -138,6 +152,56 @@ BEGIN
 		INSERT INTO hand.keys (key) VALUES (k) ON CONFLICT (key) DO NOTHING;
 		IF FOUND THEN
 			UPDATE hand.keys SET result = res[1 + i % 8], finished_at = now() WHERE key = k;
+		END IF;
+		COMMIT;
+	END LOOP;
+	us := bench.elapsed_us(start, n);
+END $$;
+
+/* Lease and finish, each in a transaction of its own. */
+CREATE PROCEDURE bench.idem_lease_us(n int, INOUT us float8 DEFAULT NULL)
+LANGUAGE plpgsql AS $$
+DECLARE
+	keys text[] := bench.fresh(n);
+	res jsonb[] := bench.results(30);
+	start float8 := bench.clock_us();
+	i int := 0;
+	k text;
+	r record;
+BEGIN
+	FOREACH k IN ARRAY keys LOOP
+		i := i + 1;
+		r := idem_lease(k, '30 s');
+		COMMIT;
+		IF r.claimed THEN
+			PERFORM idem_finish(k, res[1 + i % 8], r.token);
+		END IF;
+		COMMIT;
+	END LOOP;
+	us := bench.elapsed_us(start, n);
+END $$;
+
+CREATE PROCEDURE bench.hand_lease_us(n int, INOUT us float8 DEFAULT NULL)
+LANGUAGE plpgsql AS $$
+DECLARE
+	keys text[] := bench.fresh(n);
+	res jsonb[] := bench.results(30);
+	start float8 := bench.clock_us();
+	i int := 0;
+	k text;
+	t bigint;
+BEGIN
+	FOREACH k IN ARRAY keys LOOP
+		i := i + 1;
+		INSERT INTO hand.leases AS l (key, locked_until) VALUES (k, clock_timestamp() + interval '30 s')
+			ON CONFLICT (key) DO UPDATE
+			SET token = l.token + 1, attempt = l.attempt + 1, locked_until = excluded.locked_until
+			WHERE l.locked_until < clock_timestamp() AND l.finished_at IS NULL
+			RETURNING token INTO t;
+		COMMIT;
+		IF t IS NOT NULL THEN
+			UPDATE hand.leases SET result = res[1 + i % 8], finished_at = now()
+			 WHERE key = k AND token = t AND finished_at IS NULL;
 		END IF;
 		COMMIT;
 	END LOOP;
