@@ -1,179 +1,230 @@
 /*
- * lease.pml: the protocol of leases, one key, for the model checker Spin
+ * lease.pml: the protocol of leases on one key, for the model checker Spin
  *
  * Sessions lease, claim, finish, renew, release, fence and clean up one key.
  * They may die, fall asleep or lose an answer at any step, a standby that
  * missed the last commits may be promoted, and the clock may show anything.
- * Checked: the properties P1 to P6 at the places named CHECK.  README.md
- * beside this file says what they mean, what is left out, and how to run it.
+ * README.md beside this file says what the properties P1 to P6 mean, what is
+ * left out, and how to run it.
+ *
+ * Every operation is a transaction in four steps, and anything may happen
+ * between two of them:
+ *	(1) probe the latest committed version of the row
+ *	(2) judge it by the clock, in one step with (1)
+ *	(3) lock the version that was probed, or start again if it has changed
+ *	(4) change it and commit, or roll back
  *
  * Options, as -DNAME to spin:
- *	SESSIONS=n, CLOCK=n	size of the model
- *	ONLY=n			check property n alone
- *	LIVE			the small configuration for P4, see the end
- *	a mutant		one rule left out; grep MUTANT for their names
+ *	SESSIONS=n, CLOCK=n, TOKENS=n, ATTEMPTS=n, NO_FAILOVER
+ *			size of the model
+ *	LIVE		the small model for P4, at the end
+ *	ONLY=n		check property n alone
+ *	a mutant	leaves out one rule; look for MUTANT
  */
 
 #ifndef SESSIONS
 #define SESSIONS	2
 #endif
 #ifndef CLOCK
-#define CLOCK		5	/* it shows 1 to CLOCK */
+#define CLOCK		4	/* it shows 1 to CLOCK */
 #endif
 #ifndef TOKENS
-#define TOKENS		CLOCK	/* highest token; the model ends where they run out */
+#define TOKENS		CLOCK	/* the highest; the model ends where they run out */
 #endif
 #ifndef ATTEMPTS
 #define ATTEMPTS	3	/* max_attempts of every lease */
 #endif
-#define LEASE		1	/* lengths in steps of the clock */
+#define LEASE_TIME	1	/* in steps of the clock */
 #define TTL		1
 
-/*
- * Properties.  The names are there to be seen in the message of a failed
- * assertion; their value is always 0.
- */
-hidden byte P1_one_finish_per_life;
-hidden byte P2_tokens_only_grow;
-hidden byte P3_finished_until_ttl;
-hidden byte P5_live_or_parked_is_left_alone;
-hidden byte P6_fence_holds;
+/* Ever 0.  The names are for the message of an assertion that fails. */
+bool P1_one_finish_per_life;
+bool P2_tokens_only_grow;
+bool P3_finished_until_ttl;
+bool P4_one_verdict_for_every_row;
+bool P5_live_or_parked_left_alone;
+bool P6_fence_holds;
 
 #ifndef ONLY
 #define ONLY		0
 #endif
 #define CHECK(n, name, cond)	assert((ONLY && ONLY != n) || (cond) || name)
 
-/* STALE: whatever it was, the row is not the version any more that was probed. */
-mtype = { NEW, TAKEOVER, CLAIM, FINISH, RENEW, RELEASE, FENCE, CLEAN, STALE };
+/* STALE: whatever it was, the row is no longer the version that was probed. */
+mtype = { LEASE, CLAIM, FINISH, RENEW, RELEASE, FENCE, CLEAN, STALE };
 
-/* The latest committed version of the row.  All zero: there is none. */
+/* A committed version of the row. */
 typedef Row {
-	byte	tok;		/* no row has token 0 */
-	byte	until;		/* lease_until; expires_at is always TTL later */
+	bool	there;
+	bool	plain;		/* claimed without a lease: its commit was the finish */
+	byte	tok;		/* the last token of the key, 0: it never had one */
+	byte	lease_until;	/* expires_at is always TTL later */
 	bool	fin;
 	bool	park;
 	byte	attempt;
 	byte	worker;		/* session + 1 */
-	/* ghosts: what happened, for the properties only */
+	/* ghosts, for the properties only: no rule of the protocol looks at them */
 	byte	finishes;	/* accepted in this life of the key */
-	byte	floor;		/* no lower token may be accepted */
+	byte	floor;		/* a lower token must not be accepted */
 };
 
 typedef Session {
-	byte	tok;		/* the token it believes to hold, 0: none */
-	mtype	op;		/* transaction under way, 0: none */
-	byte	c;		/* its reading of the clock */
+	byte	tok;		/* the token that it believes to hold, 0: none */
+	mtype	op;		/* its transaction, 0: none */
+	byte	c;		/* what the clock showed in step 2, where that is used again */
 };
 
-Row	row;
+Row	row;			/* the latest version */
 Row	standby;		/* what the standby has, once it has lost touch */
 bool	cut;			/* it has */
-byte	lock;			/* session + 1 whose open transaction has changed or locked the row */
+byte	lock;			/* session + 1 whose open transaction has locked or changed the row */
 Session	s[SESSIONS];
 
-/* Ghosts. */
-byte	high;			/* highest token ever committed */
-byte	lost;			/* the same, if the row that had it was lost or removed; else 0 */
-byte	fencer;			/* session + 1 between its fence and the end of its transaction */
+/* Ghosts, too. */
+byte	high;			/* highest token that a committed lease has handed out */
+byte	lost;			/* the same, where the row that had it is lost or removed; else 0 */
+byte	fencer;			/* session + 1 from its fence to the end of its transaction */
 
 #define ME		s[_pid]
-
-/* (2) Judge by the clock.  Exactly one of these holds. */
-#define THERE		(row.tok > 0)
-#define EXPIRES		(row.until + TTL)
-#define OVER(c)		(THERE && !row.fin && c >= row.until)
-#define LIVE_LEASE(c)	(THERE && !row.fin && c < row.until)
-#ifdef PARKED_EXPIRES			/* MUTANT, P5: a parked key goes by its ttl */
-#define PARKED(c)	(OVER(c) && row.park && c < EXPIRES)
-#else
-#define PARKED(c)	(OVER(c) && row.park)
-#endif
-#define GONE(c)		(THERE && c >= EXPIRES && !PARKED(c))
-#define FREE(c)		(!THERE || GONE(c))
-#ifdef LEASE_BEFORE_FINISH		/* MUTANT, P3: the lease is looked at before the finish */
-#define FINISHED(c)	(THERE && row.fin && c < row.until)
-#define EXPIRED(c)	(THERE && c >= row.until && c < EXPIRES && !row.park)
-#else
-#define FINISHED(c)	(THERE && row.fin && c < EXPIRES)
-#ifdef EXPIRED_IS_BUSY			/* MUTANT, P4: nobody may take over */
-#define EXPIRED(c)	(false)
-#else
-#define EXPIRED(c)	(OVER(c) && c < EXPIRES && !row.park && row.attempt < ATTEMPTS)
-#endif
-#endif
-
-/* What finish, renew, release and fence ask for.  After the lease ran out too. */
-#ifdef FINISH_WITHOUT_TOKEN_CHECK	/* MUTANT, P2 */
-#define HOLDS(o, c)	(THERE && !row.fin && !GONE(c) && ME.tok > 0 && (ME.tok == row.tok || o == FINISH))
-#else
-#define HOLDS(o, c)	(THERE && !row.fin && !GONE(c) && ME.tok == row.tok)
-#endif
+#define HAS_ROW		(ME.op != 0 && (lock == _pid + 1 || fencer == _pid + 1))
 
 /*
- * A new token, by the same rule for leases, plain claims and releases.
- *
- * The one assumption about clocks: where a row was removed, or set back by a
- * failover, the clock that makes the next token is past the last token of what
- * was lost.  As long as the row is there with its last token, the clock may
- * jump anywhere.
- */
-#define ASSUMED(c)	(c > lost || (THERE && row.tok >= lost))
-
-#ifdef TOKEN_FROM_SEQUENCE		/* MUTANT, P2: a failover sets it back */
-byte	seq, standby_seq;
-#define NEXT(c)		(seq + 1)
-#else
-#ifdef TOKEN_FROM_CLOCK_ONLY		/* MUTANT, P2: the clock jumps back */
-#define NEXT(c)		(c)
-#else
-#define NEXT(c)		(c > row.tok -> c : row.tok + 1)
-#endif
-#endif
-#define CAN_MAKE(c)	(ASSUMED(c) && NEXT(c) <= TOKENS)
-
-inline make_token(t)
-{
-	t = NEXT(ME.c);
-#ifdef TOKEN_FROM_SEQUENCE
-	seq = t
-#endif
-}
-
-/*
- * The clock may jump at any time, so every reading is a new one.  What steps
- * a clock would make in between does not matter.
+ * The clock may jump at any time, so every look at it shows anything, and what
+ * it did in between does not matter.
  */
 #ifdef LIVE
 byte	now = 1;
-#define read_clock(c)	c = now
+#define look_at_clock()	c = now
 #else
-#define read_clock(c)	select(c : 1 .. CLOCK)
+#define look_at_clock()	select(c : 1 .. CLOCK)
 #endif
 
-inline new_token()
-{
-	row.floor = t; high = (t > high -> t : high); lost = 0
-}
+/* Misfortune has a bound where the end is looked for, see LIVE below. */
+#ifdef LIVE
+#ifndef CRASHES
+#define CRASHES		3
+#endif
+byte	crashes;
+#define BAD_LUCK	(crashes < CRASHES && now < CLOCK)
+#define LOSE_ANSWER	BAD_LUCK -> crashes++
+#else
+#define LOSE_ANSWER	true
+#endif
 
-inline forget_row()
+/*
+ * The judge: exactly one of FREE, LIVE_LEASE, FINISHED, PARKED, EXHAUSTED and
+ * EXPIRED.
+ */
+#define EXPIRES		(row.lease_until + TTL)
+#define OVER		(row.there && !row.fin && c >= row.lease_until)
+#ifdef PARKED_EXPIRES			/* MUTANT P5: a parked key goes by its ttl */
+#define PARKED		(OVER && row.park && c < EXPIRES)
+#else
+#define PARKED		(OVER && row.park)
+#endif
+#define GONE		(row.there && c >= EXPIRES && !PARKED)
+#define FREE		(!row.there || GONE)
+#define LIVE_LEASE	(row.there && !row.fin && c < row.lease_until)
+#define FINISHED	(row.there && row.fin && !GONE)
+#define EXHAUSTED	(OVER && !PARKED && !GONE && row.attempt >= ATTEMPTS)
+#if defined(EXPIRED_IS_BUSY)		/* MUTANT P4: nobody takes over */
+#define EXPIRED		(false)
+#elif defined(LEASE_BEFORE_FINISH)	/* MUTANT P3: looks at the lease before the finish */
+#define EXPIRED		(row.there && c >= row.lease_until && !PARKED && !GONE && row.attempt < ATTEMPTS)
+#else
+#define EXPIRED		(OVER && !PARKED && !GONE && row.attempt < ATTEMPTS)
+#endif
+#define TO_BE_HAD	(FREE || EXPIRED)
+
+/* What a token has to be for finish, renew, release and fence, also after the lease ran out. */
+#define LEASED_BY_ME	(row.there && !row.plain && ME.tok > 0 && ME.tok == row.tok && !GONE)
+#define HOLDS		(LEASED_BY_ME && !row.fin)
+#ifdef FINISH_WITHOUT_TOKEN_CHECK	/* MUTANT P2 */
+#define CAN_FINISH	(row.there && !row.plain && ME.tok > 0 && !GONE && !row.fin)
+#else
+#define CAN_FINISH	HOLDS
+#endif
+
+/*
+ * The assumption about clocks.  Where the row was removed, or set back by a
+ * failover, last + 1 protects nothing: the clock that makes the next token has
+ * to be past the tokens that what is lost has handed out.  As long as the row
+ * is there with its last token, the clock may show anything.
+ */
+#ifdef CLOCK_BEHIND			/* MUTANT P2: without the assumption */
+#define ASSUMED		(true)
+#else
+#define ASSUMED		(c > lost || (row.there && row.tok >= lost))
+#endif
+
+#if defined(TOKEN_FROM_SEQUENCE)	/* MUTANT P2: a failover sets it back */
+byte	seq, standby_seq;
+#define NEXT		(seq + 1)
+#elif defined(TOKEN_FROM_CLOCK_ONLY)	/* MUTANT P2: the clock jumps back */
+#define NEXT		(c)
+#else
+#define NEXT		(c > row.tok -> c : row.tok + 1)
+#endif
+#define CAN_MAKE	(ASSUMED && NEXT <= TOKENS)
+
+inline make_token()
 {
-	row.tok = 0; row.until = 0; row.fin = false; row.park = false;
-	row.attempt = 0; row.worker = 0; row.finishes = 0; row.floor = 0
+	t = NEXT;
+#ifdef TOKEN_FROM_SEQUENCE
+	seq = t;
+#endif
+	row.floor = t;
+	lost = 0		/* the row has a higher one now */
 }
 
 inline copy_row(to, from)
 {
-	to.tok = from.tok; to.until = from.until; to.fin = from.fin; to.park = from.park;
+	to.there = from.there; to.plain = from.plain; to.tok = from.tok;
+	to.lease_until = from.lease_until; to.fin = from.fin; to.park = from.park;
 	to.attempt = from.attempt; to.worker = from.worker;
 	to.finishes = from.finishes; to.floor = from.floor
 }
 
-/* (1) done, (2) says that the row has to be changed or locked. */
-inline begin(o, clk)
+inline remove(r)
 {
-	ME.op = o; ME.c = clk;
-	printf("session %d: probes at %d, means to do %e\n", _pid, clk, o)
+	r.there = false; r.plain = false; r.tok = 0;
+	r.lease_until = 0; r.fin = false; r.park = false;
+	r.attempt = 0; r.worker = 0;
+	r.finishes = 0; r.floor = 0
+}
+
+/* What nobody looks at in a finished row is cleared, for there to be fewer states. */
+inline finish_row()
+{
+	row.finishes++;
+	CHECK(1, P1_one_finish_per_life, row.finishes <= 1);
+	row.fin = true; row.park = false; row.attempt = 0; row.worker = 0
+}
+
+/* For whoever ends a lease without its token, or removes the row. */
+inline check_left_alone()
+{
+	CHECK(3, P3_finished_until_ttl, !(row.there && row.fin && c < EXPIRES));
+	CHECK(5, P5_live_or_parked_left_alone, !(row.there && !row.fin && (c < row.lease_until || row.park)));
+	CHECK(6, P6_fence_holds, fencer == 0 || fencer == _pid + 1)
+}
+
+/*
+ * For whoever is accepted with its token.  The outside refuses a token lower
+ * than the highest it has seen.  That is `high` at worst, when every holder
+ * calls at once; so it would not refuse this one, unless a failover lost the
+ * higher ones.
+ */
+inline check_accepted()
+{
+	CHECK(2, P2_tokens_only_grow, ME.tok >= row.floor);
+	CHECK(2, P2_tokens_only_grow, ME.tok >= high || lost >= high)
+}
+
+inline begin(o)
+{
+	ME.op = o;
+	printf("session %d: probes, clock %d, wants to %e\n", _pid, c, o)
 }
 
 inline end_transaction()
@@ -189,254 +240,269 @@ inline end_transaction()
 	ME.op = 0; ME.c = 0
 }
 
-#ifdef TAKEOVER_WITHOUT_RECHECK		/* MUTANT, P3 and P5 */
-#define WITHOUT_RECHECK(o)	(o == TAKEOVER && THERE)
-#else
-#ifdef FINISH_WITHOUT_RECHECK		/* MUTANT, P1 */
-#define WITHOUT_RECHECK(o)	(o == FINISH && THERE)
-#else
-#define WITHOUT_RECHECK(o)	(false)
+/* Steps 1 and 2. */
+inline probe()
+{
+	look_at_clock();
+	CHECK(4, P4_one_verdict_for_every_row,
+		FREE + LIVE_LEASE + FINISHED + PARKED + EXHAUSTED + EXPIRED == 1);
+	if
+	:: TO_BE_HAD -> begin(LEASE);
+#ifdef TAKEOVER_WITHOUT_RECHECK
+		ME.c = (row.there -> c : 0)
 #endif
+	:: TO_BE_HAD -> begin(CLAIM)
+	/* the lease of this worker, who has not got the answer */
+	:: LIVE_LEASE && row.worker == _pid + 1 && ME.tok != row.tok ->
+		ME.tok = row.tok;
+		printf("session %d: resumes, clock %d, token %d\n", _pid, c, ME.tok)
+	/* an operator looks up the token, to finish or release */
+	:: PARKED && ME.tok != row.tok ->
+		ME.tok = row.tok;
+		printf("session %d: acts as operator, clock %d, token %d\n", _pid, c, ME.tok)
+	:: CAN_FINISH -> begin(FINISH)
+	/* a repeated finish: nothing to do, and told that all is well */
+	:: LEASED_BY_ME && row.fin -> check_accepted()
+	:: HOLDS -> begin(RENEW)
+	:: HOLDS -> begin(RELEASE)
+	:: HOLDS -> begin(FENCE)
+	:: GONE -> begin(CLEAN); ME.c = c
+#ifdef CLEANER_REMOVES_LIVE_LEASE	/* MUTANT P5 */
+	:: LIVE_LEASE -> begin(CLEAN); ME.c = c
+#endif
+	/* busy, finished, parked, exhausted, ID003: nothing changes */
+	:: else
+	fi;
+	c = 0
+}
+
+/* Step 3. */
+inline lock_version()
+{
+	if
+	:: ME.op == STALE ->
+		printf("session %d: the row has changed, starts again\n", _pid);
+		end_transaction()
+	:: ME.op == FENCE ->
+#ifndef FENCE_WITHOUT_LOCK		/* MUTANT P6: it only looks */
+		lock = _pid + 1;
+#endif
+		check_accepted();
+		fencer = _pid + 1;
+		printf("session %d: fences, token %d\n", _pid, ME.tok)
+	:: else ->
+		lock = _pid + 1;
+		printf("session %d: locks the row to %e\n", _pid, ME.op)
+	fi
+}
+
+#if defined(TAKEOVER_WITHOUT_RECHECK)	/* MUTANT P1, P3, P5 */
+#define RECHECKS(x)	(!(x.op == LEASE && x.c > 0 && row.there))
+#elif defined(FINISH_WITHOUT_RECHECK)	/* MUTANT P1 */
+#define RECHECKS(x)	(!(x.op == FINISH && row.there))
+#else
+#define RECHECKS(x)	(true)
 #endif
 
-/* A new version is committed: whoever has probed the old one has to look again. */
+/* Whoever has probed the version before this one will have to start again. */
 inline new_version()
 {
 	for (i : 0 .. SESSIONS - 1) {
 		if
-		:: i != _pid && s[i].op != 0 && !WITHOUT_RECHECK(s[i].op) ->
-			s[i].op = STALE; s[i].c = 0
+		:: i != _pid && s[i].op != 0 && RECHECKS(s[i]) -> s[i].op = STALE; s[i].c = 0
 		:: else
 		fi
 	}
 	i = 0
 }
 
-/* What holds for whoever ends the lease of somebody else, or removes the row. */
-inline check_left_alone()
+/* The wait for the lock may have been long: judge once more. */
+inline judge_again()
 {
-	CHECK(5, P5_live_or_parked_is_left_alone, !(THERE && !row.fin && (ME.c < row.until || row.park)));
-	CHECK(3, P3_finished_until_ttl, !(THERE && row.fin && ME.c < EXPIRES));
-	CHECK(6, P6_fence_holds, fencer == 0 || fencer == _pid + 1)
-}
-
-inline check_accepted()
-{
-	CHECK(2, P2_tokens_only_grow, ME.tok >= row.floor)
-}
-
-inline count_finish()
-{
-	row.finishes++;
-	CHECK(1, P1_one_finish_per_life, row.finishes <= 1)
-}
-
-/* Nobody looks at these of a finished row. */
-inline finish_row()
-{
-	row.fin = true; row.park = false; row.attempt = 0; row.worker = 0
-}
-
-/* What a client that repeats its finish after a lost answer gets to hear. */
-#define FINISHED_BY_ME(c)	(FINISHED(c) && ME.tok == row.tok)
-
-inline probe()
-{
-	read_clock(c);
+	look_at_clock();
+	ok = TO_BE_HAD;
+#ifdef TAKEOVER_WITHOUT_RECHECK
 	if
-	/* lease: absent or past its ttl, expired, or told what it is */
-	:: FREE(c) && CAN_MAKE(c) -> begin(NEW, c)
-	:: EXPIRED(c) && CAN_MAKE(c) -> begin(TAKEOVER, c)
-	:: LIVE_LEASE(c) && row.worker == _pid + 1 && ME.tok != row.tok ->
-		ME.tok = row.tok;
-		printf("session %d: lease resumed, token %d\n", _pid, ME.tok)
-	/* told that it is parked: an operator looks up the token and decides */
-	:: PARKED(c) && ME.tok != row.tok ->
-		ME.tok = row.tok;
-		printf("session %d: is the operator, token %d\n", _pid, ME.tok)
-	/* claim without a lease: done in this very transaction */
-	:: (FREE(c) || EXPIRED(c)) && CAN_MAKE(c) -> begin(CLAIM, c)
-	/* with a token */
-	:: HOLDS(FINISH, c) -> begin(FINISH, c)
-	:: FINISHED_BY_ME(c) -> check_accepted()
-	:: HOLDS(RENEW, c) -> begin(RENEW, c)
-	:: HOLDS(RELEASE, c) && CAN_MAKE(c) -> begin(RELEASE, c)
-	:: HOLDS(FENCE, c) -> begin(FENCE, c)
-	/* cleaner */
-	:: GONE(c) -> begin(CLEAN, c)
-#ifdef CLEANER_REMOVES_LIVE_LEASE	/* MUTANT, P5 */
-	:: THERE && !row.fin -> begin(CLEAN, c)
-#endif
-	/* busy, finished, exhausted, ID003: nothing changes */
+	:: ME.c > 0 -> c = ME.c; ok = true
 	:: else
 	fi;
-	c = 0
-}
-
-/* (3) Lock the version that was probed, or start again. */
-inline lock_version()
-{
-	if
-	:: ME.op != STALE ->
-#ifdef FENCE_WITHOUT_LOCK		/* MUTANT, P6: fence only looks */
-		if
-		:: ME.op == FENCE
-		:: else -> lock = _pid + 1
-		fi;
-#else
-		lock = _pid + 1;
 #endif
-		if
-		:: ME.op == FENCE -> check_accepted(); fencer = _pid + 1; ME.c = 0
-		:: else
-		fi;
-		printf("session %d: %e, has the row\n", _pid, ME.op)
-	:: else ->
-		printf("session %d: the row has changed, starts again\n", _pid);
-		end_transaction()
-	fi
-}
-
-/* A life of the key ends where its row is gone by ttl. */
-inline begin_life()
-{
-	if
-	:: FREE(ME.c) -> forget_row()
-	:: else
-	fi
+	new_life = FREE
 }
 
 inline commit_lease()
 {
 	check_left_alone();
-	make_token(t);
-	CHECK(2, P2_tokens_only_grow, t > high);
-	begin_life();
-	new_token();
-	row.tok = t; row.until = ME.c + LEASE; row.fin = false; row.attempt++; row.worker = _pid + 1;
+	look_at_clock();
 	if
-	:: row.park = false
-	:: row.park = true
-	fi;
-	printf("session %d: leases, token %d, until %d, attempt %d, park %d\n",
-		_pid, t, row.until, row.attempt, row.park);
-	if
-	:: ME.tok = t
-	:: printf("session %d: the answer is lost\n", _pid)
+	:: CAN_MAKE ->
+		make_token();
+		CHECK(2, P2_tokens_only_grow, t > high);
+		high = t;
+		row.finishes = (new_life -> 0 : row.finishes);
+		row.attempt = (new_life -> 1 : row.attempt + 1);
+		row.there = true; row.plain = false; row.fin = false;
+		row.tok = t; row.lease_until = c + LEASE_TIME; row.worker = _pid + 1;
+		if
+		:: row.park = false
+		:: row.park = true
+		fi;
+		printf("session %d: leases, clock %d, token %d, until %d, attempt %d, park %d\n",
+			_pid, c, t, row.lease_until, row.attempt, row.park);
+		new_version();
+		if
+		:: ME.tok = t
+		:: LOSE_ANSWER; printf("session %d: does not get the answer\n", _pid)
+		fi
+	:: else
 	fi
 }
 
+/*
+ * The last token stays, for tokens to go on growing, but it is no lease any
+ * more: the last holder must not be told that its finish was accepted.
+ */
 inline commit_claim()
 {
 	check_left_alone();
-	make_token(t);
-	begin_life();
-	count_finish();
-	new_token();
+	look_at_clock();
+	row.there = true; row.lease_until = c;
+	row.finishes = (new_life -> 0 : row.finishes);
 	finish_row();
-	row.until = ME.c;
-#ifdef CLAIM_KEEPS_TOKEN		/* MUTANT, P2 */
-	row.tok = (row.tok > 0 -> row.tok : t);
-#else
-	row.tok = t;
+#ifndef CLAIM_LEAVES_LEASE		/* MUTANT P2 */
+	row.plain = true;
 #endif
-	printf("session %d: claims and finishes, token %d that nobody has\n", _pid, row.tok)
+	row.floor = 255;
+	printf("session %d: claims, clock %d, the last token was %d\n", _pid, c, row.tok);
+	new_version()
+}
+
+/* A claim that is given up in its own transaction leaves the lease run out. */
+inline commit_claim_given_up()
+{
+	if
+	:: new_life -> remove(row); lost = high
+	:: else -> look_at_clock(); row.lease_until = c
+	fi;
+	printf("session %d: claims and gives it up\n", _pid);
+	new_version()
 }
 
 inline commit_finish()
 {
 	check_accepted();
-	/* The outside has not seen the call of a later holder, unless that one was lost. */
-	CHECK(2, P2_tokens_only_grow, high <= ME.tok || high <= lost);
-	count_finish();
+	look_at_clock();
 	finish_row();
-#ifndef FINISH_KEEPS_EXPIRY		/* MUTANT, P3: the result of a parked key may be gone at once */
-	if
-	:: ME.c >= EXPIRES -> row.until = ME.c
-	:: else
-	fi;
+#ifndef FINISH_KEEPS_EXPIRY		/* MUTANT P3: the ttl of a parked key may be over already */
+	row.lease_until = (c > row.lease_until -> c : row.lease_until);
 #endif
-	CHECK(3, P3_finished_until_ttl, ME.c < EXPIRES);
-	printf("session %d: finishes with token %d\n", _pid, ME.tok)
+	CHECK(3, P3_finished_until_ttl, c < EXPIRES);
+	printf("session %d: finishes, clock %d, token %d\n", _pid, c, ME.tok);
+	new_version()
 }
 
+inline commit_renew()
+{
+	check_accepted();
+	look_at_clock();
+	row.lease_until = c + LEASE_TIME;
+	printf("session %d: renews, clock %d, token %d, until %d\n", _pid, c, ME.tok, row.lease_until);
+	new_version()
+}
+
+/* To release a parked key is to say that the attempt did not happen. */
 inline commit_release()
 {
-	CHECK(6, P6_fence_holds, fencer == 0 || fencer == _pid + 1);
 	check_accepted();
-	make_token(t);
-	new_token();
-	row.until = ME.c; row.park = false; row.worker = 0;
-#ifndef RELEASE_KEEPS_TOKEN		/* MUTANT, P2: whoever has released can still finish */
-	row.tok = t;
+	CHECK(6, P6_fence_holds, fencer == 0 || fencer == _pid + 1);
+	look_at_clock();
+	if
+	:: CAN_MAKE ->
+		row.attempt = (PARKED -> row.attempt - 1 : row.attempt);
+		make_token();
+#ifndef RELEASE_KEEPS_TOKEN		/* MUTANT P2: who has released can still finish */
+		row.tok = t;
 #endif
-	printf("session %d: releases token %d, the row has %d\n", _pid, ME.tok, row.tok)
+		row.lease_until = c; row.park = false; row.worker = 0;
+		printf("session %d: releases, clock %d, token %d, the row has %d\n", _pid, c, ME.tok, row.tok);
+		new_version()
+	:: else
+	fi
 }
 
 inline commit_clean()
 {
+	c = ME.c;
 	check_left_alone();
-	printf("session %d: cleans up the row with token %d\n", _pid, row.tok);
-	lost = high;
-	forget_row()
+	remove(row); lost = high;
+	printf("session %d: cleans up, clock %d\n", _pid, c);
+	new_version()
 }
 
-/* (4) */
+/* Step 4. */
 inline commit()
 {
 	if
-	:: ME.op == NEW || ME.op == TAKEOVER -> commit_lease(); new_version()
-	:: ME.op == CLAIM -> commit_claim(); new_version()
-	:: ME.op == FINISH -> commit_finish(); new_version()
-	:: ME.op == RENEW ->
-		check_accepted();
-		row.until = ME.c + LEASE;
-		printf("session %d: renews token %d until %d\n", _pid, ME.tok, row.until);
-		new_version()
-	:: ME.op == RELEASE -> commit_release(); new_version()
+	:: ME.op == LEASE -> judge_again();
+		if
+		:: ok -> commit_lease()
+		:: else
+		fi
+	:: ME.op == CLAIM -> judge_again();
+		if
+		:: ok -> commit_claim()
+		:: ok -> commit_claim_given_up()
+		:: else
+		fi
+	:: ME.op == FINISH -> commit_finish()
+	:: ME.op == RENEW -> commit_renew()
+	:: ME.op == RELEASE -> commit_release()
+	:: ME.op == CLEAN -> commit_clean()
 	:: ME.op == FENCE -> printf("session %d: ends its fenced transaction\n", _pid)
-	:: ME.op == CLEAN -> commit_clean(); new_version()
 	fi;
-	t = 0;
-	end_transaction()
+	end_transaction();
+	c = 0; t = 0; ok = false; new_life = false
 }
-
-#define HAS_ROW		(lock == _pid + 1 || fencer == _pid + 1)
 
 #ifndef LIVE
 
 /*
- * Client, operator and cleaner in one: whatever it did before, a session may
- * do anything next.  A session that does nothing for long is a zombie.
+ * Client, operator and cleaner in one: whatever a session did before, it may
+ * do anything next, or nothing for as long as it likes and then go on with its
+ * old token.
  */
 active [SESSIONS] proctype session()
 {
 	byte c, t, i;
+	bool ok, new_life;
 
 end:	do
 	:: atomic { ME.op == 0 -> probe() }
 	:: atomic { ME.op != 0 && !HAS_ROW && lock == 0 -> lock_version() }
 	:: atomic { HAS_ROW -> commit() }
-	/* the finish in the fenced transaction */
+	/* more in the fenced transaction */
 	:: atomic { ME.op == FENCE && lock == _pid + 1 ->
-		read_clock(c);
+		look_at_clock();
 		if
-		:: HOLDS(FINISH, c) -> ME.op = FINISH; ME.c = c
+		:: CAN_FINISH -> begin(FINISH)
+		:: HOLDS -> begin(RENEW)
+		:: HOLDS -> begin(RELEASE)
 		:: else
 		fi;
 		c = 0
 	   }
-	/* rolls back: an error, or the end of the client */
 	:: atomic { ME.op != 0 ->
-		printf("session %d: %e, rolled back\n", _pid, ME.op);
+		printf("session %d: rolls back %e\n", _pid, ME.op);
 		end_transaction()
 	   }
 	:: atomic { ME.op == 0 && ME.tok > 0 ->
-		printf("session %d: dies, token %d forgotten\n", _pid, ME.tok);
+		printf("session %d: dies, forgets token %d\n", _pid, ME.tok);
 		ME.tok = 0
 	   }
 	od
 }
+
+#ifndef NO_FAILOVER
 
 /*
  * The standby has everything until it loses touch.  Promoted, it has what it
@@ -448,33 +514,51 @@ active proctype failover()
 
 end:	do
 	:: atomic { !cut ->
+		cut = true;
 		copy_row(standby, row);
 #ifdef TOKEN_FROM_SEQUENCE
 		standby_seq = seq;
 #endif
-		cut = true;
-		printf("standby: gets nothing from here on\n")
+		printf("standby: loses touch, its row has token %d\n", row.tok)
 	   }
 	:: atomic { cut ->
-		if
-		:: high > standby.tok -> lost = high
-		:: else
-		fi;
+		cut = false;
 		copy_row(row, standby);
+		remove(standby);
+		lost = (high > row.tok -> high : lost);
 #ifdef TOKEN_FROM_SEQUENCE
 		seq = standby_seq;
 		standby_seq = 0;
 #endif
-		standby.tok = 0; standby.until = 0; standby.fin = false; standby.park = false;
-		standby.attempt = 0; standby.worker = 0; standby.finishes = 0; standby.floor = 0;
-		cut = false; lock = 0; fencer = 0;
+		lock = 0; fencer = 0;
 		for (i : 0 .. SESSIONS - 1) {
 			s[i].op = 0; s[i].c = 0
 		}
 		i = 0;
-		printf("standby: promoted, the row has token %d\n", row.tok)
+		printf("standby: is promoted, the row has token %d\n", row.tok)
 	   }
 	od
 }
+
+#endif
+
+#else		/* LIVE */
+
+/*
+ * P4 as a promise about time: if workers keep asking and the clock goes on,
+ * the key gets finished (or parked or exhausted), and everybody who is alive
+ * is told so.  That needs a clock that only goes forwards, and a bound on
+ * misfortune: CRASHES times a worker dies, loses an answer or is rolled back,
+ * none of it when the clock is at its end, so that the last lease can run out,
+ * and one worker at least is never gone for good.
+ */
+byte	working = SESSIONS;
+
+#define c		now
+#define SETTLED		(FINISHED || PARKED || EXHAUSTED)
+bool	settled;
+#undef c
+
+ltl P4_finished_or_taken_over { <> [] (settled && working == 0) }
 
 #endif

@@ -37,6 +37,7 @@ our @EXPORT = qw(
   session
   sqlstate
   wait_until_blocked
+  wait_until_gone
 );
 
 # Every line of the log carries its SQLSTATE, so that a test can look for one.
@@ -154,6 +155,24 @@ sub wait_until_blocked
 		 WHERE pid = $session->{pid}
 		   AND wait_event_type = 'Lock' AND wait_event = '$event'
 	}) or die 'session does not wait for a lock';
+	return;
+}
+
+=pod
+
+=item wait_until_gone($node, $session)
+
+Returns once the server process of the session has ended.
+
+=cut
+
+sub wait_until_gone
+{
+	my ($node, $session) = @_;
+
+	$node->poll_query_until('postgres',
+		"SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $session->{pid}")
+	  or die 'session does not end';
 	return;
 }
 
@@ -342,6 +361,10 @@ C<< $s->{sqlstate} >> is set.
 The server is gone: ends psql, whatever it was doing.  Returns what it had
 printed.
 
+=item $s->kill
+
+kill -9 of psql.  What the server makes of that it does on its own.
+
 =item $s->quit
 
 =back
@@ -459,6 +482,14 @@ sub lost
 	$self->{stdin} = '';
 	eval { $self->{run}->finish; };
 	return $self->{stdout};
+}
+
+sub kill
+{
+	my ($self) = @_;
+
+	$self->{run}->signal('KILL');
+	return $self->lost;
 }
 
 sub quit

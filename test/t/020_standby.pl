@@ -33,6 +33,7 @@ $primary->safe_psql(
 	SELECT idem_finish('finished', '"streamed"');
 	COMMIT;
 	SELECT idem_claim('short', ttl => '1 hour');
+	SELECT idem_lease('leased', '1 hour', worker => 'w 1');
 	SET idem.clock_offset = -100000;
 	SELECT idem_claim('expired', ttl => '1 s');
 });
@@ -57,6 +58,8 @@ $primary->wait_for_catchup($standby);
 # every function that writes, for keys that are there and keys that are not
 #
 
+my $token =
+  $primary->safe_psql('postgres', q{SELECT token FROM idem_get('leased')});
 my @writers = (
 	q{idem_claim('new')},
 	q{idem_claim('finished')},
@@ -71,6 +74,14 @@ my @writers = (
 	q{idem_call('finished', 'handler', '1')},
 	q{idem_claim_many('{new, finished}')},
 	q{idem_finish_many('{finished}')},
+	q{idem_lease('new', '1 min')},
+	q{idem_lease('finished', '1 min')},
+	q{idem_lease('leased', '1 min', worker => 'w 1')},
+	qq{idem_finish('leased', token => $token)},
+	qq{idem_release('leased', $token)},
+	qq{idem_renew('leased', $token, '1 min')},
+	qq{idem_checkpoint('leased', $token, '1')},
+	qq{idem_fence('leased', $token)},
 	q{idem_grant('app', 'app')},
 	q{idem_revoke('app', 'app')});
 
@@ -89,7 +100,7 @@ is( sqlstate(
 
 my $count = 'SELECT count(*) FROM idem.keys';
 is($standby->safe_psql('postgres', $count),
-	'5', 'K13: none of them has left a row');
+	'6', 'K13: none of them has left a row');
 
 #
 # reading
@@ -104,8 +115,9 @@ foreach my $where ([ $standby, '', 'on a standby' ],
 			'postgres', qq{$begin
 			SELECT status, result FROM idem_get('finished');
 			SELECT status, result FROM idem_get('finished before the backup');
-			SELECT status, result IS NULL FROM idem_get('short')}),
-		qq{finished|"streamed"\nfinished|"before"\nfinished|t},
+			SELECT status, result IS NULL FROM idem_get('short');
+			SELECT status, worker, attempt, token FROM idem_get('leased')}),
+		qq{finished|"streamed"\nfinished|"before"\nfinished|t\nlive|w 1|1|$token},
 		"K13: idem_get works $what");
 	is( $node->safe_psql(
 			'postgres', qq{$begin
@@ -122,15 +134,20 @@ foreach my $where ([ $standby, '', 'on a standby' ],
 			'postgres', qq{
 			SET idem.clock_offset = 3601; $begin
 			SELECT count(*) FROM idem_get('short');
-			SELECT count(*) FROM idem_get('finished')}),
-		"0\n1",
+			SELECT count(*) FROM idem_get('finished');
+			SELECT status FROM idem_get('leased');
+			SELECT key, state FROM idem.lease_status}),
+		"0\n1\nexpired\nleased|expired",
 		"K9: a key expires by the clock $what");
 	is( $node->safe_psql(
 			'postgres', qq{$begin
 			SELECT status, count(*) FROM idem.key_status
 			 GROUP BY status ORDER BY status;
-			SELECT status, keys FROM idem.key_summary ORDER BY status}),
-		"expired|1\nfinished|4\nexpired|1\nfinished|4",
+			SELECT status, keys FROM idem.key_summary ORDER BY status;
+			SELECT key, worker, attempt, token, state FROM idem.lease_status}),
+		join("\n",
+			('expired|1', 'finished|4', 'live|1') x 2,
+			"leased|w 1|1|$token|live"),
 		"K13: the views work $what");
 }
 is( $standby->safe_psql(
@@ -167,6 +184,15 @@ is(claim_status($standby, q{'prepared', wait => '0'}),
 $standby->safe_psql('postgres', q{COMMIT PREPARED 'prepared'});
 is( claim_status($standby, q{'prepared'}),
 	'finished|"prepared"', 'K2: and ends with COMMIT PREPARED');
+
+is( $standby->safe_psql(
+		'postgres', qq{
+		SELECT status, token FROM idem_lease('leased', '1 min', worker => 'w 1');
+		SELECT status, token FROM idem_lease('leased', '1 min', worker => 'w 2');
+		SELECT idem_finish('leased', '"done"', token => $token);
+		SELECT status, result FROM idem_lease('leased', '1 min')}),
+	qq{resumed|$token\nbusy|\n\nfinished|"done"},
+	'L1, L3: a lease goes on after promotion');
 
 is( $standby->safe_psql(
 		'postgres', q{

@@ -4,7 +4,8 @@
 # an update path, the old version is installed, gets live keys, is updated, and
 # then its members are compared with those of a fresh install in every detail;
 # only differences are shown.  With no older version the comparison itself is
-# still tested: it must see what somebody changes.
+# still tested: it must see what somebody changes.  Between the install of the
+# new library and the update of the objects the old version goes on working.
 
 use strict;
 use warnings FATAL => 'all';
@@ -147,22 +148,27 @@ my $timestamp = 'timestamp with time zone';
 is( join("\n", map { m{^(.*) / member / } ? $1 : () } @fresh),
 	join("\n",
 		'function idem_call(text,regproc,jsonb,interval,interval,text)',
+		'function idem_checkpoint(text,bigint,jsonb,text)',
 		'function idem_claim(text,jsonb,interval,interval,text)',
 		'function idem_claim_many(text[],jsonb[],interval,interval,text)',
 		'function idem_cleanup(integer)',
 		'function idem_clock()',
+		'function idem_fence(text,bigint,text)',
 		'function idem_finish(text,jsonb,bigint,text)',
 		'function idem_finish_many(text[],jsonb[],text)',
 		'function idem_forget(text,text)',
 		'function idem_get(text,text)',
 		'function idem_grant(name,text)',
 		"function idem_key_state(xid,$timestamp,$timestamp)",
+		'function idem_lease(text,interval,jsonb,interval,text,integer,text,interval,text)',
 		'function idem_release(text,bigint,text)',
+		'function idem_renew(text,bigint,interval,text)',
 		'function idem_revoke(name,text)',
 		'schema idem',
 		'table idem.keys',
 		'view idem.key_status',
-		'view idem.key_summary'),
+		'view idem.key_summary',
+		'view idem.lease_status'),
 	'a fresh install has the expected members and no others');
 is( join("\n", grep { m{ / comment / none$} } @fresh),
 	'', 'every member has a comment');
@@ -264,6 +270,52 @@ is( $node->safe_psql(
 	'',
 	'every version that can be installed can be updated');
 
+# How many columns the rows of keys like this have on disk: those of plain
+# claims end before the columns of leases.  Empty where it cannot be seen.
+my $can_inspect = $node->safe_psql('postgres',
+	"SELECT count(*) FROM pg_available_extensions WHERE name = 'pageinspect'");
+
+sub stored_columns
+{
+	my ($db, $key) = @_;
+
+	return $node->safe_psql(
+		$db, qq{
+		CREATE EXTENSION IF NOT EXISTS pageinspect;
+		SELECT DISTINCT t_infomask2 & 2047
+		  FROM idem.keys AS k,
+			   heap_page_items(get_raw_page('idem.keys', (k.ctid::text::point)[0]::int)) AS i
+		 WHERE i.lp = (k.ctid::text::point)[1]::int AND k.key LIKE '$key'
+		 ORDER BY 1});
+}
+
+# The SQL that grants a set to a role.  The library of 0.1.0 knew no leases.
+sub grants_of
+{
+	my ($version, $set, $role) = @_;
+
+	return "SELECT idem_grant('$role', '$set')" if $version ne '0.1.0';
+
+	my @app = map { "idem_$_" }
+	  qw(claim finish release get call claim_many finish_many);
+	my @view = map { "idem_$_" } qw(clock key_state);
+	my %functions = (
+		app => \@app,
+		admin => [ @app, @view, 'idem_forget', 'idem_cleanup' ],
+		monitor => \@view);
+	my %views = (
+		admin => 'idem.key_status, idem.key_summary',
+		monitor => 'idem.key_summary');
+	my @grants = "GRANT EXECUTE ON FUNCTION "
+	  . join(', ', @{ $functions{$set} })
+	  . " TO $role";
+
+	push @grants, "GRANT USAGE ON SCHEMA idem TO $role",
+	  "GRANT SELECT ON $views{$set} TO $role"
+	  if $views{$set};
+	return @grants;
+}
+
 foreach my $old (@older)
 {
 	(my $db = "from_$old") =~ s/\W/_/g;
@@ -271,19 +323,71 @@ foreach my $old (@older)
 	new_database(
 		$db, qq{
 		CREATE EXTENSION idem VERSION '$old';
+		CREATE FUNCTION handler(payload jsonb) RETURNS jsonb
+		LANGUAGE sql AS 'SELECT payload';
 		BEGIN;
 		SELECT idem_claim('finished', request => '1');
 		SELECT idem_finish('finished', '"result"');
 		COMMIT;
 		SELECT idem_claim('not finished', scope => 'scope');
 		SET idem.clock_offset = -100000;
-		SELECT idem_claim('expired', ttl => '1 s')});
+		SELECT idem_claim('expired', ttl => '1 s');
+		SELECT idem_claim('expired too', ttl => '1 s')});
 
 	# a session that has used the old version goes on with the new one
 	my $s = session($node, db => $db);
 	$s->query(q{SELECT idem_claim('finished')});
 
+	# the library is new already, the objects are not yet
+	is( $s->query(
+			q{BEGIN;
+			  SELECT status FROM idem_claim('of before', request => '1', ttl => '1 h');
+			  SELECT idem_finish('of before', '"result"');
+			  COMMIT;
+			  SELECT status, result FROM idem_claim('of before', request => '1');
+			  SELECT status, result FROM idem_get('of before');
+			  SELECT key, status FROM idem_claim_many('{of before, more}');
+			  SELECT status, result, replayed FROM idem_call('called', 'handler', '1');
+			  BEGIN;
+			  SELECT status FROM idem_claim('given up');
+			  SELECT idem_release('given up');
+			  SELECT count(*) FROM idem_claim_many('{batch 1, batch 2}') WHERE claimed;
+			  SELECT idem_finish_many('{batch 1, batch 2}', '{1, 2}');
+			  COMMIT;
+			  SELECT status FROM idem_claim('expired');
+			  SELECT idem_forget('more'), idem_forget('expired');
+			  SET idem.clock_offset = 3600;
+			  SELECT idem_cleanup();
+			  SELECT count(*) FROM idem_get('of before');
+			  RESET idem.clock_offset}),
+		join("\n",
+			'claimed', '', 'finished|"result"', 'finished|"result"',
+			'of before|finished', 'more|claimed',
+			'finished|1|f', 'claimed', '', '2', '', 'claimed', 't|t', '2', '0'),
+		"K2: $old: everything works with the new library before the update");
+	is($s->sqlstate(q{SELECT idem_claim('finished', request => '2')}),
+		'ID001', "K7: $old: also the comparison of requests");
+	is( $s->sqlstate(q{SELECT idem_finish('finished', token => 1)}),
+		'ID003', "L3: $old: a token is of no key before the update")
+	  if $old eq '0.1.0';
+	is( $node->safe_psql(
+			$db, 'SELECT status, count(*) FROM idem.key_status GROUP BY status'),
+		'finished|5',
+		"$old: the views work, too");
+	$s->query(
+		q{SET idem.clock_offset = -100000;
+		  SELECT idem_claim('expired', ttl => '1 s');
+		  SELECT idem_claim('expired too', ttl => '1 s');
+		  RESET idem.clock_offset});
+
 	my $keys = $node->safe_psql($db, $all_keys);
+
+  SKIP:
+	{
+		skip 'pageinspect is not installed', 1 unless $can_inspect;
+		is(stored_columns($db, '%'),
+			'8', "$old: rows of plain claims have eight columns");
+	}
 	$node->safe_psql($db, 'ALTER EXTENSION idem UPDATE');
 
 	is( $node->safe_psql(
@@ -302,7 +406,84 @@ foreach my $old (@older)
 		"K2: $old: the keys work in a session of before");
 	is($s->sqlstate(q{SELECT idem_claim('finished', request => '2')}),
 		'ID001', "K7: $old: the request is known");
+
+	# leases, of new keys and of those that were there
+	is( $s->query(
+			q{SELECT status, attempt FROM idem_lease('leased', '1 min', worker => 'w 1');
+			  SELECT status, result, attempt, token FROM idem_lease('finished', '1 min');
+			  SELECT status, attempt FROM idem_lease('expired too', '1 min');
+			  SELECT token FROM idem_get('leased') \gset
+			  SELECT idem_checkpoint('leased', :token, '"step"') > now();
+			  BEGIN;
+			  SELECT idem_fence('leased', :token);
+			  SELECT idem_finish('leased', '"done"', token => :token);
+			  COMMIT;
+			  SELECT status, result, attempt, checkpoint FROM idem_get('leased');
+			  SELECT key, state FROM idem.lease_status;
+			  SELECT idem_forget('expired too')}),
+		join("\n",
+			'claimed|1', 'finished|"result"||', 'claimed|1',
+			't', '', '', 'finished|"done"|1|"step"', 'expired too|live', 't'),
+		"L1: $old: leases can be taken after the update");
+
+	$s->query(
+		q{BEGIN;
+		  SELECT idem_claim('new');
+		  SELECT idem_finish('new', '"result"');
+		  COMMIT});
+  SKIP:
+	{
+		skip 'pageinspect is not installed', 2 unless $can_inspect;
+		is(stored_columns($db, 'leased'), '16', "$old: the row of a lease has all");
+		$s->query(q{SELECT idem_forget('leased')});
+		is(stored_columns($db, '%'), '8',
+			"$old: rows of plain claims have eight columns after the update, too");
+	}
 	$s->quit;
+
+	# what was granted under the old version holds
+	(my $granted = "granted_$old") =~ s/\W/_/g;
+	my @sets = ('app', 'admin', 'monitor');
+
+	new_database(
+		$granted, join ';',
+		"CREATE EXTENSION idem VERSION '$old'",
+		map { ("CREATE ROLE ${granted}_$_ LOGIN",
+				grants_of($old, $_, "${granted}_$_")) } @sets);
+	$node->safe_psql($granted, 'ALTER EXTENSION idem UPDATE');
+
+	# in scopes of their own: keys belong to roles
+	my $states = sub {
+		my ($sql) = @_;
+
+		return join ' ', map
+		{
+			sqlstate(
+				$node, "SET idem.scope = '$_'; $sql",
+				db => $granted,
+				user => "${granted}_$_")
+		} @sets;
+	};
+
+	foreach my $may (
+		[ q{SELECT idem_claim('new')}, '00000 00000 42501' ],
+		[ 'SELECT count(*) FROM idem.key_status', '42501 00000 42501' ],
+		[ 'SELECT count(*) FROM idem.key_summary', '42501 00000 00000' ],
+		[ 'SELECT idem_cleanup()', '42501 00000 42501' ])
+	{
+		is($states->($may->[0]), $may->[1],
+			"$old: what app, admin and monitor were granted holds: $may->[0]");
+	}
+	$node->safe_psql($granted,
+		join ';', map { "SELECT idem_grant('${granted}_$_', '$_')" } @sets);
+	foreach my $may (
+		[ q{SELECT idem_lease('leased', '1 min')}, '00000 00000 42501' ],
+		[ 'SELECT count(*) FROM idem.lease_status', '42501 00000 42501' ],
+		[ 'SELECT count(*) FROM idem.key_summary', '42501 00000 00000' ])
+	{
+		is($states->($may->[0]), $may->[1],
+			"$old: granted again, app, admin and monitor may: $may->[0]");
+	}
 }
 
 #
@@ -314,7 +495,7 @@ my $leftovers = q{
 	UNION ALL
 	SELECT nspname FROM pg_namespace WHERE nspname LIKE 'idem%'
 	UNION ALL
-	SELECT relname FROM pg_class WHERE relname ~ '^(keys|key_status|key_summary)'
+	SELECT relname FROM pg_class WHERE relname ~ '^(keys|key_status|key_summary|lease_status)'
 	UNION ALL
 	SELECT description FROM pg_description WHERE description ~ '\midem'};
 

@@ -41,7 +41,14 @@ my $many_out = 'OUT ord integer, OUT key text, OUT claimed boolean, '
   . 'OUT status text, OUT result jsonb, OUT created_at timestamptz';
 my $get_out = 'OUT status text, OUT result jsonb, OUT owner regrole';
 
+my $lease_in = 'key text, lease interval, request jsonb, ttl interval, '
+  . 'worker text, max_attempts integer, on_expiry text, wait interval, scope text';
+my $lease_out = 'OUT claimed boolean, OUT status text, OUT result jsonb, '
+  . 'OUT token bigint, OUT attempt integer, OUT checkpoint jsonb, '
+  . 'OUT lease_until timestamptz';
+
 my $claim_args = q{'a', NULL, NULL, NULL, NULL};
+my $lease_args = q{'a', '1 min', NULL, NULL, NULL, NULL, 'retry', NULL, NULL};
 my $call_args = q{'a', 'handler', NULL, NULL, NULL, NULL};
 my $many_args = q{'{a, b}', NULL, NULL, NULL, NULL};
 
@@ -78,6 +85,28 @@ my @declarations = (
 		'SETOF record', q{'finished', NULL}, 'eight result columns less'
 	],
 	[ 'idem_forget', 'key text', 'boolean', q{'a'}, 'an argument less' ],
+	[
+		'idem_lease', "$lease_in, $lease_out", 'record', $lease_args,
+		'a result column less'
+	],
+	[
+		'idem_lease',
+		"key text, lease interval, $lease_out, OUT expires_at timestamptz",
+		'record', q{'a', '1 min'}, 'seven arguments less'
+	],
+	[ 'idem_lease', $lease_in, 'bigint', $lease_args, 'a scalar result' ],
+	[
+		'idem_renew', 'key text, token bigint, lease interval',
+		'timestamptz', q{'a', 1, '1 min'}, 'an argument less'
+	],
+	[
+		'idem_checkpoint', 'key text, token bigint, data jsonb',
+		'timestamptz', q{'a', 1, '1'}, 'an argument less'
+	],
+	[
+		'idem_fence', 'key text, token bigint', 'void',
+		q{'a', 1}, 'an argument less'
+	],
 	[
 		'idem_call', "$call_in, OUT status text, OUT result jsonb",
 		'record', $call_args, 'a result column less'
@@ -191,10 +220,12 @@ my @changes = (
 # those that make an entry in it
 my @inserts = (
 	q{idem_claim('new')},
+	q{idem_lease('new', '1 min')},
 	q{idem_call('new', 'handler', '1')},
 	q{idem_claim_many('{new}')});
 my @others = (
 	q{idem_claim('finished')},
+	q{idem_lease('finished', '1 min')},
 	q{idem_get('finished')},
 	q{idem_forget('absent')},
 	q{idem_cleanup()});
