@@ -101,7 +101,7 @@ SELECT claimed, status FROM idem_lease('lease:2', '30 s');
 
 -- so do renew and checkpoint
 RESET idem.clock_offset;
-SELECT token AS l_token FROM idem_lease('lease:3', '30 s') \gset
+SELECT token AS l_token FROM idem_lease('lease:3', '30 s', worker => 'w0') \gset
 SET idem.clock_offset = '1 min';
 SELECT status FROM idem_get('lease:3');
 SELECT idem_renew('lease:3', :l_token, '30 s') > idem_clock() AS renewed;

@@ -8,6 +8,7 @@
 #include "access/xact.h"
 #include "nodes/makefuncs.h"
 #include "nodes/parsenodes.h"
+#include "parser/parse_func.h"
 #include "tcop/utility.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
@@ -127,6 +128,7 @@ run_grant(bool is_grant, ObjectType objtype, List *objects, const char *privileg
 static void
 change_privileges(FunctionCallInfo fcinfo, bool is_grant)
 {
+	static const Oid no_types = InvalidOid;
 	const PrivilegeSet *set;
 	char *role;
 	List *functions = NIL;
@@ -146,6 +148,8 @@ change_privileges(FunctionCallInfo fcinfo, bool is_grant)
 		ObjectWithArgs *function = makeNode(ObjectWithArgs);
 
 		function->objname = list_make2(makeString("pg_catalog"), makeString(pstrdup(set->functions[i])));
+		if (!OidIsValid(LookupFuncName(function->objname, -1, &no_types, true)))
+			idem_args_version_mismatch("A function of the set is missing.");
 		function->args_unspecified = true;
 		functions = lappend(functions, function);
 	}

@@ -22,7 +22,7 @@ ok(-f $provided->{$_}, "META.json: $provided->{$_} is there")
   foreach qw(file docfile);
 like(
 	$makefile,
-	qr/^DATA = .*\bsrc\/idem--\Q$version\E\.sql\b/m,
+	qr/^DATA = (?:.*\\\n)*.*\bsrc\/idem--\Q$version\E\.sql\b/m,
 	'the Makefile installs the install script');
 like(
 	slurp_file('src/idem.h'),

@@ -370,6 +370,9 @@ foreach my $old (@older)
 	is( $s->sqlstate(q{SELECT idem_finish('finished', token => 1)}),
 		'ID003', "L3: $old: a token is of no key before the update")
 	  if $old eq '0.1.0';
+	is( $s->sqlstate(q{SELECT idem_grant('pg_monitor', 'app')}),
+		'55000', "$old: a set that is not complete yet is not granted")
+	  if $old eq '0.1.0';
 	is( $node->safe_psql(
 			$db, 'SELECT status, count(*) FROM idem.key_status GROUP BY status'),
 		'finished|5',
