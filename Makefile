@@ -73,7 +73,25 @@ ISOLATION = \
 	serializable \
 	deadlock \
 	lock-timeout \
-	cancel
+	cancel \
+	lease-takeover \
+	lease-finish \
+	lease-fence \
+	lease-renew \
+	lease-release \
+	lease-checkpoint \
+	lease-plain \
+	lease-forget \
+	lease-cleanup \
+	lease-serializable \
+	lease-open \
+	lease-prepare \
+	lease-deadlock \
+	lease-resume \
+	lease-pin \
+	lease-token \
+	lease-race \
+	lease-order
 ISOLATION_OPTS = \
 	--inputdir=$(srcdir)/test/isolation \
 	--temp-instance=tmp_check_iso \

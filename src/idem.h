@@ -212,6 +212,7 @@ extern int64 idem_keyrow_age(IdemKeyTable *table, AttrNumber since);
 extern bool idem_keyrow_is(IdemKeyTable *table, const IdemKey *key);
 extern bool idem_keyrow_is_mine(IdemKeyTable *table);
 extern bool idem_keyrow_is_leased(IdemKeyTable *table);
+extern bool idem_keyrow_is_locked(IdemKeyTable *table);
 extern bool idem_keyrow_has_worker(IdemKeyTable *table, text *worker);
 extern IdemStatus idem_keyrow_judge(IdemKeyTable *table, int max_attempts);
 extern const char *idem_keyrow_state_name(TransactionId xmin, bool finished, TimestampTz expires_at);
@@ -228,7 +229,7 @@ extern TupleTableSlot *idem_keyrow_copy(IdemKeyTable *table);
 extern TupleTableSlot *idem_keyrow_copy_finished(IdemKeyTable *table, Jsonb *result, TimestampTz now);
 
 /* keystore.c */
-extern bool idem_keystore_find_last(IdemKeyTable *table, const IdemKey *key);
+extern bool idem_keystore_find_last(IdemKeyTable *table, const IdemKey *key, IdemProbe *probe);
 extern void idem_keystore_probe_existing(IdemKeyTable *table, const IdemKey *key, IdemProbe *probe);
 extern void idem_keystore_wait(IdemKeyTable *table, const IdemProbe *probe);
 extern void idem_keystore_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row);

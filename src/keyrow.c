@@ -141,6 +141,13 @@ idem_keyrow_is_mine(IdemKeyTable *table)
 		TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(tuple));
 }
 
+/* Has somebody locked the row, or had it locked? */
+bool
+idem_keyrow_is_locked(IdemKeyTable *table)
+{
+	return !(ExecFetchSlotHeapTuple(table->found, false, NULL)->t_data->t_infomask & HEAP_XMAX_INVALID);
+}
+
 /* A row without a deadline is a plain claim, never a lease that ran out */
 bool
 idem_keyrow_is_leased(IdemKeyTable *table)

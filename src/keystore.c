@@ -413,15 +413,20 @@ not_held(IdemKeyTable *table, const IdemProbe *probe)
  * the row is the one, and what it means, is read off the row.
  */
 bool
-idem_keystore_find_last(IdemKeyTable *table, const IdemKey *key)
+idem_keystore_find_last(IdemKeyTable *table, const IdemKey *key, IdemProbe *probe)
 {
+	SnapshotData dirty;
+
+	InitDirtySnapshot(dirty);
+	memset(probe, 0, sizeof(*probe));
 	if (ItemPointerIsValid(&last_claim) &&
 		ItemPointerGetBlockNumber(&last_claim) < RelationGetNumberOfBlocks(table->heap) &&
-		table_tuple_fetch_row_version(table->heap, &last_claim, SnapshotSelf, table->found) &&
+		table_tuple_fetch_row_version(table->heap, &last_claim, &dirty, table->found) &&
 		idem_keyrow_is(table, key))
-		return true;
-	ItemPointerSetInvalid(&last_claim); /* do not guess again for each key of a batch */
-	return false;
+		classify_row(&dirty, probe);
+	if (probe->found != IDEM_FOUND_ROW)
+		ItemPointerSetInvalid(&last_claim); /* do not guess again for each key of a batch */
+	return probe->found == IDEM_FOUND_ROW;
 }
 
 static bool
@@ -436,7 +441,7 @@ find_held_key(IdemKeyTable *table, const IdemKey *key)
 {
 	IdemProbe probe;
 
-	if (idem_keystore_find_last(table, key) && is_held(table))
+	if (idem_keystore_find_last(table, key, &probe) && is_held(table))
 	{
 		idem_keyrow_check_owner(idem_keyrow_owner(table));
 		return;

@@ -55,8 +55,8 @@ has_token(IdemKeyTable *table, int64 token)
 static void
 find_lease(IdemKeyTable *table, const IdemKey *key, int64 token)
 {
-	IdemProbe probe = {.found = IDEM_FOUND_ROW};
-	bool guessed = idem_keystore_find_last(table, key) && has_token(table, token);
+	IdemProbe probe;
+	bool guessed = idem_keystore_find_last(table, key, &probe) && has_token(table, token);
 
 	for (;;)
 	{
@@ -64,6 +64,7 @@ find_lease(IdemKeyTable *table, const IdemKey *key, int64 token)
 
 		if (!guessed)
 			idem_keystore_probe_existing(table, key, &probe);
+		guessed = false;
 		exists = probe.found == IDEM_FOUND_ROW && idem_keyrow_judge(table, 0) != IDEM_GONE;
 		if (exists)
 			idem_keyrow_check_owner(idem_keyrow_owner(table));
@@ -76,6 +77,13 @@ find_lease(IdemKeyTable *table, const IdemKey *key, int64 token)
 	idem_keyrow_check_serializable(table);
 }
 
+/* Lock the row found; false if it was changed meanwhile, or the wait took too long */
+static bool
+lock_found(IdemKeyTable *table)
+{
+	return idem_keytable_lock(table, true) == TM_Ok && idem_keyrow_judge(table, 0) != IDEM_GONE;
+}
+
 /* The same for what changes a lease or relies on it: not finished, and locked */
 static void
 lock_lease(IdemKeyTable *table, const IdemKey *key, int64 token)
@@ -84,7 +92,7 @@ lock_lease(IdemKeyTable *table, const IdemKey *key, int64 token)
 	{
 		find_lease(table, key, token);
 		idem_keyrow_reject_finished(table, "The work is done: read its result with idem_get().");
-	} while (idem_keytable_lock(table, true) != TM_Ok);
+	} while (!lock_found(table));
 }
 
 /* How long the key is kept after its lease has run out, or after a late finish */
@@ -118,14 +126,16 @@ update_locked(IdemKeyTable *table)
 
 /*
  * Store the result.  In time it touches no indexed column, as without a lease;
- * after the lease ran out the result is kept for the ttl from now on.
+ * after the lease ran out the result is kept for the ttl from now on.  The
+ * update would wait for a fence, and then it would not be now any more: so
+ * where there may be one, wait for it first.
  */
 void
 idem_leasestore_finish(IdemKeyTable *table, const IdemKey *key, int64 token, Jsonb *result)
 {
-	TM_Result updated;
+	TM_Result updated = TM_Updated;
 
-	do
+	while (updated != TM_Ok)
 	{
 		TupleTableSlot *slot;
 		TimestampTz now;
@@ -133,12 +143,14 @@ idem_leasestore_finish(IdemKeyTable *table, const IdemKey *key, int64 token, Jso
 		find_lease(table, key, token);
 		if (idem_keyrow_check_finished(table, result))
 			return;
+		if (idem_keyrow_is_locked(table) && !lock_found(table))
+			continue;
 		now = idem_keyrow_now();
 		slot = idem_keyrow_copy_finished(table, result, now);
 		if (idem_keyrow_timestamp(table, IDEM_KEYS_LEASE_UNTIL) < now)
 			idem_keyrow_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(now + row_ttl(table)));
 		updated = idem_keytable_update(table);
-	} while (updated != TM_Ok);
+	}
 }
 
 /*

@@ -29,7 +29,11 @@
 #define CLOCK		4	/* it shows 1 to CLOCK */
 #endif
 #ifndef TOKENS
+#ifdef LIVE
+#define TOKENS		250
+#else
 #define TOKENS		CLOCK	/* the highest; the model ends where they run out */
+#endif
 #endif
 #ifndef ATTEMPTS
 #define ATTEMPTS	3	/* max_attempts of every lease */
@@ -37,7 +41,7 @@
 #define LEASE_TIME	1	/* in steps of the clock */
 #define TTL		1
 
-/* Ever 0.  The names are for the message of an assertion that fails. */
+/* Always 0: the names are for the message of an assertion that fails. */
 bool P1_one_finish_per_life;
 bool P2_tokens_only_grow;
 bool P3_finished_until_ttl;
@@ -249,7 +253,7 @@ inline probe()
 	if
 	:: TO_BE_HAD -> begin(LEASE);
 #ifdef TAKEOVER_WITHOUT_RECHECK
-		ME.c = (row.there -> c : 0)
+		ME.c = (row.there -> c : 0)	/* an insert fails all the same */
 #endif
 	:: TO_BE_HAD -> begin(CLAIM)
 	/* the lease of this worker, who has not got the answer */
@@ -300,6 +304,8 @@ inline lock_version()
 #define RECHECKS(x)	(!(x.op == LEASE && x.c > 0 && row.there))
 #elif defined(FINISH_WITHOUT_RECHECK)	/* MUTANT P1 */
 #define RECHECKS(x)	(!(x.op == FINISH && row.there))
+#elif defined(CLEANER_WITHOUT_RECHECK)	/* MUTANT P5 */
+#define RECHECKS(x)	(!(x.op == CLEAN && row.there))
 #else
 #define RECHECKS(x)	(true)
 #endif
@@ -333,7 +339,6 @@ inline judge_again()
 inline commit_lease()
 {
 	check_left_alone();
-	look_at_clock();
 	if
 	:: CAN_MAKE ->
 		make_token();
@@ -365,7 +370,6 @@ inline commit_lease()
 inline commit_claim()
 {
 	check_left_alone();
-	look_at_clock();
 	row.there = true; row.lease_until = c;
 	row.finishes = (new_life -> 0 : row.finishes);
 	finish_row();
@@ -382,7 +386,7 @@ inline commit_claim_given_up()
 {
 	if
 	:: new_life -> remove(row); lost = high
-	:: else -> look_at_clock(); row.lease_until = c
+	:: else -> row.lease_until = c
 	fi;
 	printf("session %d: claims and gives it up\n", _pid);
 	new_version()
@@ -554,11 +558,59 @@ end:	do
  */
 byte	working = SESSIONS;
 
-#define c		now
-#define SETTLED		(FINISHED || PARKED || EXHAUSTED)
-bool	settled;
-#undef c
+#define SETTLED	(row.there && (row.fin || (now >= row.lease_until && (row.park || row.attempt >= ATTEMPTS))))
 
-ltl P4_finished_or_taken_over { <> [] (settled && working == 0) }
+ltl P4_finished_or_taken_over { <> [] (SETTLED && working == 0) }
+
+active [SESSIONS] proctype worker_session()
+{
+	byte c, t, i;
+	bool ok, new_life;
+
+	do
+	:: atomic { ME.op == 0 ->
+		look_at_clock();
+		if
+		:: ME.tok > 0 && HOLDS -> begin(FINISH)
+		:: ME.tok > 0 && !HOLDS ->
+			printf("session %d: drops token %d\n", _pid, ME.tok);
+			ME.tok = 0
+		:: ME.tok == 0 && TO_BE_HAD -> begin(LEASE)
+		:: ME.tok == 0 && LIVE_LEASE && row.worker == _pid + 1 ->
+			ME.tok = row.tok;
+			printf("session %d: resumes, clock %d, token %d\n", _pid, c, ME.tok)
+		:: ME.tok == 0 && (FINISHED || PARKED || EXHAUSTED) ->
+			printf("session %d: is told the end\n", _pid);
+			working--; c = 0;
+			break
+		:: else		/* busy: asks again */
+		fi;
+		c = 0
+	   }
+	:: atomic { ME.op != 0 && !HAS_ROW && lock == 0 -> lock_version() }
+	:: atomic { HAS_ROW -> commit() }
+	:: atomic { BAD_LUCK ->
+		printf("session %d: dies\n", _pid);
+		crashes++;
+#ifdef CRASH_KEEPS_LOCK			/* MUTANT P4: a lock that outlives its transaction */
+		lock = (lock == _pid + 1 -> SESSIONS + 1 : lock);
+#endif
+		end_transaction();
+		ME.tok = 0;
+		if
+		:: true		/* begins anew, under the same name */
+		:: working > 1 -> working--; break
+		fi
+	   }
+	od
+}
+
+active proctype clock()
+{
+	do
+	:: atomic { now < CLOCK && !SETTLED -> now++; printf("clock: %d\n", now) }
+	:: else		/* goes on, for a deadlock to be seen as a cycle */
+	od
+}
 
 #endif
