@@ -99,3 +99,14 @@ DROP AGGREGATE agg(jsonb);
 DROP PROCEDURE proc(jsonb);
 DROP FUNCTION charge_card, nothing, strict, again, finisher, looks, big, two, of_text, to_text, set_of;
 DROP TABLE charges;
+
+-- the same C function under two names, one inside the other
+CREATE FUNCTION other_call(text, regproc, jsonb, interval, interval, text,
+	OUT status text, OUT result jsonb, OUT replayed boolean)
+AS '$libdir/idem', 'idem_call' LANGUAGE C;
+CREATE FUNCTION inner_handler(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT '"inner"'::jsonb $$;
+CREATE FUNCTION outer_handler(payload jsonb) RETURNS jsonb LANGUAGE sql AS
+	$$ SELECT result FROM other_call('call:inner', 'inner_handler', NULL, NULL, NULL, NULL) $$;
+SELECT * FROM idem_call('call:outer', 'outer_handler');
+SELECT idem_forget('call:inner'), idem_forget('call:outer');
+DROP FUNCTION other_call, inner_handler, outer_handler;

@@ -173,5 +173,12 @@ RESET enable_seqscan;
 RESET enable_bitmapscan;
 DROP INDEX idem.by_worker;
 
+-- a row that the same statement has removed is looked for once, not for ever
+SELECT token AS l_token FROM idem_lease('lease:10', '30 s') \gset
+WITH d AS (DELETE FROM idem.keys WHERE key = 'lease:10' RETURNING key) SELECT idem_forget(key) FROM d;
+\set VERBOSITY sqlstate
+SELECT token AS l_token FROM idem_lease('lease:10', '30 s') \gset
+WITH d AS (DELETE FROM idem.keys WHERE key = 'lease:10' RETURNING key) SELECT idem_fence(key, :l_token) FROM d;
+
 TRUNCATE idem.keys;
 DROP FUNCTION row_of, micros;

@@ -148,10 +148,10 @@ SET idem.clock_offset = '-1 h';
 -- by the clock of now the lease has not run out
 SELECT status FROM idem_lease('clock:1', '30 s');
 SET idem.clock_offset = '11 h';
-SELECT token AS t2 FROM idem_lease('clock:1', '30 s', worker => 'w') \gset
+SELECT token AS t2 FROM idem_lease('clock:1', '30 s', worker => 'w', ttl => '1 s') \gset
 SET idem.clock_offset = '10 h';
 SELECT idem_renew('clock:1', :t2, '1 us') < idem_clock() + '1 s' AS short;
-SELECT token AS t3 FROM idem_lease('clock:1', '30 s') \gset
+SELECT token AS t3 FROM idem_lease('clock:1', '30 s', ttl => '1 s') \gset
 SELECT :t2 > :t1 AS second, :t3 = :t2 + 1 AS third;
 SELECT idem_renew('clock:1', :t3, '1 us') IS NOT NULL AS renewed;
 -- a plain claim that takes over keeps the number, and so does one that finds it gone

@@ -30,7 +30,7 @@ SELECT claimed, status FROM idem_claim('plain:1', ttl => '1 h');
 SELECT claimed, status FROM idem_claim('plain:1');
 -- which is a plain claim now: the lease has nothing to say any more
 SELECT claimed, status FROM idem_lease('plain:1', '30 s', worker => 'w1');
-SELECT status, worker, attempt, token, checkpoint, lease_until, expires_at - idem_clock() < '1 h' AS ttl FROM idem_get('plain:1');
+SELECT status, worker, attempt, token, checkpoint, lease_until, expires_at - idem_clock() > '23 h' AS not_shorter FROM idem_get('plain:1');
 SAVEPOINT s;
 SELECT idem_finish('plain:1', '1', token => :l_token);
 ROLLBACK TO s;
@@ -65,6 +65,18 @@ SELECT status, attempt, checkpoint, token > :l_token AS higher FROM idem_lease('
 SET idem.clock_offset = '2 min';
 SELECT status FROM idem_claim('plain:4', request => '5');
 SELECT status FROM idem_claim('plain:4', request => '4');
+SELECT idem_forget('plain:4');
+RESET idem.clock_offset;
+-- and has lost nothing of its time
+SELECT token AS l_token FROM idem_lease('plain:4', '30 s', ttl => '1 h') \gset
+SET idem.clock_offset = '1 min';
+BEGIN;
+SELECT status FROM idem_claim('plain:4', ttl => '1 s');
+SELECT idem_release('plain:4');
+COMMIT;
+SET idem.clock_offset = '50 min';
+SELECT status FROM idem_get('plain:4');
+SELECT idem_finish('plain:4', '4', token => :l_token);
 SELECT idem_forget('plain:4');
 RESET idem.clock_offset;
 -- past its ttl there is nothing to go back to
@@ -113,7 +125,7 @@ SET idem.clock_offset = '70 min';
 SELECT status, attempt FROM idem_lease('plain:9', '30 s');
 -- the same for one that came after a lease
 RESET idem.clock_offset;
-SELECT token AS l_token FROM idem_lease('plain:10', '30 s') \gset
+SELECT token AS l_token FROM idem_lease('plain:10', '30 s', ttl => '10 min') \gset
 SET idem.clock_offset = '1 min';
 SELECT status FROM idem_claim('plain:10', ttl => '1 h');
 SET idem.clock_offset = '50 min';

@@ -55,6 +55,13 @@ ALTER TABLE idem.keys ADD CHECK (key <> 'forbidden');
 SELECT * FROM refused();
 ROLLBACK;
 
+-- a not-null constraint on a column that the row of a plain claim does not even store
+BEGIN;
+DELETE FROM idem.keys;
+ALTER TABLE idem.keys ALTER COLUMN token SET NOT NULL;
+SELECT * FROM refused();
+ROLLBACK;
+
 -- indexes on expressions, on a part, unique ones, exclusion constraints
 BEGIN;
 CREATE INDEX ON idem.keys (lower(key));

@@ -24,9 +24,8 @@
 #include "idem.h"
 
 /* The longest time to live or to wait: a hundred years of twelve months of 30 days */
-#define MAX_INTERVAL_YEARS 100
-#define MAX_INTERVAL	   (MAX_INTERVAL_YEARS * MONTHS_PER_YEAR * DAYS_PER_MONTH * USECS_PER_DAY)
-#define MAX_LEASE		   (IDEM_MAX_LEASE_DAYS * USECS_PER_DAY)
+#define MAX_INTERVAL (INT64CONST(100) * MONTHS_PER_YEAR * DAYS_PER_MONTH * USECS_PER_DAY)
+#define MAX_LEASE	 (30 * USECS_PER_DAY)
 
 /* The version that the catalog knows of, or NULL if the extension is gone */
 static char *
@@ -137,36 +136,54 @@ idem_args_key(FunctionCallInfo fcinfo, int keyarg, int scopearg, IdemKey *key)
 	key->scope = idem_args_scope(fcinfo, scopearg);
 }
 
+/* What an argument of type interval may be */
+typedef struct IntervalRange
+{
+	const char *name;
+	int64 least;
+	int64 most;
+	const char *detail;
+	const char *hint;
+} IntervalRange;
+
+static const IntervalRange ttl_range = {
+	"ttl", 1, MAX_INTERVAL,
+	"The interval must be longer than zero and at most 100 years.",
+	"Pass a finite interval such as '90 s', or leave it out."};
+static const IntervalRange wait_range = {
+	"wait", 0, MAX_INTERVAL,
+	"The interval must be zero or longer and at most 100 years.",
+	"Pass a finite interval such as '90 s', or leave it out."};
+static const IntervalRange lease_range = {
+	"lease", 1, MAX_LEASE,
+	"The interval must be longer than zero and at most 30 days.",
+	"Pass a time that the work needs at most, such as '90 s', and renew the lease where it takes longer."};
+
 /*
  * An interval as a span of time: a month counts as 30 days, a day as 24
  * hours, so that it means the same in every time zone.
  */
 static int64
-interval_span(const Interval *interval, const char *what, int64 least, int64 most)
+interval_span(const Interval *interval, const IntervalRange *range)
 {
 	double estimate = (double) interval->month * DAYS_PER_MONTH * USECS_PER_DAY +
 		(double) interval->day * USECS_PER_DAY + (double) interval->time;
-	int64 span = 0;
 
 	/* the estimate keeps the exact sum from overflowing */
 	if (!INTERVAL_NOT_FINITE(interval) && estimate > -1.0e18 && estimate < 1.0e18)
 	{
-		span = ((int64) interval->month * DAYS_PER_MONTH + interval->day) * USECS_PER_DAY +
+		int64 span = ((int64) interval->month * DAYS_PER_MONTH + interval->day) * USECS_PER_DAY +
 			interval->time;
-		if (span >= least && span <= most)
+
+		if (span >= range->least && span <= range->most)
 			return span;
 	}
 
 	ereport(ERROR,
 			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			errmsg("invalid value of \"%s\"", what),
-			errdetail("The interval must be %s and at most %d %s.",
-					  least > 0 ? "longer than zero" : "zero or longer",
-					  most == MAX_LEASE ? IDEM_MAX_LEASE_DAYS : MAX_INTERVAL_YEARS,
-					  most == MAX_LEASE ? "days" : "years"),
-			most == MAX_LEASE ?
-				errhint("Pass a time that the work needs at most, such as '90 s', and renew the lease where it takes longer.") :
-				errhint("Pass a finite interval such as '90 s', or leave it out."));
+			errmsg("invalid value of \"%s\"", range->name),
+			errdetail("%s", range->detail),
+			errhint("%s", range->hint));
 }
 
 int64
@@ -174,7 +191,7 @@ idem_args_ttl(FunctionCallInfo fcinfo, int arg)
 {
 	if (PG_ARGISNULL(arg))
 		return idem_guc_ttl * USECS_PER_SEC;
-	return interval_span(PG_GETARG_INTERVAL_P(arg), "ttl", 1, MAX_INTERVAL);
+	return interval_span(PG_GETARG_INTERVAL_P(arg), &ttl_range);
 }
 
 IdemWait
@@ -186,7 +203,7 @@ idem_args_wait(FunctionCallInfo fcinfo, int arg)
 	{
 		wait.forever = false;
 		wait.until = GetCurrentTimestamp() +
-			interval_span(PG_GETARG_INTERVAL_P(arg), "wait", 0, MAX_INTERVAL);
+			interval_span(PG_GETARG_INTERVAL_P(arg), &wait_range);
 	}
 	return wait;
 }
@@ -200,7 +217,7 @@ idem_args_lease(FunctionCallInfo fcinfo, int arg)
 				errmsg("\"%s\" must not be null", "lease"),
 				errdetail("Without an end nobody could take over from a worker that has died."),
 				errhint("Pass a time that the work needs at most, such as '90 s'."));
-	return interval_span(PG_GETARG_INTERVAL_P(arg), "lease", 1, MAX_LEASE);
+	return interval_span(PG_GETARG_INTERVAL_P(arg), &lease_range);
 }
 
 /* 0 if none was given, as for a key that was claimed without a lease */
@@ -232,19 +249,19 @@ idem_args_token(FunctionCallInfo fcinfo, int arg)
 	return token;
 }
 
-/* A result (or whatever it is called) to be stored, in memory and of a size that is allowed */
+/* A value to be stored, in memory and of a size that is allowed */
 Jsonb *
-idem_args_result(Datum value, const char *what)
+idem_args_jsonb(Datum value, const char *what)
 {
 	Size size = toast_raw_datum_size(value) - VARHDRSZ;
 
 	if (size > (Size) idem_guc_max_result_size)
 		ereport(ERROR,
 				errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-				errmsg("%s is too large", what),
-				errdetail("The %s has %zu bytes; \"%s\" allows %d.",
-						  what, size, "idem.max_result_size", idem_guc_max_result_size),
-				errhint("Store the data in a table of your own and only its id as the %s, or raise the setting.", what));
+				errmsg("value of \"%s\" is too large", what),
+				errdetail("It has %zu bytes; \"%s\" allows %d.",
+						  size, "idem.max_result_size", idem_guc_max_result_size),
+				errhint("Store the data in a table of your own and only its id here, or raise the setting."));
 	return DatumGetJsonbP(value);
 }
 

@@ -225,7 +225,7 @@ idem_finish_many(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 		key.key = items[i].key;
 		idem_keystore_finish(&table, &key,
-							 have_results && !nulls[i] ? idem_args_result(results[i], "result") : NULL);
+							 have_results && !nulls[i] ? idem_args_jsonb(results[i], "result") : NULL);
 	}
 	error_context_stack = context.previous;
 	idem_keytable_close(&table);

@@ -99,7 +99,7 @@ run_handler(Oid handler, NullableDatum payload)
 	pgstat_end_function_usage(&usage, true);
 	PopActiveSnapshot();
 
-	return call->isnull ? NULL : idem_args_result(result, "result");
+	return call->isnull ? NULL : idem_args_jsonb(result, "result");
 }
 
 Datum
@@ -115,7 +115,7 @@ idem_call(PG_FUNCTION_ARGS)
 	bool nulls[CALL_NATTS] = {false};
 
 	idem_args_begin(fcinfo, 6, "idem_call()");
-	desc = idem_args_row_desc(fcinfo, call_types, CALL_NATTS, &row_desc);
+	(void) idem_args_row_desc(fcinfo, call_types, CALL_NATTS, &row_desc);
 	if (PG_ARGISNULL(1))
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
@@ -143,6 +143,8 @@ idem_call(PG_FUNCTION_ARGS)
 		row.status = IDEM_FINISHED;
 	}
 
+	/* the handler may have made another one */
+	desc = idem_args_row_desc(fcinfo, call_types, CALL_NATTS, &row_desc);
 	values[0] = CStringGetTextDatum(idem_claim_status_name(row.status));
 	values[1] = JsonbPGetDatum(row.result);
 	nulls[1] = row.result == NULL;

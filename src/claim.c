@@ -106,7 +106,7 @@ idem_finish(PG_FUNCTION_ARGS)
 
 	idem_args_begin(fcinfo, 4, "idem_finish()");
 	idem_args_key(fcinfo, 0, 3, &key);
-	result = PG_ARGISNULL(1) ? NULL : idem_args_result(PG_GETARG_DATUM(1), "result");
+	result = PG_ARGISNULL(1) ? NULL : idem_args_jsonb(PG_GETARG_DATUM(1), "result");
 	token = idem_args_optional_token(fcinfo, 2);
 
 	idem_keytable_open(&table, RowExclusiveLock);

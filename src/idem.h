@@ -25,7 +25,6 @@
 #define IDEM_MAX_KEY_LEN	   1024
 #define IDEM_MAX_SCOPE_LEN	   255
 #define IDEM_MAX_WORKER_LEN	   255
-#define IDEM_MAX_LEASE_DAYS	   30
 #define IDEM_MAX_CLEANUP_BATCH 1000000
 
 /*
@@ -177,7 +176,7 @@ extern IdemWait idem_args_wait(FunctionCallInfo fcinfo, int arg);
 extern int64 idem_args_lease(FunctionCallInfo fcinfo, int arg);
 extern int64 idem_args_token(FunctionCallInfo fcinfo, int arg);
 extern int64 idem_args_optional_token(FunctionCallInfo fcinfo, int arg);
-extern Jsonb *idem_args_result(Datum value, const char *what);
+extern Jsonb *idem_args_jsonb(Datum value, const char *what);
 extern bytea *idem_args_fingerprint(Datum request);
 extern void idem_args_claim(FunctionCallInfo fcinfo, int requestarg, IdemClaim *claim);
 extern bool idem_args_desc_has(TupleDesc desc, const Oid *types, int natts);
@@ -195,6 +194,7 @@ extern void idem_keytable_unlock_key(IdemKeyTable *table, const IdemKey *key);
 extern bool idem_keytable_insert(IdemKeyTable *table);
 extern TM_Result idem_keytable_lock(IdemKeyTable *table, bool wait);
 extern TM_Result idem_keytable_update(IdemKeyTable *table);
+extern void idem_keytable_update_indexed(IdemKeyTable *table, const IdemKey *key);
 extern TM_Result idem_keytable_delete(IdemKeyTable *table, bool wait);
 extern IndexScanDesc idem_keytable_scan_key(IdemKeyTable *table, const IdemKey *key, Snapshot snapshot);
 extern Relation idem_keytable_open_expiry_index(IdemKeyTable *table);
@@ -213,6 +213,7 @@ extern bool idem_keyrow_is(IdemKeyTable *table, const IdemKey *key);
 extern bool idem_keyrow_is_mine(IdemKeyTable *table);
 extern bool idem_keyrow_is_leased(IdemKeyTable *table);
 extern bool idem_keyrow_is_locked(IdemKeyTable *table);
+extern bool idem_keyrow_is_replaced_by_me(IdemKeyTable *table);
 extern bool idem_keyrow_has_worker(IdemKeyTable *table, text *worker);
 extern IdemStatus idem_keyrow_judge(IdemKeyTable *table, int max_attempts);
 extern const char *idem_keyrow_state_name(TransactionId xmin, bool finished, TimestampTz expires_at);

@@ -148,6 +148,17 @@ idem_keyrow_is_locked(IdemKeyTable *table)
 	return !(ExecFetchSlotHeapTuple(table->found, false, NULL)->t_data->t_infomask & HEAP_XMAX_INVALID);
 }
 
+/* Has this transaction removed the row, or put another version in its place? */
+bool
+idem_keyrow_is_replaced_by_me(IdemKeyTable *table)
+{
+	HeapTupleHeader tuple = ExecFetchSlotHeapTuple(table->found, false, NULL)->t_data;
+
+	return !(tuple->t_infomask & HEAP_XMAX_INVALID) &&
+		!HEAP_XMAX_IS_LOCKED_ONLY(tuple->t_infomask) &&
+		TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetUpdateXid(tuple));
+}
+
 /* A row without a deadline is a plain claim, never a lease that ran out */
 bool
 idem_keyrow_is_leased(IdemKeyTable *table)
@@ -208,7 +219,7 @@ idem_keyrow_judge(IdemKeyTable *table, int max_attempts)
 	return IDEM_EXPIRED;
 }
 
-/* The same for rows that are not leases, for people */
+/* The same for people, for a row that is not a lease, or a finished one */
 const char *
 idem_keyrow_state_name(TransactionId xmin, bool finished, TimestampTz expires_at)
 {

@@ -16,7 +16,9 @@
  * Who waits for whom: a claimer that meets an open row waits for the
  * transaction that made it (XactLockTableWait, so core finds deadlocks and
  * lock_timeout holds) and then looks again; likewise one that wants to take
- * over a row which another transaction is just changing or has locked.
+ * over a row which another transaction is just changing or has locked.  Who
+ * is about to put a key into the unique index waits a moment for others who
+ * are (idem_keytable_lock_key).
  * Nobody waits for a finished key or a live lease: the answer is there.
  * Cleanup waits for nobody.
  *
@@ -85,7 +87,8 @@ has_committed_row(IdemKeyTable *table, const IdemKey *key)
 {
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	IndexScanDesc scan = idem_keytable_scan_key(table, key, snapshot);
-	bool found = index_getnext_slot(scan, ForwardScanDirection, table->found);
+	bool found = index_getnext_slot(scan, ForwardScanDirection, table->found) &&
+		!idem_keyrow_is_replaced_by_me(table);
 
 	index_endscan(scan);
 	UnregisterSnapshot(snapshot);
@@ -256,6 +259,7 @@ take_over(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 	TM_Result result;
 	IdemStatus state;
 	TimestampTz now;
+	TimestampTz expires_at;
 
 	idem_keyrow_check_serializable(table);
 	result = idem_keytable_lock(table, claim->wait.forever);
@@ -267,12 +271,17 @@ take_over(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 
 	now = idem_keyrow_now();
 	idem_keyrow_read(table, state, row);
+	expires_at = row->expires_at;
 	if (state == IDEM_GONE)
 		begin_life(row->token, idem_keyrow_current_owner(), now, row);
 	grant(claim, now, row);
+	/* a plain claim may be released, and then the lease has not lost of its time */
+	if (state == IDEM_EXPIRED && claim->lease == NULL)
+		row->expires_at = Max(row->expires_at, expires_at);
 	slot = state == IDEM_GONE ? idem_keytable_new_row(table, row->token != 0) : idem_keyrow_copy(table);
 	fill_claim(slot, claim, now, row);
-	return idem_keytable_update(table);
+	idem_keytable_update_indexed(table, &claim->key);
+	return TM_Ok;
 }
 
 /* What to tell a claimer about a row that it cannot have */

@@ -84,6 +84,13 @@ check_shape(Relation heap)
 	if (heap->rd_rel->relhasrules && heap->rd_rules != NULL)
 		unsupported("There is a rule, which access by idem would bypass.",
 					"Drop the rule.");
+	for (int i = IDEM_KEYS_REQUEST; i <= desc->natts; i++)
+	{
+		/* the server would take it as proof that the column is stored */
+		if (TupleDescAttr(desc, i - 1)->attnotnull)
+			unsupported("A column that may be null has a not-null constraint.",
+						"Run ALTER TABLE idem.keys ALTER COLUMN ... DROP NOT NULL.");
+	}
 	if (constr != NULL && (constr->num_check > 0 || constr->has_generated_stored))
 		unsupported("There is a check constraint or a generated column, which access by idem would bypass.",
 					"Drop it.");
@@ -227,7 +234,7 @@ idem_keytable_new_row(IdemKeyTable *table, bool with_lease)
 	return table->written;
 }
 
-static Oid
+static uint32
 key_hash(const IdemKey *key)
 {
 	return hash_combine(hash_bytes((unsigned char *) VARDATA_ANY(key->key), VARSIZE_ANY_EXHDR(key->key)),
@@ -235,11 +242,13 @@ key_hash(const IdemKey *key)
 }
 
 /*
- * One at a time inserts a key: from the look that finds it absent until its
- * entry is in the unique index.  That is short, so others wait also if they
- * want to wait for nobody; whatever may take long, such as other locks, comes
- * before.  Keys of the same hash share the lock.  (INSERT ... ON CONFLICT
- * needs no such lock, and instead a second WAL record for each row.)
+ * One at a time puts a key into the unique index: for an insert from the look
+ * that finds it absent until its entry is there, for an update that needs new
+ * entries from the update on.  So who holds the lock overlooks no row.  That
+ * is short, so others wait also if they want to wait for nobody; whatever may
+ * take long, such as other locks, comes before.  Keys of the same hash share
+ * the lock.  (INSERT ... ON CONFLICT needs no such lock, and instead a second
+ * WAL record for each row.)
  */
 void
 idem_keytable_lock_key(IdemKeyTable *table, const IdemKey *key)
@@ -332,8 +341,9 @@ delete_written(IdemKeyTable *table)
 
 /*
  * Insert the row.  The caller has locked the key and found it absent, so the
- * unique index has nothing to say, unless somebody does not keep to the lock.
- * False: look again, the key has just appeared.
+ * unique index has nothing to say, unless there is a row by somebody who does
+ * not keep to the lock: other programs, and updates that were to be HOT and
+ * found the page full.  False: look again, the key has just appeared.
  */
 bool
 idem_keytable_insert(IdemKeyTable *table)
@@ -370,7 +380,11 @@ idem_keytable_lock(IdemKeyTable *table, bool wait)
 	return result;
 }
 
-/* Entries of a new row version; what decides about the key does not change */
+/*
+ * Entries of a new row version.  The key does not change and the old version
+ * was ours to replace, so there is nothing to be checked, and nobody to wait
+ * for.
+ */
 static void
 insert_update_entries(IdemKeyTable *table, IdemUpdateIndexes which)
 {
@@ -378,7 +392,7 @@ insert_update_entries(IdemKeyTable *table, IdemUpdateIndexes which)
 	for (int i = 0; i < table->nindexes; i++)
 	{
 		if (idem_compat_index_needs_entry(table->indexes[i], which))
-			(void) insert_index_entry(table, i, UNIQUE_CHECK_YES,
+			(void) insert_index_entry(table, i, UNIQUE_CHECK_NO,
 									  table->indexes[i]->rd_index->indisunique);
 	}
 }
@@ -406,6 +420,20 @@ idem_keytable_update(IdemKeyTable *table)
 		CommandCounterIncrement();
 	}
 	return result;
+}
+
+/* The same for a row that is locked, where the time of expiry changes and so the indexes do */
+void
+idem_keytable_update_indexed(IdemKeyTable *table, const IdemKey *key)
+{
+	TM_Result result;
+
+	idem_keytable_open_indexes(table);
+	idem_keytable_lock_key(table, key);
+	result = idem_keytable_update(table);
+	idem_keytable_unlock_key(table, key);
+	if (result != TM_Ok)
+		elog(ERROR, "a row locked by this transaction was changed by another one");
 }
 
 /* Remove the row found; as for update, but TM_BeingModified without wait */

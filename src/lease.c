@@ -176,7 +176,7 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 				errmsg("checkpoint must not be null"),
 				errdetail("It is what the next attempt goes on from."),
 				errhint("Pass a JSON value that names the last step done, or use idem_renew() to keep the lease only."));
-	data = idem_args_result(PG_GETARG_DATUM(2), "checkpoint");
+	data = idem_args_jsonb(PG_GETARG_DATUM(2), "data");
 
 	idem_keytable_open(&table, RowExclusiveLock);
 	until = idem_leasestore_checkpoint(&table, &key, token, data);

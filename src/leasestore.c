@@ -116,41 +116,39 @@ set_lease(IdemKeyTable *table, TupleTableSlot *slot, int64 length)
 	return until;
 }
 
-/* Write a change of a row that is locked */
-static void
-update_locked(IdemKeyTable *table)
+/* Store the result, when the row is as it was found; false if it was changed meanwhile */
+static bool
+finish_found(IdemKeyTable *table, const IdemKey *key, Jsonb *result)
 {
-	if (idem_keytable_update(table) != TM_Ok)
-		elog(ERROR, "a key locked by this transaction was changed by another one");
+	bool late = idem_keyrow_timestamp(table, IDEM_KEYS_LEASE_UNTIL) < idem_keyrow_now();
+	TimestampTz now;
+	TupleTableSlot *slot;
+
+	/* the update would wait for a fence, and then it would not be now any more */
+	if ((late || idem_keyrow_is_locked(table)) && !lock_found(table))
+		return false;
+	now = idem_keyrow_now();
+	slot = idem_keyrow_copy_finished(table, result, now);
+	if (!late)
+		return idem_keytable_update(table) == TM_Ok;
+	idem_keyrow_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(now + row_ttl(table)));
+	idem_keytable_update_indexed(table, key);
+	return true;
 }
 
 /*
- * Store the result.  In time it touches no indexed column, as without a lease;
- * after the lease ran out the result is kept for the ttl from now on.  The
- * update would wait for a fence, and then it would not be now any more: so
- * where there may be one, wait for it first.
+ * Store the result.  In time that touches no indexed column, as without a
+ * lease; after the lease ran out the result is kept for the ttl from now on.
  */
 void
 idem_leasestore_finish(IdemKeyTable *table, const IdemKey *key, int64 token, Jsonb *result)
 {
-	TM_Result updated = TM_Updated;
-
-	while (updated != TM_Ok)
+	do
 	{
-		TupleTableSlot *slot;
-		TimestampTz now;
-
 		find_lease(table, key, token);
 		if (idem_keyrow_check_finished(table, result))
 			return;
-		if (idem_keyrow_is_locked(table) && !lock_found(table))
-			continue;
-		now = idem_keyrow_now();
-		slot = idem_keyrow_copy_finished(table, result, now);
-		if (idem_keyrow_timestamp(table, IDEM_KEYS_LEASE_UNTIL) < now)
-			idem_keyrow_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(now + row_ttl(table)));
-		updated = idem_keytable_update(table);
-	}
+	} while (!finish_found(table, key, result));
 }
 
 /*
@@ -173,7 +171,7 @@ idem_leasestore_release(IdemKeyTable *table, const IdemKey *key, int64 token)
 	idem_keyrow_set(slot, IDEM_KEYS_TOKEN, Int64GetDatum(idem_keyrow_next_token(token, until)));
 	idem_keyrow_set(slot, IDEM_KEYS_PARK, BoolGetDatum(false));
 	idem_keyrow_clear(slot, IDEM_KEYS_WORKER);
-	update_locked(table);
+	idem_keytable_update_indexed(table, key);
 }
 
 TimestampTz
@@ -183,7 +181,7 @@ idem_leasestore_renew(IdemKeyTable *table, const IdemKey *key, int64 token, int6
 
 	lock_lease(table, key, token);
 	until = set_lease(table, idem_keyrow_copy(table), length);
-	update_locked(table);
+	idem_keytable_update_indexed(table, key);
 	return until;
 }
 
@@ -200,7 +198,7 @@ idem_leasestore_checkpoint(IdemKeyTable *table, const IdemKey *key, int64 token,
 					  idem_keyrow_timestamp(table, IDEM_KEYS_LEASE_UNTIL) -
 						  idem_keyrow_timestamp(table, IDEM_KEYS_LEASED_AT));
 	idem_keyrow_set(slot, IDEM_KEYS_CHECKPOINT, JsonbPGetDatum(data));
-	update_locked(table);
+	idem_keytable_update_indexed(table, key);
 	return until;
 }
 

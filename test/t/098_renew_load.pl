@@ -3,7 +3,9 @@
 #
 # Each renewal moves the row and its index entries.  A look at the key that
 # comes at that very moment finds neither the old row nor the new one, and has
-# to look again before it says that there is none.
+# to look again before it says that there is none.  One that wants to insert the
+# key must not be in the way of the others either: they would wait for each
+# other.
 
 use strict;
 use warnings FATAL => 'all';
@@ -14,7 +16,7 @@ use IdemTest;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = new_node('renew');
+my $node = new_node('renew', conf => 'deadlock_timeout = 100ms');
 my $token = $node->safe_psql('postgres',
 	q{SELECT token FROM idem_lease('k', '1 h', worker => 'w')});
 
@@ -41,6 +43,23 @@ ok( pgbench_run(
 	'L1: nobody gets a lease that is being renewed');
 is($node->safe_psql('postgres', $same_lease),
 	"$token|1|live", 'L1: it is still the same lease');
+
+# a key that is taken over all the time, by transactions that hold another one
+my $other = q{
+	\set r random(1, 2000000000)
+	BEGIN;
+	SELECT status FROM idem_claim(:r::text || ':' || :client_id);
+};
+
+foreach my $claim (
+	q{idem_lease('hot', '1 microsecond')},
+	q{idem_claim('hot', ttl => '1 microsecond')})
+{
+	ok( pgbench_run(
+			$node, [ '--client=8', '--jobs=2', '--transactions=1500' ],
+			[ [ "$other SELECT status FROM $claim;\n COMMIT;\n", 1 ] ]),
+		"K4: nobody deadlocks over one key: $claim");
+}
 
 amcheck_ok($node, 'after the renewals');
 $node->stop;
