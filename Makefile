@@ -113,7 +113,7 @@ endif
 # install what is missing and then call make again.
 all:
 
-.PHONY: all help test demo demo-stop bench format format-check
+.PHONY: all help test demo demo-stop bench model format format-check
 
 # A PG_CONFIG that nobody asked for is for the scripts to find.
 ifneq ($(filter command environment%,$(origin PG_CONFIG)),)
@@ -128,10 +128,11 @@ help:
 	@echo 'make demo           see it work, on a throw-away server (KEEP=1 leaves it running)'
 	@echo 'make demo-stop      remove what make demo KEEP=1 has left'
 	@echo 'make bench          measure it against SQL written by hand'
+	@echo 'make model          check the model of the lease protocol (Spin)'
 	@echo 'make format         format the C files; format-check only looks'
 	@echo 'make clean          remove what was built'
 	@echo
-	@echo 'PG_CONFIG=/path/to/pg_config chooses the server. test, demo and bench'
+	@echo 'PG_CONFIG=/path/to/pg_config chooses the server. test, demo, bench and model'
 	@echo 'install missing Debian packages (as root or with sudo).'
 
 test:
@@ -145,6 +146,9 @@ demo-stop:
 
 bench:
 	@bash test/bench/run $(BENCH)
+
+model:
+	@bash test/model/run
 
 # for test/run
 list-%:
