@@ -93,10 +93,13 @@ line_lease() {
 	for side in on off; do
 		empty_tables
 		pin "$side"
-		latencies 1 2 11 idem_lease hand_lease base_lease >"$samples"
+		latencies 1 2 11 idem_lease hand_lease idem_lease_from base_lease >"$samples"
 		report "lease + finish over a socket, client and server $([[ $side == on ]] || printf 'not ')on one CPU; hand-written" /s \
 			"$(calc "1e6 / $(median idem_lease)")" "$(calc "1e6 / $(median hand_lease)")" \
 			"$(calc "$(median hand_lease) / $(median idem_lease)")" "$goal" "$(spread idem_lease hand_lease)"
+		report '  with idem_lease() in FROM; hand-written' /s \
+			"$(calc "1e6 / $(median idem_lease_from)")" "$(calc "1e6 / $(median hand_lease)")" \
+			"$(calc "$(median hand_lease) / $(median idem_lease_from)")" '' "$(spread idem_lease_from hand_lease)"
 		report '  two SELECT 1; hand-written' /s \
 			"$(calc "1e6 / $(median base_lease)")" "$(calc "1e6 / $(median hand_lease)")" \
 			"$(calc "$(median hand_lease) / $(median base_lease)")" '' "$(spread base_lease hand_lease)"

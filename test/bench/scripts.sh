@@ -31,8 +31,10 @@ lines idem_five 'BEGIN;' 'SELECT claimed, result FROM idem_claim(:k, :payload);'
 	"$work" "$idem_finish" 'COMMIT;'
 lines hand_five 'BEGIN;' "$hand_claim" "$work" "$hand_finish" 'COMMIT;'
 
-# lease and finish, each in a transaction of its own
-lines idem_lease "SELECT token FROM idem_lease(:k, '30 s') \\gset" \
+# lease and finish, each in a transaction of its own; the token is what both sides need
+lines idem_lease "SELECT (idem_lease(:k, '30 s')).token \\gset" \
+	'SELECT idem_finish(:k, :result, :token);'
+lines idem_lease_from "SELECT token FROM idem_lease(:k, '30 s') \\gset" \
 	'SELECT idem_finish(:k, :result, :token);'
 lines hand_lease "INSERT INTO hand.leases AS l (key, locked_until) VALUES (:k, clock_timestamp() + interval '30 s') \
 	ON CONFLICT (key) DO UPDATE \
