@@ -85,12 +85,19 @@ SELECT claimed, status FROM idem_claim('max:1');
 SELECT status, replayed FROM idem_call('max:1', 'handler');
 SELECT status, attempt FROM idem_get('max:1');
 SELECT row_of('max:1') = :'ctid' AS untouched;
+-- the higher limit counts, so one call with a higher one helps those who give a lower one
+SELECT status FROM idem_lease('max:1', '30 s', max_attempts => 1);
 -- ways out: more attempts ...
 SELECT * FROM idem_lease('max:1', '30 s', max_attempts => 3) \gset m_
 SELECT :'m_status' AS status, :'m_attempt' AS attempt;
--- ... which hold for those who say nothing ...
+-- ... which hold for those who say nothing, or less ...
 SET idem.clock_offset = '3 min';
 SELECT status FROM idem_lease('max:1', '30 s');
+SELECT idem_release('max:1', (idem_lease('max:1', '1 s', max_attempts => 5)).token);
+SELECT * FROM idem_lease('max:1', '30 s', max_attempts => 2) \gset m_
+SELECT :'m_status' AS status, :'m_attempt' AS attempt;
+SET idem.clock_offset = '4 min';
+SELECT status FROM idem_lease('max:1', '30 s', max_attempts => 2);
 -- ... or finish with the token of the last attempt
 SELECT idem_finish('max:1', '{"error": "gave up"}', token => :m_token);
 SELECT status, result FROM idem_lease('max:1', '30 s');

@@ -17,7 +17,7 @@ SELECT key, scope, owner = current_user::regrole AS mine, worker, attempt, time_
   FROM idem.lease_status ORDER BY key;
 SET idem.clock_offset = '1 min';
 SELECT key, scope, worker, attempt, age BETWEEN '1 min' AND '2 min' AS age,
-	   time_left BETWEEN '-1 min' AND '10 min' AS time_left, time_left > '0' AS left, state
+	   time_left BETWEEN '-1 min' AND '10 min' AS time_left, time_left > '0' AS left, state, max_attempts
   FROM idem.lease_status ORDER BY key;
 -- the token is there to be used
 SELECT count(*) FROM idem.lease_status AS l, LATERAL idem_get(l.key, l.scope) AS g

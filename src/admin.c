@@ -6,6 +6,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "catalog/namespace.h"
 #include "nodes/makefuncs.h"
 #include "nodes/parsenodes.h"
 #include "parser/parse_func.h"
@@ -143,18 +144,23 @@ change_privileges(FunctionCallInfo fcinfo, bool is_grant)
 	role = pstrdup(NameStr(*PG_GETARG_NAME(0)));
 	set = find_privilege_set(text_to_cstring(PG_GETARG_TEXT_PP(1)));
 
+	/* SQL objects of an older version have not everything, and need no update to go on */
 	for (int i = 0; set->functions[i] != NULL; i++)
 	{
 		ObjectWithArgs *function = makeNode(ObjectWithArgs);
 
 		function->objname = list_make2(makeString("pg_catalog"), makeString(pstrdup(set->functions[i])));
-		if (!OidIsValid(LookupFuncName(function->objname, -1, &no_types, true)))
-			idem_args_version_mismatch("A function of the set is missing.");
 		function->args_unspecified = true;
-		functions = lappend(functions, function);
+		if (OidIsValid(LookupFuncName(function->objname, -1, &no_types, true)))
+			functions = lappend(functions, function);
 	}
 	for (int i = 0; set->views[i] != NULL; i++)
-		views = lappend(views, makeRangeVar("idem", pstrdup(set->views[i]), -1));
+	{
+		RangeVar *view = makeRangeVar("idem", pstrdup(set->views[i]), -1);
+
+		if (OidIsValid(RangeVarGetRelid(view, NoLock, true)))
+			views = lappend(views, view);
+	}
 
 	run_grant(is_grant, OBJECT_FUNCTION, functions, "execute", role);
 	if (views != NIL)

@@ -101,7 +101,8 @@ SELECT k.key,
 	   k.worker,
 	   k.attempt,
 	   k.token,
-	   k.lease_until OPERATOR(pg_catalog.-) c.now AS lease_left
+	   k.lease_until OPERATOR(pg_catalog.-) c.now AS lease_left,
+	   k.max_attempts
   FROM idem.keys AS k
  CROSS JOIN (SELECT pg_catalog.idem_clock() AS now OFFSET 0) AS c;
 COMMENT ON COLUMN idem.key_status.status IS 'held (by this transaction), finished, expired; of a lease also live, parked, exhausted';
@@ -109,6 +110,7 @@ COMMENT ON COLUMN idem.key_status.worker IS 'name that the holder of the lease h
 COMMENT ON COLUMN idem.key_status.attempt IS 'number of leases of this key';
 COMMENT ON COLUMN idem.key_status.token IS 'fencing token of the last lease';
 COMMENT ON COLUMN idem.key_status.lease_left IS 'time until the lease runs out, negative once it has, null for a plain claim';
+COMMENT ON COLUMN idem.key_status.max_attempts IS 'how many leases there may be, or null for no limit';
 COMMENT ON COLUMN idem.key_summary.status IS 'held (by this transaction), finished, expired; of leases also live, parked, exhausted';
 
 CREATE VIEW idem.lease_status AS
@@ -120,7 +122,8 @@ SELECT s.key,
 	   s.token,
 	   s.age,
 	   s.lease_left AS time_left,
-	   s.status AS state
+	   s.status AS state,
+	   s.max_attempts
   FROM idem.key_status AS s
  WHERE s.lease_left IS NOT NULL
    AND (s.status OPERATOR(pg_catalog.=) ANY (ARRAY['live', 'parked', 'exhausted'])
@@ -135,6 +138,7 @@ COMMENT ON COLUMN idem.lease_status.attempt IS 'number of leases of this key, th
 COMMENT ON COLUMN idem.lease_status.token IS 'fencing token, to finish or release a parked key with';
 COMMENT ON COLUMN idem.lease_status.age IS 'time since the key was leased first';
 COMMENT ON COLUMN idem.lease_status.time_left IS 'time until the lease runs out, negative once it has';
+COMMENT ON COLUMN idem.lease_status.max_attempts IS 'how many leases there may be, or null for no limit';
 COMMENT ON COLUMN idem.lease_status.state IS 'live, expired (the next claim gets the key), parked (an operator is to decide) or exhausted (no attempts left)';
 
 REVOKE ALL ON FUNCTION

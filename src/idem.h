@@ -72,7 +72,7 @@ typedef struct IdemLease
 {
 	int64 length;	  /* in microseconds */
 	text *worker;	  /* name of the caller, or NULL */
-	int max_attempts; /* 0: as the row says, or no limit */
+	int max_attempts; /* 0: as the row says, or no limit; the higher one counts */
 	bool park;		  /* when it has run out, leave the key to an operator */
 } IdemLease;
 

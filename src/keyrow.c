@@ -183,7 +183,7 @@ is_parked_on_expiry(IdemKeyTable *table)
 
 /*
  * State of a row that is committed or made by this transaction; max_attempts
- * is the limit of the caller, which goes before that of the row.
+ * is the limit of the caller, or 0.  The higher one of that and the row's counts.
  *
  * A plain claim does not expire under the transaction that holds it.  A lease
  * does not expire before it has run out, and not at all while it is parked.
@@ -212,8 +212,7 @@ idem_keyrow_judge(IdemKeyTable *table, int max_attempts)
 	if (finished || !leased)
 		return IDEM_FINISHED;
 
-	if (max_attempts == 0)
-		max_attempts = idem_keyrow_int32(table, IDEM_KEYS_MAX_ATTEMPTS);
+	max_attempts = Max(max_attempts, idem_keyrow_int32(table, IDEM_KEYS_MAX_ATTEMPTS));
 	if (max_attempts != 0 && idem_keyrow_int32(table, IDEM_KEYS_ATTEMPT) >= max_attempts)
 		return IDEM_EXHAUSTED;
 	return IDEM_EXPIRED;
@@ -307,8 +306,8 @@ idem_keyrow_check_owner(Oid owner)
 	ereport(ERROR,
 			errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 			errmsg("idempotency key belongs to another role"),
-			errdetail("The current user has not the privileges of the role that claimed the key."),
-			errhint("Use a scope of your own, or share keys through a common role named in \"%s\".", "idem.owner"));
+			errdetail("The current user does not have the privileges of the role that claimed the key."),
+			errhint("Use a scope of your own, share keys through a common role named in \"%s\", or SET ROLE to the owner.", "idem.owner"));
 }
 
 /* A key stands for one request: with another one it is a mistake of the caller */

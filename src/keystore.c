@@ -185,8 +185,7 @@ grant(const IdemClaim *claim, TimestampTz now, IdemRow *row)
 	{
 		row->token = idem_keyrow_next_token(row->token, now);
 		row->attempt++;
-		if (lease->max_attempts != 0)
-			row->max_attempts = lease->max_attempts;
+		row->max_attempts = Max(row->max_attempts, lease->max_attempts);
 	}
 }
 

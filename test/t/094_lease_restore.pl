@@ -174,7 +174,7 @@ $original->safe_psql(
 	SELECT idem_lease('parked', '1 min', worker => 'w 5', on_expiry => 'park');
 	SELECT idem_lease('parked, it did happen', '1 min', on_expiry => 'park');
 	SELECT idem_lease('exhausted', '1 min', max_attempts => 1);
-	SELECT idem_lease('claimed after a lease', '1 min');
+	SELECT idem_lease('claimed after a lease', '1 min', ttl => '1 h');
 	SELECT idem_lease('gone', '1 min', ttl => '1 min');
 	SET idem.clock_offset = -100;
 	SELECT idem_claim('claimed after a lease', ttl => '200 s');
