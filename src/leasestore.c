@@ -84,7 +84,7 @@ lock_found(IdemKeyTable *table)
 	return idem_keytable_lock(table, true) == TM_Ok && idem_keyrow_judge(table, 0) != IDEM_GONE;
 }
 
-/* The same for what changes a lease or relies on it: not finished, and locked */
+/* Find the lease for what changes it or relies on it: not finished, and locked */
 static void
 lock_lease(IdemKeyTable *table, const IdemKey *key, int64 token)
 {
@@ -116,20 +116,32 @@ set_lease(IdemKeyTable *table, TupleTableSlot *slot, int64 length)
 	return until;
 }
 
-/* Store the result, when the row is as it was found; false if it was changed meanwhile */
+static bool
+is_late(IdemKeyTable *table, TimestampTz now)
+{
+	return idem_keyrow_timestamp(table, IDEM_KEYS_LEASE_UNTIL) < now;
+}
+
+/*
+ * Store the result in the row found; false if it has to be looked up again.
+ * An update would wait for a fence, and then it would not be now any more; so
+ * where there may be one, lock first.
+ */
 static bool
 finish_found(IdemKeyTable *table, const IdemKey *key, Jsonb *result)
 {
-	bool late = idem_keyrow_timestamp(table, IDEM_KEYS_LEASE_UNTIL) < idem_keyrow_now();
-	TimestampTz now;
+	TimestampTz now = idem_keyrow_now();
+	bool lock = is_late(table, now) || idem_keyrow_is_locked(table);
 	TupleTableSlot *slot;
 
-	/* the update would wait for a fence, and then it would not be now any more */
-	if ((late || idem_keyrow_is_locked(table)) && !lock_found(table))
-		return false;
-	now = idem_keyrow_now();
+	if (lock)
+	{
+		if (!lock_found(table))
+			return false;
+		now = idem_keyrow_now();
+	}
 	slot = idem_keyrow_copy_finished(table, result, now);
-	if (!late)
+	if (!is_late(table, now))
 		return idem_keytable_update(table) == TM_Ok;
 	idem_keyrow_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(now + row_ttl(table)));
 	idem_keytable_update_indexed(table, key);
