@@ -83,6 +83,7 @@ AS 'MODULE_PATHNAME', 'idem_fence';
 COMMENT ON FUNCTION pg_catalog.idem_fence(text, bigint, text) IS
 	'check a fencing token and keep others from taking over until this transaction ends';
 
+/* A member since 0.1.0, so nothing is adopted; replaced, because DROP would take its grants along. */
 CREATE OR REPLACE VIEW idem.key_status AS
 SELECT k.key,
 	   k.scope,

@@ -207,7 +207,6 @@ extern TimestampTz idem_keyrow_timestamp(IdemKeyTable *table, AttrNumber attno);
 extern int idem_keyrow_int32(IdemKeyTable *table, AttrNumber attno);
 extern int64 idem_keyrow_token(IdemKeyTable *table);
 extern Oid idem_keyrow_owner(IdemKeyTable *table);
-extern bytea *idem_keyrow_request(IdemKeyTable *table);
 extern int64 idem_keyrow_age(IdemKeyTable *table, AttrNumber since);
 extern bool idem_keyrow_is(IdemKeyTable *table, const IdemKey *key);
 extern bool idem_keyrow_is_mine(IdemKeyTable *table);

@@ -86,8 +86,8 @@ idem_keyrow_token(IdemKeyTable *table)
 }
 
 /* SHA-256 of the request, or NULL */
-bytea *
-idem_keyrow_request(IdemKeyTable *table)
+static bytea *
+row_request(IdemKeyTable *table)
 {
 	bool isnull;
 	Datum value = get_column(table, IDEM_KEYS_REQUEST, &isnull);
@@ -314,7 +314,7 @@ idem_keyrow_check_owner(Oid owner)
 void
 idem_keyrow_check_request(IdemKeyTable *table, bytea *request)
 {
-	bytea *stored = idem_keyrow_request(table);
+	bytea *stored = row_request(table);
 
 	if (request == NULL || stored == NULL || varlena_equal(request, stored))
 		return;

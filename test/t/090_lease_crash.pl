@@ -20,10 +20,9 @@ use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use IdemTest;
 use List::Util qw(max shuffle);
-use POSIX qw(:sys_wait_h);
+use POSIX ();
 use PostgreSQL::Test::Utils;
 use Test::More;
-use Time::HiRes qw(usleep);
 
 my $node = new_node('lease_crash', conf => "restart_after_crash = on\n");
 
@@ -402,26 +401,16 @@ END
 
 my $kills = 0;
 my %ends;
-my $deadline = time + 2 * $PostgreSQL::Test::Utils::timeout_default;
+
+# One kill from outside per worker that ends, so that they are spread over the run.
+local $SIG{ALRM} = sub { die 'the workers do not come to an end' };
+alarm(2 * $PostgreSQL::Test::Utils::timeout_default);
 
 srand($seed);
 start_worker($_) foreach 1 .. $workers;
 while (%name_of)
 {
-	die 'the workers do not come to an end' if time > $deadline;
-	foreach my $pid (sort keys %name_of)
-	{
-		next if waitpid($pid, WNOHANG) == 0;
-
-		my $end = $?;
-		my $name = delete $name_of{$pid};
-
-		$ends{$end}++;
-		kill 'KILL', -$pid;    # its psql, if that is left
-		start_worker($name) if $end & 127 || $end >> 8 == 2;
-	}
-
-	if (%name_of && $kills < $max_kills)
+	if ($kills < $max_kills)
 	{
 		my @pids = sort keys %name_of;
 
@@ -438,8 +427,17 @@ while (%name_of)
 				 ORDER BY pid LIMIT 1});
 		}
 	}
-	usleep(20_000);
+
+	my $pid = waitpid(-1, 0);
+	my $end = $?;
+	my $name = delete $name_of{$pid};
+
+	next unless defined $name;
+	$ends{$end}++;
+	kill 'KILL', -$pid;    # its psql, if that is left
+	start_worker($name) if $end & 127 || $end >> 8 == 2;
 }
+alarm(0);
 note join ', ', map { "$ends{$_} workers ended with status $_" } sort keys %ends;
 note "$incarnation workers, $kills killed from outside";
 
