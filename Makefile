@@ -13,6 +13,10 @@ OBJS = \
 	src/idem.o \
 	src/guc.o \
 	src/args.o \
+	src/clock.o \
+	src/table.o \
+	src/row.o \
+	src/probe.o \
 	src/keytable.o \
 	src/keyrow.o \
 	src/keystore.o \

@@ -46,7 +46,7 @@ static const PrivilegeSet privilege_sets[] = {
 Datum
 idem_cleanup(PG_FUNCTION_ARGS)
 {
-	IdemKeyTable table;
+	IdemTable table;
 	int batch;
 	int removed;
 
@@ -68,7 +68,7 @@ idem_cleanup(PG_FUNCTION_ARGS)
 
 	idem_keytable_open(&table, RowExclusiveLock);
 	removed = idem_keystore_cleanup(&table, batch);
-	idem_keytable_close(&table);
+	idem_table_close(&table);
 	PG_RETURN_INT32(removed);
 }
 
@@ -188,7 +188,7 @@ Datum
 idem_clock(PG_FUNCTION_ARGS)
 {
 	idem_args_begin(fcinfo, 0, NULL);
-	PG_RETURN_TIMESTAMPTZ(idem_keyrow_now());
+	PG_RETURN_TIMESTAMPTZ(idem_clock_now());
 }
 
 /*

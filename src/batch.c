@@ -145,7 +145,7 @@ put_rows(ReturnSetInfo *rsinfo, const BatchItem *items, int n)
 static void
 claim_items(IdemClaim *claim, BatchItem *items, int n)
 {
-	IdemKeyTable table;
+	IdemTable table;
 	int ord = 0;
 	ErrorContextCallback context = {
 		.previous = error_context_stack, .callback = say_element, .arg = &ord};
@@ -160,7 +160,7 @@ claim_items(IdemClaim *claim, BatchItem *items, int n)
 		claim->request = items[i].request;
 		idem_keystore_claim(&table, claim, &items[i].row);
 	}
-	idem_keytable_close(&table);
+	idem_table_close(&table);
 	error_context_stack = context.previous;
 	qsort(items, n, sizeof(BatchItem), compare_ords);
 }
@@ -200,7 +200,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 Datum
 idem_finish_many(PG_FUNCTION_ARGS)
 {
-	IdemKeyTable table;
+	IdemTable table;
 	IdemKey key;
 	Datum *results;
 	bool *nulls;
@@ -228,6 +228,6 @@ idem_finish_many(PG_FUNCTION_ARGS)
 							 have_results && !nulls[i] ? idem_args_jsonb(results[i], "result") : NULL);
 	}
 	error_context_stack = context.previous;
-	idem_keytable_close(&table);
+	idem_table_close(&table);
 	PG_RETURN_VOID();
 }

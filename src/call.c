@@ -106,7 +106,7 @@ Datum
 idem_call(PG_FUNCTION_ARGS)
 {
 	static IdemRowDesc row_desc;
-	IdemKeyTable table;
+	IdemTable table;
 	IdemClaim claim;
 	IdemRow row;
 	bool replayed;
@@ -127,7 +127,7 @@ idem_call(PG_FUNCTION_ARGS)
 
 	idem_keytable_open(&table, RowExclusiveLock);
 	idem_keystore_claim(&table, &claim, &row);
-	idem_keytable_close(&table);
+	idem_table_close(&table);
 
 	replayed = row.status == IDEM_FINISHED;
 	if (row.status == IDEM_CLAIMED)
@@ -139,7 +139,7 @@ idem_call(PG_FUNCTION_ARGS)
 
 		idem_keytable_open(&table, RowExclusiveLock);
 		idem_keystore_finish(&table, &claim.key, row.result);
-		idem_keytable_close(&table);
+		idem_table_close(&table);
 		row.status = IDEM_FINISHED;
 	}
 

@@ -77,7 +77,7 @@ Datum
 idem_claim(PG_FUNCTION_ARGS)
 {
 	static IdemRowDesc row_desc;
-	IdemKeyTable table;
+	IdemTable table;
 	IdemClaim claim;
 	IdemRow row;
 	TupleDesc desc;
@@ -90,7 +90,7 @@ idem_claim(PG_FUNCTION_ARGS)
 
 	idem_keytable_open(&table, RowExclusiveLock);
 	idem_keystore_claim(&table, &claim, &row);
-	idem_keytable_close(&table);
+	idem_table_close(&table);
 
 	idem_claim_row_values(&row, values, nulls);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, values, nulls)));
@@ -99,7 +99,7 @@ idem_claim(PG_FUNCTION_ARGS)
 Datum
 idem_finish(PG_FUNCTION_ARGS)
 {
-	IdemKeyTable table;
+	IdemTable table;
 	IdemKey key;
 	Jsonb *result;
 	int64 token;
@@ -114,14 +114,14 @@ idem_finish(PG_FUNCTION_ARGS)
 		idem_keystore_finish(&table, &key, result);
 	else
 		idem_leasestore_finish(&table, &key, token, result);
-	idem_keytable_close(&table);
+	idem_table_close(&table);
 	PG_RETURN_VOID();
 }
 
 Datum
 idem_release(PG_FUNCTION_ARGS)
 {
-	IdemKeyTable table;
+	IdemTable table;
 	IdemKey key;
 	int64 token;
 
@@ -134,14 +134,14 @@ idem_release(PG_FUNCTION_ARGS)
 		idem_keystore_release(&table, &key);
 	else
 		idem_leasestore_release(&table, &key, token);
-	idem_keytable_close(&table);
+	idem_table_close(&table);
 	PG_RETURN_VOID();
 }
 
 Datum
 idem_forget(PG_FUNCTION_ARGS)
 {
-	IdemKeyTable table;
+	IdemTable table;
 	IdemKey key;
 	bool forgotten;
 
@@ -150,7 +150,7 @@ idem_forget(PG_FUNCTION_ARGS)
 
 	idem_keytable_open(&table, RowExclusiveLock);
 	forgotten = idem_keystore_forget(&table, &key);
-	idem_keytable_close(&table);
+	idem_table_close(&table);
 	PG_RETURN_BOOL(forgotten);
 }
 
@@ -189,7 +189,7 @@ Datum
 idem_get(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo;
-	IdemKeyTable table;
+	IdemTable table;
 	IdemKey key;
 	IdemRow row;
 
@@ -200,6 +200,6 @@ idem_get(PG_FUNCTION_ARGS)
 	idem_keytable_open(&table, AccessShareLock);
 	if (idem_keystore_get(&table, &key, &row))
 		put_get_row(rsinfo, &row);
-	idem_keytable_close(&table);
+	idem_table_close(&table);
 	return (Datum) 0;
 }

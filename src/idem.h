@@ -10,11 +10,13 @@
 #ifndef IDEM_H
 #define IDEM_H
 
+#include "access/skey.h"
 #include "access/tupdesc.h"
 #include "datatype/timestamp.h"
 #include "executor/tuptable.h"
 #include "fmgr.h"
 #include "nodes/execnodes.h"
+#include "nodes/lockoptions.h"
 #include "utils/jsonb.h"
 
 #include "compat.h"
@@ -146,17 +148,49 @@ typedef struct IdemRowDesc
 	TupleDesc desc;
 } IdemRowDesc;
 
-/* idem.keys, open; see keytable.c */
-typedef struct IdemKeyTable
+/* Sets of columns, as bits */
+#define IDEM_COLUMN(attno)		 (UINT64CONST(1) << (attno))
+#define IDEM_COLUMNS_FROM(attno) (~(IDEM_COLUMN(attno) - 1))
+
+/* A table of ours in the schema idem; what was found out about it stands last */
+typedef struct IdemTableDef
 {
+	const char *name;
+	const Oid *types; /* of the columns */
+	int natts;
+	int older_natts; /* number of columns in an older version that will do */
+	int short_natts; /* rows may end here, if all that follows is null */
+	uint64 nullable; /* columns that may be null */
+	AttrNumber pkey[2];
+	int npkey;
+	const char *pkey_hint; /* how to make it anew */
+
+	Oid relid; /* invalid: not looked up yet, or not there */
+	TupleDesc short_desc;
+	bool is_known;
+	struct IdemTableDef *next;
+} IdemTableDef;
+
+/* One of them, open; see table.c */
+typedef struct IdemTable
+{
+	IdemTableDef *def;
 	Relation heap;
-	Relation pkey;			 /* the arbiter */
+	Relation pkey;
 	TupleTableSlot *found;	 /* the row found last */
 	TupleTableSlot *written; /* the row to be written last */
 	Relation *indexes;		 /* those that take entries, opened with the first write */
 	struct IndexInfo **infos;
 	int nindexes;
-} IdemKeyTable;
+} IdemTable;
+
+/* How to find a row */
+typedef struct IdemLookup
+{
+	Relation index;
+	ScanKeyData keys[2];
+	int nkeys;
+} IdemLookup;
 
 /* guc.c */
 extern int idem_guc_ttl;
@@ -184,67 +218,93 @@ extern TupleDesc idem_args_row_desc(FunctionCallInfo fcinfo, const Oid *types, i
 extern ReturnSetInfo *idem_args_row_set(FunctionCallInfo fcinfo, const Oid *types, int natts);
 pg_noreturn extern void idem_args_version_mismatch(const char *found);
 
+/* clock.c */
+extern TimestampTz idem_clock_now(void);
+extern int64 idem_clock_next_token(int64 last, TimestampTz now);
+
+/* table.c */
+extern bool idem_table_exists(IdemTableDef *def);
+extern void idem_table_open(IdemTable *table, IdemTableDef *def, LOCKMODE lockmode);
+extern void idem_table_close(IdemTable *table);
+extern TupleTableSlot *idem_table_new_row(IdemTable *table, bool full);
+extern void idem_table_lock_hash(IdemTable *table, uint32 hash);
+extern void idem_table_unlock_hash(IdemTable *table, uint32 hash);
+extern void idem_table_open_indexes(IdemTable *table);
+extern Relation idem_table_open_index(IdemTable *table, const AttrNumber *columns, int ncolumns, const char *missing, const char *hint);
+extern bool idem_table_insert(IdemTable *table);
+extern TM_Result idem_table_lock(IdemTable *table, ItemPointerData tid, LockTupleMode mode, LockWaitPolicy policy);
+extern TM_Result idem_table_update(IdemTable *table);
+extern void idem_table_update_hashed(IdemTable *table, uint32 hash);
+extern TM_Result idem_table_delete(IdemTable *table, bool wait);
+extern int idem_table_cleanup(IdemTable *table, AttrNumber expires_at, bool (*is_gone)(IdemTable *), int batch);
+
+/* row.c */
+extern bool idem_row_isnull(IdemTable *table, AttrNumber attno);
+extern TimestampTz idem_row_timestamp(IdemTable *table, AttrNumber attno);
+extern int idem_row_int32(IdemTable *table, AttrNumber attno);
+extern int64 idem_row_int64(IdemTable *table, AttrNumber attno);
+extern bool idem_row_bool(IdemTable *table, AttrNumber attno);
+extern Oid idem_row_oid(IdemTable *table, AttrNumber attno);
+extern text *idem_row_text(IdemTable *table, AttrNumber attno);
+extern Jsonb *idem_row_jsonb(IdemTable *table, AttrNumber attno);
+extern NullableDatum idem_row_datum(IdemTable *table, AttrNumber attno);
+extern bool idem_row_varlena_equals(IdemTable *table, AttrNumber attno, struct varlena *value);
+extern int64 idem_row_age(IdemTable *table, AttrNumber since);
+extern bool idem_row_is_mine(IdemTable *table);
+extern bool idem_row_is_locked(IdemTable *table);
+extern bool idem_row_is_replaced_by_me(IdemTable *table);
+extern bool idem_row_is_later_version(IdemTable *table);
+extern bool idem_row_is_last_version(IdemTable *table);
+extern void idem_row_set(TupleTableSlot *slot, AttrNumber attno, Datum value);
+extern void idem_row_set_varlena(TupleTableSlot *slot, AttrNumber attno, const void *value);
+extern void idem_row_clear(TupleTableSlot *slot, AttrNumber attno);
+extern TupleTableSlot *idem_row_copy(IdemTable *table, bool full);
+
+/* probe.c */
+extern IndexScanDesc idem_probe_begin(IdemTable *table, IdemLookup *lookup, Snapshot snapshot);
+extern void idem_probe_classify(const SnapshotData *dirty, IdemProbe *probe);
+extern void idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbe *probe);
+extern void idem_probe_existing(IdemTable *table, IdemLookup *lookup, IdemProbe *probe);
+extern void idem_probe_wait(IdemTable *table, TransactionId xid);
+
 /* keytable.c */
-extern void idem_keytable_open(IdemKeyTable *table, LOCKMODE lockmode);
-extern void idem_keytable_close(IdemKeyTable *table);
-extern TupleTableSlot *idem_keytable_new_row(IdemKeyTable *table, bool with_lease);
-extern void idem_keytable_open_indexes(IdemKeyTable *table);
-extern void idem_keytable_lock_key(IdemKeyTable *table, const IdemKey *key);
-extern void idem_keytable_unlock_key(IdemKeyTable *table, const IdemKey *key);
-extern bool idem_keytable_insert(IdemKeyTable *table);
-extern TM_Result idem_keytable_lock(IdemKeyTable *table, bool wait);
-extern TM_Result idem_keytable_update(IdemKeyTable *table);
-extern void idem_keytable_update_indexed(IdemKeyTable *table, const IdemKey *key);
-extern TM_Result idem_keytable_delete(IdemKeyTable *table, bool wait);
-extern IndexScanDesc idem_keytable_scan_key(IdemKeyTable *table, const IdemKey *key, Snapshot snapshot);
-extern Relation idem_keytable_open_expiry_index(IdemKeyTable *table);
+extern void idem_keytable_open(IdemTable *table, LOCKMODE lockmode);
+extern void idem_keytable_lock_key(IdemTable *table, const IdemKey *key);
+extern void idem_keytable_unlock_key(IdemTable *table, const IdemKey *key);
+extern void idem_keytable_update_indexed(IdemTable *table, const IdemKey *key);
+extern IdemLookup idem_keytable_lookup(IdemTable *table, const IdemKey *key);
 
 /* keyrow.c */
-extern TimestampTz idem_keyrow_now(void);
-extern int64 idem_keyrow_next_token(int64 last, TimestampTz now);
-extern bool idem_keyrow_isnull(IdemKeyTable *table, AttrNumber attno);
-extern TimestampTz idem_keyrow_timestamp(IdemKeyTable *table, AttrNumber attno);
-extern int idem_keyrow_int32(IdemKeyTable *table, AttrNumber attno);
-extern int64 idem_keyrow_token(IdemKeyTable *table);
-extern Oid idem_keyrow_owner(IdemKeyTable *table);
-extern int64 idem_keyrow_age(IdemKeyTable *table, AttrNumber since);
-extern bool idem_keyrow_is(IdemKeyTable *table, const IdemKey *key);
-extern bool idem_keyrow_is_mine(IdemKeyTable *table);
-extern bool idem_keyrow_is_leased(IdemKeyTable *table);
-extern bool idem_keyrow_is_locked(IdemKeyTable *table);
-extern bool idem_keyrow_is_replaced_by_me(IdemKeyTable *table);
-extern bool idem_keyrow_has_worker(IdemKeyTable *table, text *worker);
-extern IdemStatus idem_keyrow_judge(IdemKeyTable *table, int max_attempts);
+extern bool idem_keyrow_is(IdemTable *table, const IdemKey *key);
+extern bool idem_keyrow_is_leased(IdemTable *table);
+extern bool idem_keyrow_has_worker(IdemTable *table, text *worker);
+extern IdemStatus idem_keyrow_judge(IdemTable *table, int max_attempts);
 extern const char *idem_keyrow_state_name(TransactionId xmin, bool finished, TimestampTz expires_at);
-extern void idem_keyrow_read(IdemKeyTable *table, IdemStatus status, IdemRow *row);
+extern void idem_keyrow_read(IdemTable *table, IdemStatus status, IdemRow *row);
 extern Oid idem_keyrow_current_owner(void);
 extern void idem_keyrow_check_owner(Oid owner);
-extern void idem_keyrow_check_request(IdemKeyTable *table, bytea *request);
-extern void idem_keyrow_check_serializable(IdemKeyTable *table);
-extern bool idem_keyrow_check_finished(IdemKeyTable *table, Jsonb *result);
-extern void idem_keyrow_reject_finished(IdemKeyTable *table, const char *hint);
-extern void idem_keyrow_set(TupleTableSlot *slot, AttrNumber attno, Datum value);
-extern void idem_keyrow_clear(TupleTableSlot *slot, AttrNumber attno);
-extern TupleTableSlot *idem_keyrow_copy(IdemKeyTable *table);
-extern TupleTableSlot *idem_keyrow_copy_finished(IdemKeyTable *table, Jsonb *result, TimestampTz now);
+extern void idem_keyrow_check_request(IdemTable *table, bytea *request);
+extern void idem_keyrow_check_serializable(IdemTable *table);
+extern bool idem_keyrow_check_finished(IdemTable *table, Jsonb *result);
+extern void idem_keyrow_reject_finished(IdemTable *table, const char *hint);
+extern TupleTableSlot *idem_keyrow_copy(IdemTable *table);
+extern TupleTableSlot *idem_keyrow_copy_finished(IdemTable *table, Jsonb *result, TimestampTz now);
 
 /* keystore.c */
-extern bool idem_keystore_find_last(IdemKeyTable *table, const IdemKey *key, IdemProbe *probe);
-extern void idem_keystore_probe_existing(IdemKeyTable *table, const IdemKey *key, IdemProbe *probe);
-extern void idem_keystore_wait(IdemKeyTable *table, const IdemProbe *probe);
-extern void idem_keystore_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row);
-extern void idem_keystore_finish(IdemKeyTable *table, const IdemKey *key, Jsonb *result);
-extern void idem_keystore_release(IdemKeyTable *table, const IdemKey *key);
-extern bool idem_keystore_forget(IdemKeyTable *table, const IdemKey *key);
-extern bool idem_keystore_get(IdemKeyTable *table, const IdemKey *key, IdemRow *row);
-extern int idem_keystore_cleanup(IdemKeyTable *table, int batch);
+extern bool idem_keystore_find_last(IdemTable *table, const IdemKey *key, IdemProbe *probe);
+extern void idem_keystore_claim(IdemTable *table, const IdemClaim *claim, IdemRow *row);
+extern void idem_keystore_finish(IdemTable *table, const IdemKey *key, Jsonb *result);
+extern void idem_keystore_release(IdemTable *table, const IdemKey *key);
+extern bool idem_keystore_forget(IdemTable *table, const IdemKey *key);
+extern bool idem_keystore_get(IdemTable *table, const IdemKey *key, IdemRow *row);
+extern int idem_keystore_cleanup(IdemTable *table, int batch);
 
 /* leasestore.c */
-extern void idem_leasestore_finish(IdemKeyTable *table, const IdemKey *key, int64 token, Jsonb *result);
-extern void idem_leasestore_release(IdemKeyTable *table, const IdemKey *key, int64 token);
-extern TimestampTz idem_leasestore_renew(IdemKeyTable *table, const IdemKey *key, int64 token, int64 length);
-extern TimestampTz idem_leasestore_checkpoint(IdemKeyTable *table, const IdemKey *key, int64 token, Jsonb *data);
-extern void idem_leasestore_fence(IdemKeyTable *table, const IdemKey *key, int64 token);
+extern void idem_leasestore_finish(IdemTable *table, const IdemKey *key, int64 token, Jsonb *result);
+extern void idem_leasestore_release(IdemTable *table, const IdemKey *key, int64 token);
+extern TimestampTz idem_leasestore_renew(IdemTable *table, const IdemKey *key, int64 token, int64 length);
+extern TimestampTz idem_leasestore_checkpoint(IdemTable *table, const IdemKey *key, int64 token, Jsonb *data);
+extern void idem_leasestore_fence(IdemTable *table, const IdemKey *key, int64 token);
 
 /* claim.c */
 extern const char *idem_claim_status_name(IdemStatus status);

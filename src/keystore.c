@@ -22,10 +22,9 @@
  * Nobody waits for a finished key or a live lease: the answer is there.
  * Cleanup waits for nobody.
  *
- * Rows are looked up with a dirty snapshot, which also shows what is not
- * committed.  It may miss a row that is being updated right now.  A claim then
- * tries to insert and is told better by the unique index; who needs the row
- * that is there uses idem_keystore_probe_existing().
+ * Rows are looked up with a dirty snapshot (probe.c), which may miss a row that
+ * is being updated right now.  A claim then tries to insert and is told better
+ * by the unique index.
  */
 #include "postgres.h"
 
@@ -46,68 +45,6 @@ static ItemPointerData last_claim;
 
 /* Was the last key that this backend wanted to claim a new one? */
 static bool last_was_new = true;
-
-static void
-classify_row(const SnapshotData *dirty, IdemProbe *probe)
-{
-	if (TransactionIdIsValid(dirty->xmin))
-	{
-		probe->found = IDEM_FOUND_OPEN;
-		probe->xwait = dirty->xmin;
-	}
-	else
-	{
-		probe->found = IDEM_FOUND_ROW;
-		probe->xwait = dirty->xmax;
-	}
-}
-
-/*
- * Look at a key.  An open row is not the last word: beside it may be the
- * committed one that its transaction has removed.
- */
-static void
-probe_key(IdemKeyTable *table, const IdemKey *key, IdemProbe *probe)
-{
-	SnapshotData dirty;
-	IndexScanDesc scan;
-
-	InitDirtySnapshot(dirty);
-	memset(probe, 0, sizeof(*probe));
-	scan = idem_keytable_scan_key(table, key, &dirty);
-	while (probe->found != IDEM_FOUND_ROW &&
-		   index_getnext_slot(scan, ForwardScanDirection, table->found))
-		classify_row(&dirty, probe);
-	index_endscan(scan);
-}
-
-/* Does a snapshot taken now show a row of this key? */
-static bool
-has_committed_row(IdemKeyTable *table, const IdemKey *key)
-{
-	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-	IndexScanDesc scan = idem_keytable_scan_key(table, key, snapshot);
-	bool found = index_getnext_slot(scan, ForwardScanDirection, table->found) &&
-		!idem_keyrow_is_replaced_by_me(table);
-
-	index_endscan(scan);
-	UnregisterSnapshot(snapshot);
-	return found;
-}
-
-/*
- * Look at a key that is thought to exist: what was missed because it was just
- * being updated is looked for again.
- */
-void
-idem_keystore_probe_existing(IdemKeyTable *table, const IdemKey *key, IdemProbe *probe)
-{
-	do
-	{
-		CHECK_FOR_INTERRUPTS();
-		probe_key(table, key, probe);
-	} while (probe->found != IDEM_FOUND_ROW && has_committed_row(table, key));
-}
 
 /* Let a moment of a bounded wait pass; false if there is none left */
 static bool
@@ -135,31 +72,21 @@ pause_until(TimestampTz until)
  * caller the transaction.  So a bounded wait asks again and again.
  */
 static bool
-wait_for_other(IdemKeyTable *table, const IdemProbe *probe, const IdemWait *wait)
+wait_for_other(IdemTable *table, const IdemProbe *probe, const IdemWait *wait)
 {
-	/* VACUUM shall not wait for the page as long as we do */
-	ExecClearTuple(table->found);
-
 	if (wait->forever)
 	{
-		XactLockTableWait(probe->xwait, NULL, NULL, XLTW_None);
+		idem_probe_wait(table, probe->xwait);
 		return true;
 	}
+	/* VACUUM shall not wait for the page as long as we do */
+	ExecClearTuple(table->found);
 	while (!idem_compat_xact_has_ended(probe->xwait))
 	{
 		if (!pause_until(wait->until))
 			return false;
 	}
 	return true;
-}
-
-/* The same for who waits as long as lock_timeout allows */
-void
-idem_keystore_wait(IdemKeyTable *table, const IdemProbe *probe)
-{
-	static const IdemWait forever = {.forever = true};
-
-	(void) wait_for_other(table, probe, &forever);
 }
 
 /* What a claim makes of a key that is absent, or past its ttl */
@@ -183,7 +110,7 @@ grant(const IdemClaim *claim, TimestampTz now, IdemRow *row)
 	row->expires_at = (lease ? row->lease_until : now) + claim->ttl;
 	if (lease != NULL)
 	{
-		row->token = idem_keyrow_next_token(row->token, now);
+		row->token = idem_clock_next_token(row->token, now);
 		row->attempt++;
 		row->max_attempts = Max(row->max_attempts, lease->max_attempts);
 	}
@@ -192,16 +119,16 @@ grant(const IdemClaim *claim, TimestampTz now, IdemRow *row)
 static void
 fill_lease(TupleTableSlot *slot, const IdemLease *lease, TimestampTz now, const IdemRow *row)
 {
-	idem_keyrow_set(slot, IDEM_KEYS_LEASED_AT, TimestampTzGetDatum(now));
-	idem_keyrow_set(slot, IDEM_KEYS_LEASE_UNTIL, TimestampTzGetDatum(row->lease_until));
-	idem_keyrow_set(slot, IDEM_KEYS_ATTEMPT, Int32GetDatum(row->attempt));
+	idem_row_set(slot, IDEM_KEYS_LEASED_AT, TimestampTzGetDatum(now));
+	idem_row_set(slot, IDEM_KEYS_LEASE_UNTIL, TimestampTzGetDatum(row->lease_until));
+	idem_row_set(slot, IDEM_KEYS_ATTEMPT, Int32GetDatum(row->attempt));
 	if (row->max_attempts != 0)
-		idem_keyrow_set(slot, IDEM_KEYS_MAX_ATTEMPTS, Int32GetDatum(row->max_attempts));
-	idem_keyrow_set(slot, IDEM_KEYS_PARK, BoolGetDatum(lease->park));
+		idem_row_set(slot, IDEM_KEYS_MAX_ATTEMPTS, Int32GetDatum(row->max_attempts));
+	idem_row_set(slot, IDEM_KEYS_PARK, BoolGetDatum(lease->park));
 	if (lease->worker != NULL)
-		idem_keyrow_set(slot, IDEM_KEYS_WORKER, PointerGetDatum(lease->worker));
+		idem_row_set(slot, IDEM_KEYS_WORKER, PointerGetDatum(lease->worker));
 	else
-		idem_keyrow_clear(slot, IDEM_KEYS_WORKER);
+		idem_row_clear(slot, IDEM_KEYS_WORKER);
 }
 
 /*
@@ -212,32 +139,32 @@ fill_lease(TupleTableSlot *slot, const IdemLease *lease, TimestampTz now, const 
 static void
 fill_claim(TupleTableSlot *slot, const IdemClaim *claim, TimestampTz now, const IdemRow *row)
 {
-	idem_keyrow_set(slot, IDEM_KEYS_CREATED_AT, TimestampTzGetDatum(row->created_at));
-	idem_keyrow_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(row->expires_at));
-	idem_keyrow_set(slot, IDEM_KEYS_OWNER, ObjectIdGetDatum(row->owner));
-	idem_keyrow_set(slot, IDEM_KEYS_KEY, PointerGetDatum(claim->key.key));
-	idem_keyrow_set(slot, IDEM_KEYS_SCOPE, PointerGetDatum(claim->key.scope));
+	idem_row_set(slot, IDEM_KEYS_CREATED_AT, TimestampTzGetDatum(row->created_at));
+	idem_row_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(row->expires_at));
+	idem_row_set(slot, IDEM_KEYS_OWNER, ObjectIdGetDatum(row->owner));
+	idem_row_set(slot, IDEM_KEYS_KEY, PointerGetDatum(claim->key.key));
+	idem_row_set(slot, IDEM_KEYS_SCOPE, PointerGetDatum(claim->key.scope));
 	if (claim->request != NULL)
-		idem_keyrow_set(slot, IDEM_KEYS_REQUEST, PointerGetDatum(claim->request));
+		idem_row_set(slot, IDEM_KEYS_REQUEST, PointerGetDatum(claim->request));
 	if (row->token == 0)
 		return;
-	idem_keyrow_set(slot, IDEM_KEYS_TOKEN, Int64GetDatum(row->token));
+	idem_row_set(slot, IDEM_KEYS_TOKEN, Int64GetDatum(row->token));
 	if (claim->lease != NULL)
 		fill_lease(slot, claim->lease, now, row);
 	else
-		idem_keyrow_clear(slot, IDEM_KEYS_LEASE_UNTIL);
+		idem_row_clear(slot, IDEM_KEYS_LEASE_UNTIL);
 }
 
 /* Claim a key that is absent; false if it has just appeared */
 static bool
-insert_claim(IdemKeyTable *table, const IdemClaim *claim, Oid owner, IdemRow *row)
+insert_claim(IdemTable *table, const IdemClaim *claim, Oid owner, IdemRow *row)
 {
-	TimestampTz now = idem_keyrow_now();
+	TimestampTz now = idem_clock_now();
 
 	begin_life(0, owner, now, row);
 	grant(claim, now, row);
-	fill_claim(idem_keytable_new_row(table, row->token != 0), claim, now, row);
-	return idem_keytable_insert(table);
+	fill_claim(idem_table_new_row(table, row->token != 0), claim, now, row);
+	return idem_table_insert(table);
 }
 
 static int
@@ -252,7 +179,7 @@ attempts_allowed(const IdemClaim *claim)
  * the wait is over, and whether the key is to be had is judged once more.
  */
 static TM_Result
-take_over(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
+take_over(IdemTable *table, const IdemClaim *claim, IdemRow *row)
 {
 	TupleTableSlot *slot;
 	TM_Result result;
@@ -261,14 +188,15 @@ take_over(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 	TimestampTz expires_at;
 
 	idem_keyrow_check_serializable(table);
-	result = idem_keytable_lock(table, claim->wait.forever);
+	result = idem_table_lock(table, table->found->tts_tid, LockTupleNoKeyExclusive,
+							 claim->wait.forever ? LockWaitBlock : LockWaitSkip);
 	if (result != TM_Ok)
 		return result;
 	state = idem_keyrow_judge(table, attempts_allowed(claim));
 	if (state != IDEM_GONE && state != IDEM_EXPIRED)
 		return TM_Updated;
 
-	now = idem_keyrow_now();
+	now = idem_clock_now();
 	idem_keyrow_read(table, state, row);
 	expires_at = row->expires_at;
 	if (state == IDEM_GONE)
@@ -277,7 +205,7 @@ take_over(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 	/* a plain claim may be released, and then the lease has not lost of its time */
 	if (state == IDEM_EXPIRED && claim->lease == NULL)
 		row->expires_at = Max(row->expires_at, expires_at);
-	slot = state == IDEM_GONE ? idem_keytable_new_row(table, row->token != 0) : idem_keyrow_copy(table);
+	slot = state == IDEM_GONE ? idem_table_new_row(table, row->token != 0) : idem_keyrow_copy(table);
 	fill_claim(slot, claim, now, row);
 	idem_keytable_update_indexed(table, &claim->key);
 	return TM_Ok;
@@ -285,7 +213,7 @@ take_over(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 
 /* What to tell a claimer about a row that it cannot have */
 static IdemStatus
-answer_status(IdemKeyTable *table, const IdemClaim *claim, IdemStatus state)
+answer_status(IdemTable *table, const IdemClaim *claim, IdemStatus state)
 {
 	if (state == IDEM_LIVE)
 		return claim->lease && idem_keyrow_has_worker(table, claim->lease->worker) ?
@@ -301,13 +229,13 @@ answer_status(IdemKeyTable *table, const IdemClaim *claim, IdemStatus state)
  * False: the key is to be had.
  */
 static bool
-answer(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
+answer(IdemTable *table, const IdemClaim *claim, IdemRow *row)
 {
 	IdemStatus state = idem_keyrow_judge(table, attempts_allowed(claim));
 
 	if (state == IDEM_GONE)
 		return false;
-	idem_keyrow_check_owner(idem_keyrow_owner(table));
+	idem_keyrow_check_owner(idem_row_oid(table, IDEM_KEYS_OWNER));
 	idem_keyrow_check_request(table, claim->request);
 	if (state == IDEM_EXPIRED)
 		return false;
@@ -321,22 +249,23 @@ answer(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
  * under which it is looked at; so if it is thought to be new, lock first.
  */
 static bool
-probe_or_insert(IdemKeyTable *table, const IdemClaim *claim, IdemProbe *probe, IdemRow *row)
+probe_or_insert(IdemTable *table, const IdemClaim *claim, IdemProbe *probe, IdemRow *row)
 {
+	IdemLookup lookup = idem_keytable_lookup(table, &claim->key);
 	bool inserted;
 	Oid owner;
 
 	if (!last_was_new)
 	{
-		probe_key(table, &claim->key, probe);
+		idem_probe(table, &lookup, probe);
 		if (probe->found != IDEM_FOUND_NONE)
 			return false;
 	}
 	owner = idem_keyrow_current_owner();
-	idem_keytable_open_indexes(table);
+	idem_table_open_indexes(table);
 
 	idem_keytable_lock_key(table, &claim->key);
-	probe_key(table, &claim->key, probe);
+	idem_probe(table, &lookup, probe);
 	last_was_new = probe->found == IDEM_FOUND_NONE;
 	inserted = last_was_new && insert_claim(table, claim, owner, row);
 	idem_keytable_unlock_key(table, &claim->key);
@@ -348,7 +277,7 @@ probe_or_insert(IdemKeyTable *table, const IdemClaim *claim, IdemProbe *probe, I
  * looks at the key and either answers or waits for what is in the way.
  */
 void
-idem_keystore_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
+idem_keystore_claim(IdemTable *table, const IdemClaim *claim, IdemRow *row)
 {
 	for (;;)
 	{
@@ -388,7 +317,7 @@ idem_keystore_claim(IdemKeyTable *table, const IdemClaim *claim, IdemRow *row)
 
 /* Says what was found instead of a key held by this transaction */
 pg_noreturn static void
-not_held(IdemKeyTable *table, const IdemProbe *probe)
+not_held(IdemTable *table, const IdemProbe *probe)
 {
 	bool exists = probe->found == IDEM_FOUND_ROW && idem_keyrow_judge(table, 0) != IDEM_GONE;
 
@@ -397,15 +326,15 @@ not_held(IdemKeyTable *table, const IdemProbe *probe)
 				errcode(ERRCODE_IDEM_NOT_HELD),
 				errmsg("idempotency key is not held by this transaction"),
 				errdetail("The key was leased " INT64_FORMAT " s ago, as attempt %d.",
-						  idem_keyrow_age(table, IDEM_KEYS_LEASED_AT),
-						  idem_keyrow_int32(table, IDEM_KEYS_ATTEMPT)),
+						  idem_row_age(table, IDEM_KEYS_LEASED_AT),
+						  idem_row_int32(table, IDEM_KEYS_ATTEMPT)),
 				errhint("Pass the token that idem_lease() has returned."));
 	if (exists)
 		ereport(ERROR,
 				errcode(ERRCODE_IDEM_NOT_HELD),
 				errmsg("idempotency key is not held by this transaction"),
 				errdetail("The key was claimed " INT64_FORMAT " s ago by a transaction that has committed.",
-						  idem_keyrow_age(table, IDEM_KEYS_CREATED_AT)),
+						  idem_row_age(table, IDEM_KEYS_CREATED_AT)),
 				errhint("Begin a transaction before idem_claim(): in autocommit mode the claim commits at once. An operator can remove the key with idem_forget()."));
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_NOT_HELD),
@@ -421,7 +350,7 @@ not_held(IdemKeyTable *table, const IdemProbe *probe)
  * the row is the one, and what it means, is read off the row.
  */
 bool
-idem_keystore_find_last(IdemKeyTable *table, const IdemKey *key, IdemProbe *probe)
+idem_keystore_find_last(IdemTable *table, const IdemKey *key, IdemProbe *probe)
 {
 	SnapshotData dirty;
 
@@ -431,32 +360,33 @@ idem_keystore_find_last(IdemKeyTable *table, const IdemKey *key, IdemProbe *prob
 		ItemPointerGetBlockNumber(&last_claim) < RelationGetNumberOfBlocks(table->heap) &&
 		table_tuple_fetch_row_version(table->heap, &last_claim, &dirty, table->found) &&
 		idem_keyrow_is(table, key))
-		classify_row(&dirty, probe);
+		idem_probe_classify(&dirty, probe);
 	if (probe->found != IDEM_FOUND_ROW)
 		ItemPointerSetInvalid(&last_claim); /* do not guess again for each key of a batch */
 	return probe->found == IDEM_FOUND_ROW;
 }
 
 static bool
-is_held(IdemKeyTable *table)
+is_held(IdemTable *table)
 {
-	return !idem_keyrow_is_leased(table) && idem_keyrow_is_mine(table);
+	return !idem_keyrow_is_leased(table) && idem_row_is_mine(table);
 }
 
 /* Find a key that this transaction holds */
 static void
-find_held_key(IdemKeyTable *table, const IdemKey *key)
+find_held_key(IdemTable *table, const IdemKey *key)
 {
+	IdemLookup lookup = idem_keytable_lookup(table, key);
 	IdemProbe probe;
 
 	if (idem_keystore_find_last(table, key, &probe) && is_held(table))
 	{
-		idem_keyrow_check_owner(idem_keyrow_owner(table));
+		idem_keyrow_check_owner(idem_row_oid(table, IDEM_KEYS_OWNER));
 		return;
 	}
-	probe_key(table, key, &probe);
+	idem_probe(table, &lookup, &probe);
 	if (probe.found == IDEM_FOUND_ROW && idem_keyrow_judge(table, 0) != IDEM_GONE)
-		idem_keyrow_check_owner(idem_keyrow_owner(table));
+		idem_keyrow_check_owner(idem_row_oid(table, IDEM_KEYS_OWNER));
 	if (probe.found != IDEM_FOUND_ROW || !is_held(table))
 		not_held(table, &probe);
 }
@@ -466,13 +396,13 @@ find_held_key(IdemKeyTable *table, const IdemKey *key)
  * the page has room.
  */
 void
-idem_keystore_finish(IdemKeyTable *table, const IdemKey *key, Jsonb *result)
+idem_keystore_finish(IdemTable *table, const IdemKey *key, Jsonb *result)
 {
 	find_held_key(table, key);
 	if (idem_keyrow_check_finished(table, result))
 		return;
-	(void) idem_keyrow_copy_finished(table, result, idem_keyrow_now());
-	if (idem_keytable_update(table) != TM_Ok)
+	(void) idem_keyrow_copy_finished(table, result, idem_clock_now());
+	if (idem_table_update(table) != TM_Ok)
 		elog(ERROR, "a key held by this transaction was changed by another one");
 }
 
@@ -481,18 +411,18 @@ idem_keystore_finish(IdemKeyTable *table, const IdemKey *key, Jsonb *result)
  * from a lease, the key is left as that was: run out.
  */
 void
-idem_keystore_release(IdemKeyTable *table, const IdemKey *key)
+idem_keystore_release(IdemTable *table, const IdemKey *key)
 {
 	TM_Result result;
 
 	find_held_key(table, key);
 	idem_keyrow_reject_finished(table, "Roll back to undo the work together with its key.");
-	if (idem_keyrow_isnull(table, IDEM_KEYS_LEASED_AT))
-		result = idem_keytable_delete(table, true);
+	if (idem_row_isnull(table, IDEM_KEYS_LEASED_AT))
+		result = idem_table_delete(table, true);
 	else
 	{
-		idem_keyrow_set(idem_keyrow_copy(table), IDEM_KEYS_LEASE_UNTIL, TimestampTzGetDatum(idem_keyrow_now()));
-		result = idem_keytable_update(table);
+		idem_row_set(idem_keyrow_copy(table), IDEM_KEYS_LEASE_UNTIL, TimestampTzGetDatum(idem_clock_now()));
+		result = idem_table_update(table);
 	}
 	if (result != TM_Ok)
 		elog(ERROR, "a key held by this transaction was changed by another one");
@@ -503,21 +433,23 @@ idem_keystore_release(IdemKeyTable *table, const IdemKey *key)
  * Waits for a transaction that has claimed or is changing it.
  */
 bool
-idem_keystore_forget(IdemKeyTable *table, const IdemKey *key)
+idem_keystore_forget(IdemTable *table, const IdemKey *key)
 {
+	IdemLookup lookup = idem_keytable_lookup(table, key);
+
 	for (;;)
 	{
 		IdemProbe probe;
 
-		idem_keystore_probe_existing(table, key, &probe);
+		idem_probe_existing(table, &lookup, &probe);
 		if (TransactionIdIsValid(probe.xwait))
-			idem_keystore_wait(table, &probe);
+			idem_probe_wait(table, probe.xwait);
 		else if (probe.found == IDEM_FOUND_NONE || idem_keyrow_judge(table, 0) == IDEM_GONE)
 			return false;
 		else
 		{
 			idem_keyrow_check_serializable(table);
-			if (idem_keytable_delete(table, true) == TM_Ok)
+			if (idem_table_delete(table, true) == TM_Ok)
 				return true;
 		}
 	}
@@ -529,9 +461,10 @@ idem_keystore_forget(IdemKeyTable *table, const IdemKey *key)
  * snapshot, and the one of this transaction, which counts.
  */
 bool
-idem_keystore_get(IdemKeyTable *table, const IdemKey *key, IdemRow *row)
+idem_keystore_get(IdemTable *table, const IdemKey *key, IdemRow *row)
 {
-	IndexScanDesc scan = idem_keytable_scan_key(table, key, GetActiveSnapshot());
+	IdemLookup lookup = idem_keytable_lookup(table, key);
+	IndexScanDesc scan = idem_probe_begin(table, &lookup, GetActiveSnapshot());
 	bool found = false;
 	bool mine = false;
 
@@ -539,7 +472,7 @@ idem_keystore_get(IdemKeyTable *table, const IdemKey *key, IdemRow *row)
 	{
 		IdemStatus state = idem_keyrow_judge(table, 0);
 
-		mine = idem_keyrow_is_mine(table);
+		mine = idem_row_is_mine(table);
 		if (state == IDEM_GONE)
 			continue;
 		found = true;
@@ -551,31 +484,15 @@ idem_keystore_get(IdemKeyTable *table, const IdemKey *key, IdemRow *row)
 	return found;
 }
 
-/*
- * Remove keys past their ttl, oldest first, at most batch of them.  A row that
- * somebody else has locked, replaced or removed is left alone, and so is one
- * that this transaction holds or that is parked.
- */
-int
-idem_keystore_cleanup(IdemKeyTable *table, int batch)
+static bool
+is_gone(IdemTable *table)
 {
-	Relation index = idem_keytable_open_expiry_index(table);
-	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-	IndexScanDesc scan = idem_compat_index_beginscan(table->heap, index, snapshot, 1);
-	ScanKeyData skey;
-	int removed = 0;
+	return idem_keyrow_judge(table, 0) == IDEM_GONE;
+}
 
-	ScanKeyInit(&skey, 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
-				TimestampTzGetDatum(idem_keyrow_now()));
-	index_rescan(scan, &skey, 1, NULL, 0);
-	while (removed < batch && index_getnext_slot(scan, ForwardScanDirection, table->found))
-	{
-		CHECK_FOR_INTERRUPTS();
-		if (idem_keyrow_judge(table, 0) == IDEM_GONE && idem_keytable_delete(table, false) == TM_Ok)
-			removed++;
-	}
-	index_endscan(scan);
-	UnregisterSnapshot(snapshot);
-	index_close(index, NoLock);
-	return removed;
+/* Remove keys past their ttl, but none that this transaction holds or that is parked */
+int
+idem_keystore_cleanup(IdemTable *table, int batch)
+{
+	return idem_table_cleanup(table, IDEM_KEYS_EXPIRES_AT, is_gone, batch);
 }

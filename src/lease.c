@@ -108,7 +108,7 @@ Datum
 idem_lease(PG_FUNCTION_ARGS)
 {
 	static IdemRowDesc row_desc;
-	IdemKeyTable table;
+	IdemTable table;
 	IdemLease lease;
 	IdemClaim claim;
 	IdemRow row;
@@ -128,7 +128,7 @@ idem_lease(PG_FUNCTION_ARGS)
 
 	idem_keytable_open(&table, RowExclusiveLock);
 	idem_keystore_claim(&table, &claim, &row);
-	idem_keytable_close(&table);
+	idem_table_close(&table);
 
 	if (row.status == IDEM_CLAIMED && IsTransactionBlock())
 		ereport(NOTICE,
@@ -141,7 +141,7 @@ idem_lease(PG_FUNCTION_ARGS)
 Datum
 idem_renew(PG_FUNCTION_ARGS)
 {
-	IdemKeyTable table;
+	IdemTable table;
 	IdemKey key;
 	int64 token;
 	int64 length;
@@ -154,14 +154,14 @@ idem_renew(PG_FUNCTION_ARGS)
 
 	idem_keytable_open(&table, RowExclusiveLock);
 	until = idem_leasestore_renew(&table, &key, token, length);
-	idem_keytable_close(&table);
+	idem_table_close(&table);
 	PG_RETURN_TIMESTAMPTZ(until);
 }
 
 Datum
 idem_checkpoint(PG_FUNCTION_ARGS)
 {
-	IdemKeyTable table;
+	IdemTable table;
 	IdemKey key;
 	int64 token;
 	Jsonb *data;
@@ -180,14 +180,14 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 
 	idem_keytable_open(&table, RowExclusiveLock);
 	until = idem_leasestore_checkpoint(&table, &key, token, data);
-	idem_keytable_close(&table);
+	idem_table_close(&table);
 	PG_RETURN_TIMESTAMPTZ(until);
 }
 
 Datum
 idem_fence(PG_FUNCTION_ARGS)
 {
-	IdemKeyTable table;
+	IdemTable table;
 	IdemKey key;
 	int64 token;
 
@@ -197,6 +197,6 @@ idem_fence(PG_FUNCTION_ARGS)
 
 	idem_keytable_open(&table, RowExclusiveLock);
 	idem_leasestore_fence(&table, &key, token);
-	idem_keytable_close(&table);
+	idem_table_close(&table);
 	PG_RETURN_VOID();
 }

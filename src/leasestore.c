@@ -22,7 +22,7 @@
 
 /* Says what was found instead of a lease under this token */
 pg_noreturn static void
-stale_token(IdemKeyTable *table, bool exists)
+stale_token(IdemTable *table, bool exists)
 {
 	if (!exists)
 		ereport(ERROR,
@@ -40,21 +40,22 @@ stale_token(IdemKeyTable *table, bool exists)
 			errcode(ERRCODE_IDEM_STALE_TOKEN),
 			errmsg("stale fencing token"),
 			errdetail("The key has another token since " INT64_FORMAT " s, at attempt %d.",
-					  idem_keyrow_age(table, IDEM_KEYS_LEASED_AT),
-					  idem_keyrow_int32(table, IDEM_KEYS_ATTEMPT)),
+					  idem_row_age(table, IDEM_KEYS_LEASED_AT),
+					  idem_row_int32(table, IDEM_KEYS_ATTEMPT)),
 			errhint("Stop this work, and roll back what belongs to it: somebody took over, or the lease was given up."));
 }
 
 static bool
-has_token(IdemKeyTable *table, int64 token)
+has_token(IdemTable *table, int64 token)
 {
-	return idem_keyrow_is_leased(table) && idem_keyrow_token(table) == token;
+	return idem_keyrow_is_leased(table) && idem_row_int64(table, IDEM_KEYS_TOKEN) == token;
 }
 
 /* Find the row that is leased under this token, when nobody is changing it */
 static void
-find_lease(IdemKeyTable *table, const IdemKey *key, int64 token)
+find_lease(IdemTable *table, const IdemKey *key, int64 token)
 {
+	IdemLookup lookup = idem_keytable_lookup(table, key);
 	IdemProbe probe;
 	bool guessed = idem_keystore_find_last(table, key, &probe) && has_token(table, token);
 
@@ -63,30 +64,30 @@ find_lease(IdemKeyTable *table, const IdemKey *key, int64 token)
 		bool exists;
 
 		if (!guessed)
-			idem_keystore_probe_existing(table, key, &probe);
+			idem_probe_existing(table, &lookup, &probe);
 		guessed = false;
 		exists = probe.found == IDEM_FOUND_ROW && idem_keyrow_judge(table, 0) != IDEM_GONE;
 		if (exists)
-			idem_keyrow_check_owner(idem_keyrow_owner(table));
+			idem_keyrow_check_owner(idem_row_oid(table, IDEM_KEYS_OWNER));
 		if (!exists || !has_token(table, token))
 			stale_token(table, exists);
 		if (!TransactionIdIsValid(probe.xwait))
 			break;
-		idem_keystore_wait(table, &probe);
+		idem_probe_wait(table, probe.xwait);
 	}
 	idem_keyrow_check_serializable(table);
 }
 
 /* Lock the row found; false if it was changed meanwhile, or the wait took too long */
 static bool
-lock_found(IdemKeyTable *table)
+lock_found(IdemTable *table)
 {
-	return idem_keytable_lock(table, true) == TM_Ok && idem_keyrow_judge(table, 0) != IDEM_GONE;
+	return idem_table_lock(table, table->found->tts_tid, LockTupleNoKeyExclusive, LockWaitBlock) == TM_Ok && idem_keyrow_judge(table, 0) != IDEM_GONE;
 }
 
 /* Find the lease for what changes it or relies on it: not finished, and locked */
 static void
-lock_lease(IdemKeyTable *table, const IdemKey *key, int64 token)
+lock_lease(IdemTable *table, const IdemKey *key, int64 token)
 {
 	do
 	{
@@ -97,29 +98,29 @@ lock_lease(IdemKeyTable *table, const IdemKey *key, int64 token)
 
 /* How long the key is kept after its lease has run out, or after a late finish */
 static int64
-row_ttl(IdemKeyTable *table)
+row_ttl(IdemTable *table)
 {
-	return idem_keyrow_timestamp(table, IDEM_KEYS_EXPIRES_AT) -
-		idem_keyrow_timestamp(table, IDEM_KEYS_LEASE_UNTIL);
+	return idem_row_timestamp(table, IDEM_KEYS_EXPIRES_AT) -
+		idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL);
 }
 
 /* Let the lease run from now on; returns its end */
 static TimestampTz
-set_lease(IdemKeyTable *table, TupleTableSlot *slot, int64 length)
+set_lease(IdemTable *table, TupleTableSlot *slot, int64 length)
 {
-	TimestampTz now = idem_keyrow_now();
+	TimestampTz now = idem_clock_now();
 	TimestampTz until = now + length;
 
-	idem_keyrow_set(slot, IDEM_KEYS_LEASED_AT, TimestampTzGetDatum(now));
-	idem_keyrow_set(slot, IDEM_KEYS_LEASE_UNTIL, TimestampTzGetDatum(until));
-	idem_keyrow_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(until + row_ttl(table)));
+	idem_row_set(slot, IDEM_KEYS_LEASED_AT, TimestampTzGetDatum(now));
+	idem_row_set(slot, IDEM_KEYS_LEASE_UNTIL, TimestampTzGetDatum(until));
+	idem_row_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(until + row_ttl(table)));
 	return until;
 }
 
 static bool
-is_late(IdemKeyTable *table, TimestampTz now)
+is_late(IdemTable *table, TimestampTz now)
 {
-	return idem_keyrow_timestamp(table, IDEM_KEYS_LEASE_UNTIL) < now;
+	return idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL) < now;
 }
 
 /*
@@ -128,22 +129,22 @@ is_late(IdemKeyTable *table, TimestampTz now)
  * where there may be one, lock first.
  */
 static bool
-finish_found(IdemKeyTable *table, const IdemKey *key, Jsonb *result)
+finish_found(IdemTable *table, const IdemKey *key, Jsonb *result)
 {
-	TimestampTz now = idem_keyrow_now();
-	bool lock = is_late(table, now) || idem_keyrow_is_locked(table);
+	TimestampTz now = idem_clock_now();
+	bool lock = is_late(table, now) || idem_row_is_locked(table);
 	TupleTableSlot *slot;
 
 	if (lock)
 	{
 		if (!lock_found(table))
 			return false;
-		now = idem_keyrow_now();
+		now = idem_clock_now();
 	}
 	slot = idem_keyrow_copy_finished(table, result, now);
 	if (!is_late(table, now))
-		return idem_keytable_update(table) == TM_Ok;
-	idem_keyrow_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(now + row_ttl(table)));
+		return idem_table_update(table) == TM_Ok;
+	idem_row_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(now + row_ttl(table)));
 	idem_keytable_update_indexed(table, key);
 	return true;
 }
@@ -153,7 +154,7 @@ finish_found(IdemKeyTable *table, const IdemKey *key, Jsonb *result)
  * lease; after the lease ran out the result is kept for the ttl from now on.
  */
 void
-idem_leasestore_finish(IdemKeyTable *table, const IdemKey *key, int64 token, Jsonb *result)
+idem_leasestore_finish(IdemTable *table, const IdemKey *key, int64 token, Jsonb *result)
 {
 	do
 	{
@@ -169,7 +170,7 @@ idem_leasestore_finish(IdemKeyTable *table, const IdemKey *key, int64 token, Jso
  * that the work did not happen, so the attempt does not count either.
  */
 void
-idem_leasestore_release(IdemKeyTable *table, const IdemKey *key, int64 token)
+idem_leasestore_release(IdemTable *table, const IdemKey *key, int64 token)
 {
 	TupleTableSlot *slot;
 	TimestampTz until;
@@ -177,17 +178,17 @@ idem_leasestore_release(IdemKeyTable *table, const IdemKey *key, int64 token)
 	lock_lease(table, key, token);
 	slot = idem_keyrow_copy(table);
 	if (idem_keyrow_judge(table, 0) == IDEM_PARKED)
-		idem_keyrow_set(slot, IDEM_KEYS_ATTEMPT,
-						Int32GetDatum(idem_keyrow_int32(table, IDEM_KEYS_ATTEMPT) - 1));
+		idem_row_set(slot, IDEM_KEYS_ATTEMPT,
+					 Int32GetDatum(idem_row_int32(table, IDEM_KEYS_ATTEMPT) - 1));
 	until = set_lease(table, slot, 0);
-	idem_keyrow_set(slot, IDEM_KEYS_TOKEN, Int64GetDatum(idem_keyrow_next_token(token, until)));
-	idem_keyrow_set(slot, IDEM_KEYS_PARK, BoolGetDatum(false));
-	idem_keyrow_clear(slot, IDEM_KEYS_WORKER);
+	idem_row_set(slot, IDEM_KEYS_TOKEN, Int64GetDatum(idem_clock_next_token(token, until)));
+	idem_row_set(slot, IDEM_KEYS_PARK, BoolGetDatum(false));
+	idem_row_clear(slot, IDEM_KEYS_WORKER);
 	idem_keytable_update_indexed(table, key);
 }
 
 TimestampTz
-idem_leasestore_renew(IdemKeyTable *table, const IdemKey *key, int64 token, int64 length)
+idem_leasestore_renew(IdemTable *table, const IdemKey *key, int64 token, int64 length)
 {
 	TimestampTz until;
 
@@ -199,7 +200,7 @@ idem_leasestore_renew(IdemKeyTable *table, const IdemKey *key, int64 token, int6
 
 /* Store a recovery point, and let the lease run anew for as long as it was */
 TimestampTz
-idem_leasestore_checkpoint(IdemKeyTable *table, const IdemKey *key, int64 token, Jsonb *data)
+idem_leasestore_checkpoint(IdemTable *table, const IdemKey *key, int64 token, Jsonb *data)
 {
 	TupleTableSlot *slot;
 	TimestampTz until;
@@ -207,9 +208,9 @@ idem_leasestore_checkpoint(IdemKeyTable *table, const IdemKey *key, int64 token,
 	lock_lease(table, key, token);
 	slot = idem_keyrow_copy(table);
 	until = set_lease(table, slot,
-					  idem_keyrow_timestamp(table, IDEM_KEYS_LEASE_UNTIL) -
-						  idem_keyrow_timestamp(table, IDEM_KEYS_LEASED_AT));
-	idem_keyrow_set(slot, IDEM_KEYS_CHECKPOINT, JsonbPGetDatum(data));
+					  idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL) -
+						  idem_row_timestamp(table, IDEM_KEYS_LEASED_AT));
+	idem_row_set(slot, IDEM_KEYS_CHECKPOINT, JsonbPGetDatum(data));
 	idem_keytable_update_indexed(table, key);
 	return until;
 }
@@ -220,7 +221,7 @@ idem_leasestore_checkpoint(IdemKeyTable *table, const IdemKey *key, int64 token,
  * with the same token, too.
  */
 void
-idem_leasestore_fence(IdemKeyTable *table, const IdemKey *key, int64 token)
+idem_leasestore_fence(IdemTable *table, const IdemKey *key, int64 token)
 {
 	lock_lease(table, key, token);
 }

@@ -1,0 +1,548 @@
+/*
+ * table.c
+ *		Our tables by way of the table and index access methods.
+ *
+ * What ExecInsert() and its kin do for a table with triggers, rules, policies
+ * and expressions is left out here.  So a table that has grown any of these
+ * is refused: indexes when they need an entry, the rest in every call.
+ *
+ * Relation locks are those of DML (ROW EXCLUSIVE on table and indexes, kept
+ * until the end of the transaction), so DDL and REINDEX CONCURRENTLY see us.
+ * Every write is followed by CommandCounterIncrement(): several idem
+ * functions in one statement see what the one before has done.
+ */
+#include "postgres.h"
+
+#include "access/relscan.h"
+#include "access/stratnum.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/index.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_am.h"
+#include "catalog/pg_collation.h"
+#include "catalog/pg_index.h"
+#include "catalog/pg_type.h"
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "nodes/primnodes.h"
+#include "utils/fmgroids.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "idem.h"
+
+/* The tables that were looked up in this session, see get_relid() */
+static IdemTableDef *known_tables = NULL;
+
+pg_noreturn static void
+unsupported(const IdemTableDef *def, const char *detail, const char *hint)
+{
+	ereport(ERROR,
+			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("table \"idem.%s\" is not as idem has made it", def->name),
+			errdetail("%s", detail),
+			errhint("%s", hint));
+}
+
+static bool
+has_columns(const IdemTableDef *def, TupleDesc desc)
+{
+	/* SQL objects of an older version need no update to go on */
+	if (!idem_args_desc_has(desc, def->types, def->natts) &&
+		!idem_args_desc_has(desc, def->types, def->older_natts))
+		return false;
+	for (int i = 0; i < desc->natts; i++)
+	{
+		if (def->types[i] == TEXTOID && TupleDescAttr(desc, i)->attcollation != C_COLLATION_OID)
+			return false;
+	}
+	return true;
+}
+
+static void
+check_shape(const IdemTableDef *def, Relation heap)
+{
+	TupleDesc desc = RelationGetDescr(heap);
+	TupleConstr *constr = desc->constr;
+
+	if (!has_columns(def, desc))
+		idem_args_version_mismatch(psprintf("Table idem.%s has other columns.", def->name));
+	if (heap->rd_rel->relkind != RELKIND_RELATION || heap->rd_rel->relam != HEAP_TABLE_AM_OID)
+		unsupported(def, "It is of another kind or has another access method.",
+					"Drop and create the extension.");
+	if (heap->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
+		unsupported(def, "It is not logged: a crash would empty it.",
+					psprintf("Run ALTER TABLE idem.%s SET LOGGED.", def->name));
+	if (heap->rd_rel->relrowsecurity)
+		unsupported(def, "Row security is enabled, which access by idem would bypass.",
+					psprintf("Run ALTER TABLE idem.%s DISABLE ROW LEVEL SECURITY.", def->name));
+	if (heap->trigdesc != NULL)
+		unsupported(def, "There is a trigger or a foreign key, which access by idem would bypass.",
+					"Drop it; keep what depends on a row in a table of your own.");
+	if (heap->rd_rel->relhasrules && heap->rd_rules != NULL)
+		unsupported(def, "There is a rule, which access by idem would bypass.",
+					"Drop the rule.");
+	for (int i = 0; i < desc->natts; i++)
+	{
+		/* the server would take it as proof that the column is stored */
+		if (TupleDescAttr(desc, i)->attnotnull && (def->nullable & IDEM_COLUMN(i + 1)))
+			unsupported(def, "A column that may be null has a not-null constraint.",
+						psprintf("Run ALTER TABLE idem.%s ALTER COLUMN ... DROP NOT NULL.", def->name));
+	}
+	if (constr != NULL && (constr->num_check > 0 || constr->has_generated_stored))
+		unsupported(def, "There is a check constraint or a generated column, which access by idem would bypass.",
+					"Drop it.");
+}
+
+static bool
+index_begins_with(Form_pg_index form, const AttrNumber *columns, int ncolumns)
+{
+	if (form->indnkeyatts < ncolumns)
+		return false;
+	for (int i = 0; i < ncolumns; i++)
+	{
+		if (form->indkey.values[i] != columns[i])
+			return false;
+	}
+	return true;
+}
+
+/*
+ * Which unique index may there be?  Besides the primary key only its double
+ * while REINDEX CONCURRENTLY is at work: what conflicts in the one conflicts
+ * in the other.
+ */
+static bool
+is_on_pkey(const IdemTableDef *def, Form_pg_index form)
+{
+	return form->indnkeyatts == def->npkey && index_begins_with(form, def->pkey, def->npkey);
+}
+
+/* Is it an index of the rows whose first column is not null, and has those only? */
+static bool
+skips_nulls(Relation index)
+{
+	List *predicate = RelationGetIndexPredicate(index);
+	NullTest *test = predicate != NIL ? linitial(predicate) : NULL;
+
+	return list_length(predicate) == 1 && IsA(test, NullTest) &&
+		test->nulltesttype == IS_NOT_NULL && IsA(test->arg, Var) &&
+		((Var *) test->arg)->varattno == index->rd_index->indkey.values[0];
+}
+
+static void
+check_index(const IdemTableDef *def, Relation index)
+{
+	Form_pg_index form = index->rd_index;
+
+	for (int i = 0; i < form->indnatts; i++)
+	{
+		if (form->indkey.values[i] == 0)
+			unsupported(def, "There is an index on an expression, which idem would not keep up to date.",
+						"Drop that index.");
+	}
+	if (!heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL) && !skips_nulls(index))
+		unsupported(def, "There is a partial index, which idem would not keep up to date.",
+					"Drop that index.");
+	if (form->indisexclusion || (form->indisunique && !is_on_pkey(def, form)))
+		unsupported(def, "There is another unique index or an exclusion constraint.",
+					"Drop it: the primary key alone decides what is unique.");
+}
+
+static void
+forget_relid(Datum arg, Oid relid)
+{
+	for (IdemTableDef *def = known_tables; def != NULL; def = def->next)
+	{
+		if (relid == InvalidOid || relid == def->relid)
+			def->relid = InvalidOid;
+	}
+}
+
+static void
+remember_table(IdemTableDef *def)
+{
+	if (known_tables == NULL)
+		CacheRegisterRelcacheCallback(forget_relid, (Datum) 0);
+	def->next = known_tables;
+	def->is_known = true;
+	known_tables = def;
+}
+
+/* OID of the table, looked up by name anew when it has changed; invalid if there is none */
+static Oid
+get_relid(IdemTableDef *def)
+{
+	if (!def->is_known)
+		remember_table(def);
+	if (!OidIsValid(def->relid))
+	{
+		Oid namespace = get_namespace_oid("idem", true);
+
+		if (def->short_desc != NULL)
+			FreeTupleDesc(def->short_desc);
+		def->short_desc = NULL;
+		if (OidIsValid(namespace))
+			def->relid = get_relname_relid(def->name, namespace);
+	}
+	return def->relid;
+}
+
+/* SQL objects of an older version may not have it */
+bool
+idem_table_exists(IdemTableDef *def)
+{
+	return OidIsValid(get_relid(def));
+}
+
+void
+idem_table_open(IdemTable *table, IdemTableDef *def, LOCKMODE lockmode)
+{
+	Oid relid = get_relid(def);
+	Oid pkey;
+
+	if (!OidIsValid(relid))
+		idem_args_version_mismatch(psprintf("There is no table idem.%s.", def->name));
+	memset(table, 0, sizeof(*table));
+	table->def = def;
+	table->heap = table_open(relid, lockmode);
+	check_shape(def, table->heap);
+	pkey = idem_compat_primary_key(table->heap);
+	if (!OidIsValid(pkey))
+		unsupported(def, "The primary key is missing.", def->pkey_hint);
+	table->pkey = index_open(pkey, lockmode);
+	if (!is_on_pkey(def, table->pkey->rd_index))
+		unsupported(def, "The primary key is on other columns.", "Drop and create the extension.");
+	table->found = table_slot_create(table->heap, NULL);
+}
+
+/* The locks stay until the end of the transaction */
+void
+idem_table_close(IdemTable *table)
+{
+	for (int i = 0; i < table->nindexes; i++)
+	{
+		idem_compat_index_insert_cleanup(table->indexes[i], table->infos[i]);
+		if (table->indexes[i] != table->pkey)
+			index_close(table->indexes[i], NoLock);
+	}
+	if (table->written != NULL)
+		ExecDropSingleTupleTableSlot(table->written);
+	ExecDropSingleTupleTableSlot(table->found);
+	index_close(table->pkey, NoLock);
+	table_close(table->heap, NoLock);
+}
+
+/*
+ * A short row has no columns from some point on, as if they had been added
+ * later.  With them the null bitmap would cost eight bytes in each row and in
+ * each WAL record.
+ */
+static TupleDesc
+row_desc(IdemTable *table, bool full)
+{
+	IdemTableDef *def = table->def;
+
+	if (full)
+		return RelationGetDescr(table->heap);
+	if (def->short_desc == NULL)
+	{
+		MemoryContext oldcontext = MemoryContextSwitchTo(TopMemoryContext);
+
+		def->short_desc = CreateTupleDescTruncatedCopy(RelationGetDescr(table->heap), def->short_natts);
+		MemoryContextSwitchTo(oldcontext);
+	}
+	return def->short_desc;
+}
+
+/* A row of nulls to be filled and written */
+TupleTableSlot *
+idem_table_new_row(IdemTable *table, bool full)
+{
+	TupleDesc desc = row_desc(table, full);
+
+	if (table->written != NULL && table->written->tts_tupleDescriptor != desc)
+	{
+		ExecDropSingleTupleTableSlot(table->written);
+		table->written = NULL;
+	}
+	if (table->written == NULL)
+		table->written = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
+	ExecClearTuple(table->written);
+	memset(table->written->tts_isnull, true, desc->natts * sizeof(bool));
+	return table->written;
+}
+
+/*
+ * A lock on a hash of what rows are told apart by.  It is held for a moment,
+ * so others wait for it also if they want to wait for nobody; whatever may
+ * take long, such as other locks, comes before.  What has the same hash shares
+ * the lock.
+ */
+void
+idem_table_lock_hash(IdemTable *table, uint32 hash)
+{
+	LockDatabaseObject(RelationGetRelid(table->heap), hash, 0, ExclusiveLock);
+}
+
+void
+idem_table_unlock_hash(IdemTable *table, uint32 hash)
+{
+	UnlockDatabaseObject(RelationGetRelid(table->heap), hash, 0, ExclusiveLock);
+}
+
+/* Open the indexes that take entries; one that is just being built may not yet */
+void
+idem_table_open_indexes(IdemTable *table)
+{
+	List *oids;
+	ListCell *lc;
+
+	if (table->indexes != NULL)
+		return;
+	oids = RelationGetIndexList(table->heap);
+	table->indexes = palloc_array(Relation, list_length(oids));
+	table->infos = palloc_array(IndexInfo *, list_length(oids));
+	foreach (lc, oids)
+	{
+		bool is_pkey = lfirst_oid(lc) == RelationGetRelid(table->pkey);
+		Relation index = is_pkey ? table->pkey : index_open(lfirst_oid(lc), RowExclusiveLock);
+
+		if (index->rd_index->indisready)
+		{
+			check_index(table->def, index);
+			table->indexes[table->nindexes] = index;
+			table->infos[table->nindexes++] = BuildIndexInfo(index);
+		}
+		else
+			index_close(index, NoLock);
+	}
+	list_free(oids);
+}
+
+static bool
+is_ordered_by(Relation index, const AttrNumber *columns, int ncolumns)
+{
+	if (!index->rd_index->indisvalid || index->rd_rel->relam != BTREE_AM_OID ||
+		!index_begins_with(index->rd_index, columns, ncolumns))
+		return false;
+	for (int i = 0; i < ncolumns; i++)
+	{
+		if (index->rd_indoption[i] != 0)
+			return false;
+	}
+	return true;
+}
+
+/*
+ * The index that orders the rows by these columns, those with null in the
+ * first one perhaps left out.  The caller closes it.
+ */
+Relation
+idem_table_open_index(IdemTable *table, const AttrNumber *columns, int ncolumns,
+					  const char *missing, const char *hint)
+{
+	List *oids = RelationGetIndexList(table->heap);
+	ListCell *lc;
+
+	foreach (lc, oids)
+	{
+		Relation index = index_open(lfirst_oid(lc), RowExclusiveLock);
+
+		if (is_ordered_by(index, columns, ncolumns))
+		{
+			check_index(table->def, index);
+			list_free(oids);
+			return index;
+		}
+		index_close(index, NoLock);
+	}
+	unsupported(table->def, missing, hint);
+}
+
+/* One index entry for the row written; false if the key may be there already */
+static bool
+insert_index_entry(IdemTable *table, int i, IndexUniqueCheck check, bool unchanged)
+{
+	Relation index = table->indexes[i];
+	Form_pg_index form = index->rd_index;
+	Datum values[INDEX_MAX_KEYS] = {0};
+	bool isnull[INDEX_MAX_KEYS];
+	bool unique;
+
+	for (int j = 0; j < form->indnatts; j++)
+	{
+		AttrNumber attno = form->indkey.values[j];
+
+		isnull[j] = attno > table->written->tts_tupleDescriptor->natts;
+		if (!isnull[j])
+			values[j] = slot_getattr(table->written, attno, &isnull[j]);
+	}
+	if (isnull[0] && table->infos[i]->ii_Predicate != NIL)
+		return true;
+	unique = index_insert(index, values, isnull, &table->written->tts_tid, table->heap,
+						  form->indisunique ? check : UNIQUE_CHECK_NO, unchanged, table->infos[i]);
+	return unique || !form->indisunique;
+}
+
+/* Take back a row that was just inserted */
+static void
+delete_written(IdemTable *table)
+{
+	TM_FailureData tmfd;
+
+	if (idem_compat_tuple_delete(table->heap, &table->written->tts_tid, GetCurrentCommandId(true),
+								 GetActiveSnapshot(), false, &tmfd) != TM_Ok)
+		elog(ERROR, "could not take back a row of idem.%s", table->def->name);
+	CommandCounterIncrement();
+}
+
+/*
+ * Insert the row.  The caller knows that its primary key is absent, so the
+ * unique index has nothing to say, unless there is a row by somebody who does
+ * not keep to the rules: other programs, and for keys updates that were to be
+ * HOT and found the page full.  False: look again, it has just appeared.
+ */
+bool
+idem_table_insert(IdemTable *table)
+{
+	bool unique = true;
+
+	idem_table_open_indexes(table);
+	ExecStoreVirtualTuple(table->written);
+	table_tuple_insert(table->heap, table->written, GetCurrentCommandId(true), 0, NULL);
+	for (int i = 0; i < table->nindexes && unique; i++)
+		unique = insert_index_entry(table, i, UNIQUE_CHECK_PARTIAL, false);
+	CommandCounterIncrement();
+	if (!unique)
+		delete_written(table);
+	return unique;
+}
+
+/*
+ * Keep others from changing the row at this place until the end of the
+ * transaction; it is the one found then.  TM_WouldBlock comes with
+ * LockWaitSkip only; TM_Updated and TM_Deleted mean: look again.
+ */
+TM_Result
+idem_table_lock(IdemTable *table, ItemPointerData tid, LockTupleMode mode, LockWaitPolicy policy)
+{
+	/* a share lock goes along to the version that somebody is just making */
+	uint8 flags = mode == LockTupleKeyShare ? TUPLE_LOCK_FLAG_LOCK_UPDATE_IN_PROGRESS : 0;
+	TM_FailureData tmfd;
+	TM_Result result = table_tuple_lock(table->heap, &tid, GetActiveSnapshot(), table->found,
+										GetCurrentCommandId(true), mode, policy, flags, &tmfd);
+
+	if (result == TM_Invisible || result == TM_SelfModified)
+		elog(ERROR, "unexpected result %d of a lock in idem.%s", result, table->def->name);
+	return result;
+}
+
+/*
+ * Entries of a new row version.  The key does not change and the old version
+ * was ours to replace, so there is nothing to be checked, and nobody to wait
+ * for.
+ */
+static void
+insert_update_entries(IdemTable *table, IdemUpdateIndexes which)
+{
+	idem_table_open_indexes(table);
+	for (int i = 0; i < table->nindexes; i++)
+	{
+		if (idem_compat_index_needs_entry(table->indexes[i], which))
+			(void) insert_index_entry(table, i, UNIQUE_CHECK_NO,
+									  table->indexes[i]->rd_index->indisunique);
+	}
+}
+
+/* Put the row written in the place of the one found; results as for lock, with waiting */
+TM_Result
+idem_table_update(IdemTable *table)
+{
+	ItemPointerData tid = table->found->tts_tid;
+	TM_FailureData tmfd;
+	LockTupleMode lockmode;
+	IdemUpdateIndexes which;
+	TM_Result result;
+
+	ExecStoreVirtualTuple(table->written);
+	CheckCmdReplicaIdentity(table->heap, CMD_UPDATE);
+	result = idem_compat_tuple_update(table->heap, &tid, table->written, GetCurrentCommandId(true),
+									  GetActiveSnapshot(), &tmfd, &lockmode, &which);
+	if (result == TM_Invisible || result == TM_SelfModified)
+		elog(ERROR, "unexpected result %d of an update of idem.%s", result, table->def->name);
+	if (result == TM_Ok)
+	{
+		if (which)
+			insert_update_entries(table, which);
+		CommandCounterIncrement();
+	}
+	return result;
+}
+
+/* The same for a row that is locked, while nobody looks at rows of this hash to insert one */
+void
+idem_table_update_hashed(IdemTable *table, uint32 hash)
+{
+	TM_Result result;
+
+	idem_table_open_indexes(table);
+	idem_table_lock_hash(table, hash);
+	result = idem_table_update(table);
+	idem_table_unlock_hash(table, hash);
+	if (result != TM_Ok)
+		elog(ERROR, "a row locked by this transaction was changed by another one");
+}
+
+/* Remove the row found; as for update, but TM_BeingModified without wait */
+TM_Result
+idem_table_delete(IdemTable *table, bool wait)
+{
+	ItemPointerData tid = table->found->tts_tid;
+	TM_FailureData tmfd;
+	TM_Result result;
+
+	CheckCmdReplicaIdentity(table->heap, CMD_DELETE);
+	result = idem_compat_tuple_delete(table->heap, &tid, GetCurrentCommandId(true),
+									  GetActiveSnapshot(), wait, &tmfd);
+	if (result == TM_Invisible || result == TM_SelfModified)
+		elog(ERROR, "unexpected result %d of a delete from idem.%s", result, table->def->name);
+	if (result == TM_Ok)
+		CommandCounterIncrement();
+	return result;
+}
+
+/*
+ * Remove rows whose time in this column has passed, oldest first, at most
+ * batch of them.  A row that somebody else has locked, replaced or removed is
+ * left alone, and so is one that does not count as gone (NULL: all do).
+ */
+int
+idem_table_cleanup(IdemTable *table, AttrNumber expires_at, bool (*is_gone)(IdemTable *), int batch)
+{
+	Relation index = idem_table_open_index(table, &expires_at, 1,
+										   "There is no index that orders the rows by expires_at.",
+										   psprintf("Run CREATE INDEX CONCURRENTLY ON idem.%s (expires_at).", table->def->name));
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IndexScanDesc scan = idem_compat_index_beginscan(table->heap, index, snapshot, 1);
+	ScanKeyData skey;
+	int removed = 0;
+
+	ScanKeyInit(&skey, 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
+				TimestampTzGetDatum(idem_clock_now()));
+	index_rescan(scan, &skey, 1, NULL, 0);
+	while (removed < batch && index_getnext_slot(scan, ForwardScanDirection, table->found))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if ((is_gone == NULL || is_gone(table)) && idem_table_delete(table, false) == TM_Ok)
+			removed++;
+	}
+	index_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	index_close(index, NoLock);
+	return removed;
+}
