@@ -6,6 +6,8 @@
 EXTENSION = idem
 MODULE_big = idem
 DATA = \
+	src/idem--0.3.0.sql \
+	src/idem--0.2.0--0.3.0.sql \
 	src/idem--0.2.0.sql \
 	src/idem--0.1.0--0.2.0.sql \
 	src/idem--0.1.0.sql
@@ -13,6 +15,7 @@ OBJS = \
 	src/idem.o \
 	src/guc.o \
 	src/args.o \
+	src/arrays.o \
 	src/clock.o \
 	src/table.o \
 	src/row.o \
@@ -25,6 +28,15 @@ OBJS = \
 	src/lease.o \
 	src/batch.o \
 	src/call.o \
+	src/jobtable.o \
+	src/jobrow.o \
+	src/queuestore.o \
+	src/jobstore.o \
+	src/dedup.o \
+	src/fetchstore.o \
+	src/queue.o \
+	src/enqueue.o \
+	src/job.o \
 	src/admin.o
 PGFILEDESC = "idem - idempotency keys inside the caller's own transaction"
 

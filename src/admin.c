@@ -14,7 +14,7 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#include "idem.h"
+#include "jobs.h"
 
 PG_FUNCTION_INFO_V1(idem_cleanup);
 PG_FUNCTION_INFO_V1(idem_grant);
@@ -26,21 +26,27 @@ PG_FUNCTION_INFO_V1(idem_key_state);
 typedef struct PrivilegeSet
 {
 	const char *name;
-	const char *functions[24];
-	const char *views[4];
+	const char *functions[40];
+	const char *views[8];
 } PrivilegeSet;
 
-#define APP_FUNCTIONS                                        \
-	"idem_claim", "idem_finish", "idem_release", "idem_get", \
-		"idem_call", "idem_claim_many", "idem_finish_many",  \
-		"idem_lease", "idem_renew", "idem_checkpoint", "idem_fence"
+#define APP_FUNCTIONS                                                       \
+	"idem_claim", "idem_finish", "idem_release", "idem_get",                \
+		"idem_call", "idem_claim_many", "idem_finish_many",                 \
+		"idem_lease", "idem_renew", "idem_checkpoint", "idem_fence",        \
+		"idem_enqueue", "idem_enqueue_many", "idem_fetch", "idem_complete", \
+		"idem_complete_many", "idem_fail", "idem_heartbeat", "idem_snooze", \
+		"idem_cancel", "idem_retry", "idem_job"
 #define VIEW_FUNCTIONS \
 	"idem_clock", "idem_key_state"
 
 static const PrivilegeSet privilege_sets[] = {
 	{"app", {APP_FUNCTIONS}, {NULL}},
-	{"admin", {APP_FUNCTIONS, VIEW_FUNCTIONS, "idem_forget", "idem_cleanup"}, {"key_status", "key_summary", "lease_status"}},
-	{"monitor", {VIEW_FUNCTIONS}, {"key_summary"}},
+	{"admin",
+	 {APP_FUNCTIONS, VIEW_FUNCTIONS, "idem_forget", "idem_cleanup",
+	  "idem_queue_set", "idem_queue_drop", "idem_pause", "idem_resume"},
+	 {"key_status", "key_summary", "lease_status", "job_status", "queue_status"}},
+	{"monitor", {VIEW_FUNCTIONS}, {"key_summary", "queue_status"}},
 };
 
 Datum
@@ -69,6 +75,8 @@ idem_cleanup(PG_FUNCTION_ARGS)
 	idem_keytable_open(&table, RowExclusiveLock);
 	removed = idem_keystore_cleanup(&table, batch);
 	idem_table_close(&table);
+	if (idem_jobtable_exists())
+		removed += idem_jobstore_cleanup(batch);
 	PG_RETURN_INT32(removed);
 }
 

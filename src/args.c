@@ -14,6 +14,7 @@
 #include "access/table.h"
 #include "catalog/pg_extension.h"
 #include "funcapi.h"
+#include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
@@ -187,6 +188,31 @@ interval_span(const Interval *interval, const IntervalRange *range)
 }
 
 int64
+idem_args_longer_than_zero(Datum interval, const char *name)
+{
+	IntervalRange range = ttl_range;
+
+	range.name = name;
+	return interval_span(DatumGetIntervalP(interval), &range);
+}
+
+int64
+idem_args_zero_or_longer(Datum interval, const char *name)
+{
+	IntervalRange range = wait_range;
+
+	range.name = name;
+	return interval_span(DatumGetIntervalP(interval), &range);
+}
+
+/* One that was checked before */
+int64
+idem_args_span(Datum interval)
+{
+	return idem_args_zero_or_longer(interval, "interval");
+}
+
+int64
 idem_args_ttl(FunctionCallInfo fcinfo, int arg)
 {
 	if (PG_ARGISNULL(arg))
@@ -220,6 +246,75 @@ idem_args_lease(FunctionCallInfo fcinfo, int arg)
 	return interval_span(PG_GETARG_INTERVAL_P(arg), &lease_range);
 }
 
+/* The lease of a job; zero is none: for the transaction only */
+int64
+idem_args_lease_or_none(Datum interval, const char *name)
+{
+	IntervalRange range = lease_range;
+
+	range.name = name;
+	range.least = 0;
+	range.detail = "The interval must be zero or longer and at most 30 days.";
+	return interval_span(DatumGetIntervalP(interval), &range);
+}
+
+text *
+idem_args_worker(FunctionCallInfo fcinfo, int arg)
+{
+	text *worker;
+	int len;
+
+	if (PG_ARGISNULL(arg))
+		return NULL;
+	worker = PG_GETARG_TEXT_PP(arg);
+	len = VARSIZE_ANY_EXHDR(worker);
+	if (len < 1 || len > IDEM_MAX_WORKER_LEN)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid length of worker name"),
+				errdetail("The name has %d bytes; it must have between 1 and %d.", len, IDEM_MAX_WORKER_LEN),
+				errhint("Use a name that only one process has at a time, for example host name and process id, or leave it out."));
+	return worker;
+}
+
+/* 0 if none was given */
+int
+idem_args_max_attempts(FunctionCallInfo fcinfo, int arg)
+{
+	if (PG_ARGISNULL(arg))
+		return 0;
+	if (PG_GETARG_INT32(arg) < 1)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid value of \"%s\"", "max_attempts"),
+				errdetail("The number is %d; it must be at least 1.", PG_GETARG_INT32(arg)),
+				errhint("Leave it out for the default."));
+	return PG_GETARG_INT32(arg);
+}
+
+/* Which one of the words it is */
+int
+idem_args_word(text *value, const char *what, const char *const *words)
+{
+	char *word = text_to_cstring(value);
+	StringInfoData list;
+
+	initStringInfo(&list);
+	for (int i = 0; words[i] != NULL; i++)
+	{
+		if (strcmp(word, words[i]) == 0)
+			return i;
+		appendStringInfo(&list, "%s\"%s\"", i == 0 ? "" : words[i + 1] == NULL ? " and " :
+																				 ", ",
+						 words[i]);
+	}
+	ereport(ERROR,
+			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("invalid value of \"%s\"", what),
+			errdetail("The values are %s.", list.data),
+			errhint("Pass one of them, or leave it out for the default."));
+}
+
 /* 0 if none was given, as for a key that was claimed without a lease */
 int64
 idem_args_optional_token(FunctionCallInfo fcinfo, int arg)
@@ -231,7 +326,7 @@ idem_args_optional_token(FunctionCallInfo fcinfo, int arg)
 				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("invalid fencing token"),
 				errdetail("A token is a positive number."),
-				errhint("Pass the token that idem_lease() has returned."));
+				errhint("Pass the token that idem_lease() or idem_fetch() has returned."));
 	return PG_GETARG_INT64(arg);
 }
 
@@ -245,7 +340,7 @@ idem_args_token(FunctionCallInfo fcinfo, int arg)
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("fencing token must not be null"),
 				errdetail("The token proves that the caller still has the lease."),
-				errhint("Pass the token that idem_lease() has returned."));
+				errhint("Pass the token that idem_lease() or idem_fetch() has returned."));
 	return token;
 }
 

@@ -16,5 +16,7 @@
 #define ERRCODE_IDEM_STALE_TOKEN MAKE_SQLSTATE('I', 'D', '0', '0', '3')
 /* the key is finished, with another result than the one given */
 #define ERRCODE_IDEM_ALREADY_FINISHED MAKE_SQLSTATE('I', 'D', '0', '0', '4')
+/* a job with this key is there, and the caller wants to be told so by an error */
+#define ERRCODE_IDEM_DUPLICATE_JOB MAKE_SQLSTATE('I', 'D', '0', '0', '5')
 
 #endif /* IDEM_ERRORS_H */

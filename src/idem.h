@@ -22,7 +22,7 @@
 #include "compat.h"
 #include "errors.h"
 
-#define IDEM_VERSION "0.2.0"
+#define IDEM_VERSION "0.3.0"
 
 #define IDEM_MAX_KEY_LEN	   1024
 #define IDEM_MAX_SCOPE_LEN	   255
@@ -148,6 +148,13 @@ typedef struct IdemRowDesc
 	TupleDesc desc;
 } IdemRowDesc;
 
+/* Which element of an array is being worked on, for idem_arrays_say_element() */
+typedef struct IdemElement
+{
+	const char *array;
+	int ord; /* from 0 */
+} IdemElement;
+
 /* Sets of columns, as bits */
 #define IDEM_COLUMN(attno)		 (UINT64CONST(1) << (attno))
 #define IDEM_COLUMNS_FROM(attno) (~(IDEM_COLUMN(attno) - 1))
@@ -175,11 +182,12 @@ typedef struct IdemTableDef
 typedef struct IdemTable
 {
 	IdemTableDef *def;
+	MemoryContext context; /* in which it was opened */
 	Relation heap;
 	Relation pkey;
 	TupleTableSlot *found;	 /* the row found last */
 	TupleTableSlot *written; /* the row to be written last */
-	Relation *indexes;		 /* those that take entries, opened with the first write */
+	Relation *indexes;		 /* those that take entries, opened when they are needed */
 	struct IndexInfo **infos;
 	int nindexes;
 } IdemTable;
@@ -208,6 +216,13 @@ extern void idem_args_check_key(const text *key);
 extern int64 idem_args_ttl(FunctionCallInfo fcinfo, int arg);
 extern IdemWait idem_args_wait(FunctionCallInfo fcinfo, int arg);
 extern int64 idem_args_lease(FunctionCallInfo fcinfo, int arg);
+extern int64 idem_args_lease_or_none(Datum interval, const char *name);
+extern int64 idem_args_longer_than_zero(Datum interval, const char *name);
+extern int64 idem_args_zero_or_longer(Datum interval, const char *name);
+extern int64 idem_args_span(Datum interval);
+extern int idem_args_word(text *value, const char *what, const char *const *words);
+extern text *idem_args_worker(FunctionCallInfo fcinfo, int arg);
+extern int idem_args_max_attempts(FunctionCallInfo fcinfo, int arg);
 extern int64 idem_args_token(FunctionCallInfo fcinfo, int arg);
 extern int64 idem_args_optional_token(FunctionCallInfo fcinfo, int arg);
 extern Jsonb *idem_args_jsonb(Datum value, const char *what);
@@ -217,6 +232,13 @@ extern bool idem_args_desc_has(TupleDesc desc, const Oid *types, int natts);
 extern TupleDesc idem_args_row_desc(FunctionCallInfo fcinfo, const Oid *types, int natts, IdemRowDesc *cache);
 extern ReturnSetInfo *idem_args_row_set(FunctionCallInfo fcinfo, const Oid *types, int natts);
 pg_noreturn extern void idem_args_version_mismatch(const char *found);
+
+/* arrays.c */
+extern bool idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *what, Datum **elems, bool **nulls, int *n);
+extern void idem_arrays_require(FunctionCallInfo fcinfo, int arg, const char *what, Datum **elems, bool **nulls, int *n);
+extern void idem_arrays_check_length(const char *what, int n, const char *other, int nother);
+extern int *idem_arrays_order(text **keys, int n);
+extern void idem_arrays_say_element(void *arg);
 
 /* clock.c */
 extern TimestampTz idem_clock_now(void);
@@ -230,7 +252,7 @@ extern TupleTableSlot *idem_table_new_row(IdemTable *table, bool full);
 extern void idem_table_lock_hash(IdemTable *table, uint32 hash);
 extern void idem_table_unlock_hash(IdemTable *table, uint32 hash);
 extern void idem_table_open_indexes(IdemTable *table);
-extern Relation idem_table_open_index(IdemTable *table, const AttrNumber *columns, int ncolumns, const char *missing, const char *hint);
+extern Relation idem_table_find_index(IdemTable *table, const AttrNumber *columns, int ncolumns, const char *missing, const char *hint);
 extern bool idem_table_insert(IdemTable *table);
 extern TM_Result idem_table_lock(IdemTable *table, ItemPointerData tid, LockTupleMode mode, LockWaitPolicy policy);
 extern TM_Result idem_table_update(IdemTable *table);

@@ -27,39 +27,6 @@ PG_FUNCTION_INFO_V1(idem_renew);
 PG_FUNCTION_INFO_V1(idem_checkpoint);
 PG_FUNCTION_INFO_V1(idem_fence);
 
-static text *
-get_worker(FunctionCallInfo fcinfo, int arg)
-{
-	text *worker;
-	int len;
-
-	if (PG_ARGISNULL(arg))
-		return NULL;
-	worker = PG_GETARG_TEXT_PP(arg);
-	len = VARSIZE_ANY_EXHDR(worker);
-	if (len < 1 || len > IDEM_MAX_WORKER_LEN)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid length of worker name"),
-				errdetail("The name has %d bytes; it must have between 1 and %d.", len, IDEM_MAX_WORKER_LEN),
-				errhint("Use a name that only one process has at a time, for example host name and process id, or leave it out."));
-	return worker;
-}
-
-static int
-get_max_attempts(FunctionCallInfo fcinfo, int arg)
-{
-	if (PG_ARGISNULL(arg))
-		return 0;
-	if (PG_GETARG_INT32(arg) < 1)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid value of \"%s\"", "max_attempts"),
-				errdetail("The number is %d; it must be at least 1.", PG_GETARG_INT32(arg)),
-				errhint("Leave it out for no limit."));
-	return PG_GETARG_INT32(arg);
-}
-
 /* Is the key to be parked when the lease has run out? */
 static bool
 get_on_expiry(FunctionCallInfo fcinfo, int arg)
@@ -120,8 +87,8 @@ idem_lease(PG_FUNCTION_ARGS)
 	lease.length = idem_args_lease(fcinfo, 1);
 	claim.request = PG_ARGISNULL(2) ? NULL : idem_args_fingerprint(PG_GETARG_DATUM(2));
 	claim.ttl = idem_args_ttl(fcinfo, 3);
-	lease.worker = get_worker(fcinfo, 4);
-	lease.max_attempts = get_max_attempts(fcinfo, 5);
+	lease.worker = idem_args_worker(fcinfo, 4);
+	lease.max_attempts = idem_args_max_attempts(fcinfo, 5);
 	lease.park = get_on_expiry(fcinfo, 6);
 	claim.wait = idem_args_wait(fcinfo, 7);
 	claim.lease = &lease;

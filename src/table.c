@@ -209,6 +209,7 @@ idem_table_open(IdemTable *table, IdemTableDef *def, LOCKMODE lockmode)
 		idem_args_version_mismatch(psprintf("There is no table idem.%s.", def->name));
 	memset(table, 0, sizeof(*table));
 	table->def = def;
+	table->context = CurrentMemoryContext;
 	table->heap = table_open(relid, lockmode);
 	check_shape(def, table->heap);
 	pkey = idem_compat_primary_key(table->heap);
@@ -226,7 +227,8 @@ idem_table_close(IdemTable *table)
 {
 	for (int i = 0; i < table->nindexes; i++)
 	{
-		idem_compat_index_insert_cleanup(table->indexes[i], table->infos[i]);
+		if (table->infos[i] != NULL)
+			idem_compat_index_insert_cleanup(table->indexes[i], table->infos[i]);
 		if (table->indexes[i] != table->pkey)
 			index_close(table->indexes[i], NoLock);
 	}
@@ -271,7 +273,12 @@ idem_table_new_row(IdemTable *table, bool full)
 		table->written = NULL;
 	}
 	if (table->written == NULL)
+	{
+		MemoryContext oldcontext = MemoryContextSwitchTo(table->context);
+
 		table->written = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
+		MemoryContextSwitchTo(oldcontext);
+	}
 	ExecClearTuple(table->written);
 	memset(table->written->tts_isnull, true, desc->natts * sizeof(bool));
 	return table->written;
@@ -299,14 +306,16 @@ idem_table_unlock_hash(IdemTable *table, uint32 hash)
 void
 idem_table_open_indexes(IdemTable *table)
 {
+	MemoryContext oldcontext;
 	List *oids;
 	ListCell *lc;
 
 	if (table->indexes != NULL)
 		return;
+	oldcontext = MemoryContextSwitchTo(table->context);
 	oids = RelationGetIndexList(table->heap);
 	table->indexes = palloc_array(Relation, list_length(oids));
-	table->infos = palloc_array(IndexInfo *, list_length(oids));
+	table->infos = palloc0_array(IndexInfo *, list_length(oids));
 	foreach (lc, oids)
 	{
 		bool is_pkey = lfirst_oid(lc) == RelationGetRelid(table->pkey);
@@ -315,13 +324,13 @@ idem_table_open_indexes(IdemTable *table)
 		if (index->rd_index->indisready)
 		{
 			check_index(table->def, index);
-			table->indexes[table->nindexes] = index;
-			table->infos[table->nindexes++] = BuildIndexInfo(index);
+			table->indexes[table->nindexes++] = index;
 		}
 		else
 			index_close(index, NoLock);
 	}
 	list_free(oids);
+	MemoryContextSwitchTo(oldcontext);
 }
 
 static bool
@@ -339,29 +348,34 @@ is_ordered_by(Relation index, const AttrNumber *columns, int ncolumns)
 }
 
 /*
- * The index that orders the rows by these columns, those with null in the
- * first one perhaps left out.  The caller closes it.
+ * The index that orders the rows by these columns; it may leave out those with
+ * null in the first one.
  */
 Relation
-idem_table_open_index(IdemTable *table, const AttrNumber *columns, int ncolumns,
+idem_table_find_index(IdemTable *table, const AttrNumber *columns, int ncolumns,
 					  const char *missing, const char *hint)
 {
-	List *oids = RelationGetIndexList(table->heap);
-	ListCell *lc;
-
-	foreach (lc, oids)
+	idem_table_open_indexes(table);
+	for (int i = 0; i < table->nindexes; i++)
 	{
-		Relation index = index_open(lfirst_oid(lc), RowExclusiveLock);
-
-		if (is_ordered_by(index, columns, ncolumns))
-		{
-			check_index(table->def, index);
-			list_free(oids);
-			return index;
-		}
-		index_close(index, NoLock);
+		if (is_ordered_by(table->indexes[i], columns, ncolumns))
+			return table->indexes[i];
 	}
 	unsupported(table->def, missing, hint);
+}
+
+/* What an insert into the index needs to know, made with the first one */
+static IndexInfo *
+index_info(IdemTable *table, int i)
+{
+	if (table->infos[i] == NULL)
+	{
+		MemoryContext oldcontext = MemoryContextSwitchTo(table->context);
+
+		table->infos[i] = BuildIndexInfo(table->indexes[i]);
+		MemoryContextSwitchTo(oldcontext);
+	}
+	return table->infos[i];
 }
 
 /* One index entry for the row written; false if the key may be there already */
@@ -370,6 +384,7 @@ insert_index_entry(IdemTable *table, int i, IndexUniqueCheck check, bool unchang
 {
 	Relation index = table->indexes[i];
 	Form_pg_index form = index->rd_index;
+	IndexInfo *info = index_info(table, i);
 	Datum values[INDEX_MAX_KEYS] = {0};
 	bool isnull[INDEX_MAX_KEYS];
 	bool unique;
@@ -382,10 +397,10 @@ insert_index_entry(IdemTable *table, int i, IndexUniqueCheck check, bool unchang
 		if (!isnull[j])
 			values[j] = slot_getattr(table->written, attno, &isnull[j]);
 	}
-	if (isnull[0] && table->infos[i]->ii_Predicate != NIL)
+	if (isnull[0] && info->ii_Predicate != NIL)
 		return true;
 	unique = index_insert(index, values, isnull, &table->written->tts_tid, table->heap,
-						  form->indisunique ? check : UNIQUE_CHECK_NO, unchanged, table->infos[i]);
+						  form->indisunique ? check : UNIQUE_CHECK_NO, unchanged, info);
 	return unique || !form->indisunique;
 }
 
@@ -524,7 +539,7 @@ idem_table_delete(IdemTable *table, bool wait)
 int
 idem_table_cleanup(IdemTable *table, AttrNumber expires_at, bool (*is_gone)(IdemTable *), int batch)
 {
-	Relation index = idem_table_open_index(table, &expires_at, 1,
+	Relation index = idem_table_find_index(table, &expires_at, 1,
 										   "There is no index that orders the rows by expires_at.",
 										   psprintf("Run CREATE INDEX CONCURRENTLY ON idem.%s (expires_at).", table->def->name));
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
@@ -543,6 +558,5 @@ idem_table_cleanup(IdemTable *table, AttrNumber expires_at, bool (*is_gone)(Idem
 	}
 	index_endscan(scan);
 	UnregisterSnapshot(snapshot);
-	index_close(index, NoLock);
 	return removed;
 }

@@ -1,0 +1,108 @@
+/*
+ * arrays.c
+ *		Array arguments of the functions that take many at once.
+ */
+#include "postgres.h"
+
+#include "utils/array.h"
+#include "utils/lsyscache.h"
+
+#include "idem.h"
+
+/* Elements of an array; false if it was not given */
+bool
+idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *what, Datum **elems, bool **nulls, int *n)
+{
+	ArrayType *array;
+	int16 typlen;
+	bool typbyval;
+	char typalign;
+
+	*n = 0;
+	if (PG_ARGISNULL(arg))
+		return false;
+	array = PG_GETARG_ARRAYTYPE_P(arg);
+	if (ARR_NDIM(array) > 1)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("array \"%s\" must have one dimension", what),
+				errdetail("It has %d dimensions.", ARR_NDIM(array)),
+				errhint("Flatten the array."));
+	get_typlenbyvalalign(ARR_ELEMTYPE(array), &typlen, &typbyval, &typalign);
+	deconstruct_array(array, ARR_ELEMTYPE(array), typlen, typbyval, typalign, elems, nulls, n);
+	return true;
+}
+
+/* The same for one that must be given, without nulls in it if nulls is NULL */
+void
+idem_arrays_require(FunctionCallInfo fcinfo, int arg, const char *what, Datum **elems, bool **nulls, int *n)
+{
+	bool *isnull;
+
+	if (!idem_arrays_get(fcinfo, arg, what, elems, nulls ? nulls : &isnull, n))
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("array \"%s\" must not be null", what),
+				errdetail("Without it there is nothing to do."),
+				errhint("Pass an empty array if there is nothing to do."));
+	for (int i = 0; i < *n && nulls == NULL; i++)
+	{
+		if (isnull[i])
+			ereport(ERROR,
+					errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					errmsg("array \"%s\" must not contain nulls", what),
+					errdetail("Element %d of the array is null.", i + 1),
+					errhint("Leave out what is missing, in all arrays of the call."));
+	}
+}
+
+void
+idem_arrays_check_length(const char *what, int n, const char *other, int nother)
+{
+	if (n != nother)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("arrays \"%s\" and \"%s\" differ in length", what, other),
+				errdetail("Their lengths are %d and %d.", n, nother),
+				errhint("Pass as many elements in the one as in the other."));
+}
+
+static int
+compare_keys(const void *a, const void *b, void *arg)
+{
+	text **keys = arg;
+	int ia = *(const int *) a;
+	int ib = *(const int *) b;
+	int la = keys[ia] ? (int) VARSIZE_ANY_EXHDR(keys[ia]) : 0;
+	int lb = keys[ib] ? (int) VARSIZE_ANY_EXHDR(keys[ib]) : 0;
+	int cmp = la > 0 && lb > 0 ? memcmp(VARDATA_ANY(keys[ia]), VARDATA_ANY(keys[ib]), Min(la, lb)) : 0;
+
+	if (cmp == 0)
+		cmp = la - lb;
+	return cmp != 0 ? cmp : ia - ib;
+}
+
+/*
+ * In which order to go through keys so that two who do cannot wait for each
+ * other in a circle: by their bytes; equal ones, and missing ones (NULL), as
+ * they stand.
+ */
+int *
+idem_arrays_order(text **keys, int n)
+{
+	int *order = MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(int), MCXT_ALLOC_HUGE);
+
+	for (int i = 0; i < n; i++)
+		order[i] = i;
+	qsort_arg(order, n, sizeof(int), compare_keys, keys);
+	return order;
+}
+
+/* Errors about an element tell which one, without showing it */
+void
+idem_arrays_say_element(void *arg)
+{
+	const IdemElement *element = arg;
+
+	errcontext("element %d of array \"%s\"", element->ord + 1, element->array);
+}

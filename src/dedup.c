@@ -1,0 +1,411 @@
+/*
+ * dedup.c
+ *		The protocol of enqueue: who absorbs a duplicate, and when.
+ *
+ * Jobs of a key are found through an index on a hash of queue and key.  It is
+ * not unique: what keeps two from inserting a job of the same key is a lock
+ * on the hash, held for a moment, under which the jobs of the key are looked
+ * at with a dirty snapshot.  Whatever moves a job in the index holds it, too
+ * (idem_jobrow_store), so none is overlooked.
+ *
+ * A job absorbs a duplicate by being locked FOR KEY SHARE, by the transaction
+ * that enqueued the duplicate, for as long as that lasts.  Fetch takes FOR
+ * UPDATE and skips what it does not get.  So the job cannot start before that
+ * transaction has ended, and sees what it has committed.  If the lock is not to
+ * be had, the job runs in an open transaction.
+ *
+ * A job that somebody has fetched with a lease absorbs nothing that way, not
+ * even when the lease has run out, because it may be completed all the same.
+ *
+ * Who waits for whom: an enqueue waits for another open one that has inserted a
+ * job of the same key, and where it wants to change a waiting job for another
+ * one that has changed it.  It never waits for a job that runs.
+ */
+#include "postgres.h"
+
+#include "access/relscan.h"
+#include "access/xact.h"
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "jobs.h"
+
+/* A few numbers of jobs */
+typedef struct IdSet
+{
+	int n;
+	int64 *ids;
+} IdSet;
+
+/* What is known about the jobs of a key after a look at them */
+typedef struct Look
+{
+	ItemPointerData waiting; /* a job that nobody has fetched, invalid: none */
+	int64 waiting_id;
+	int64 running;			 /* a job that somebody has fetched, 0: none */
+	TransactionId removing;	 /* who is about to remove that one, if it is so */
+	TransactionId inserting; /* who has inserted one and is open, if somebody has */
+} Look;
+
+/* One enqueue of a job with a key */
+typedef struct Attempt
+{
+	const IdemEnqueue *enqueue;
+	const IdemNewJob *job;
+	int64 key_hash;
+	IdemTable *keys;	 /* idem.job_keys for until_expired, else NULL */
+	IdSet not_to_be_had; /* jobs that wait, by their rows, but are held by somebody */
+} Attempt;
+
+static bool
+has_id(const IdSet *set, int64 id)
+{
+	for (int i = 0; i < set->n; i++)
+	{
+		if (set->ids[i] == id)
+			return true;
+	}
+	return false;
+}
+
+static void
+add_id(IdSet *set, int64 id)
+{
+	if (has_id(set, id))
+		return;
+	set->ids = set->ids == NULL ? palloc(sizeof(int64)) :
+								  repalloc_array(set->ids, int64, set->n + 1);
+	set->ids[set->n++] = id;
+}
+
+static void
+insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, int64 key_hash, bool hashed,
+		   int64 after_job, IdemEnqueued *answer)
+{
+	bool with_ttl = hashed && enqueue->policy.dedup == IDEM_UNTIL_EXPIRED;
+	TupleTableSlot *slot = idem_table_new_row(jobs, with_ttl || after_job != 0 || enqueue->max_attempts != 0);
+
+	answer->job_id = job->job_id != 0 ? job->job_id : idem_jobtable_next_id();
+	answer->outcome = after_job != 0 ? IDEM_RERUN : IDEM_ENQUEUED;
+	idem_row_set(slot, IDEM_JOBS_JOB_ID, Int64GetDatum(answer->job_id));
+	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(enqueue->run_at));
+	idem_row_set(slot, IDEM_JOBS_ENQUEUED_AT, TimestampTzGetDatum(enqueue->now));
+	idem_row_set(slot, IDEM_JOBS_PRIORITY, Int32GetDatum(enqueue->priority));
+	idem_row_set(slot, IDEM_JOBS_QUEUE, PointerGetDatum(enqueue->queue.name));
+	if (hashed)
+		idem_row_set(slot, IDEM_JOBS_KEY_HASH, Int64GetDatum(key_hash));
+	if (job->key != NULL)
+		idem_row_set(slot, IDEM_JOBS_KEY, PointerGetDatum(job->key));
+	if (!job->payload.isnull)
+		idem_row_set(slot, IDEM_JOBS_PAYLOAD, job->payload.value);
+	if (enqueue->max_attempts != 0)
+		idem_row_set(slot, IDEM_JOBS_MAX_ATTEMPTS, Int32GetDatum(enqueue->max_attempts));
+	if (with_ttl)
+		idem_row_set(slot, IDEM_JOBS_KEY_UNTIL, TimestampTzGetDatum(enqueue->now + enqueue->policy.key_ttl));
+	if (after_job != 0)
+		idem_row_set(slot, IDEM_JOBS_AFTER_JOB, Int64GetDatum(after_job));
+	if (!idem_table_insert(jobs))
+		elog(ERROR, "number of a job was used before");
+}
+
+pg_noreturn static void
+refuse_duplicate(const char *detail)
+{
+	ereport(ERROR,
+			errcode(ERRCODE_IDEM_DUPLICATE_JOB),
+			errmsg("duplicate job"),
+			errdetail("%s", detail),
+			errhint("Leave \"%s\" out to let the job absorb its duplicates.", "on_duplicate"));
+}
+
+/* Does a job of the key count for this enqueue? */
+static bool
+counts(IdemTable *jobs, const Attempt *attempt, bool runs)
+{
+	const IdemEnqueue *enqueue = attempt->enqueue;
+
+	if (!idem_row_varlena_equals(jobs, IDEM_JOBS_KEY, attempt->job->key) ||
+		!idem_row_varlena_equals(jobs, IDEM_JOBS_QUEUE, enqueue->queue.name))
+		return false;
+	if (enqueue->policy.dedup != IDEM_UNTIL_EXPIRED)
+		return true;
+	if (idem_row_isnull(jobs, IDEM_JOBS_KEY_UNTIL))
+		return !runs;
+	return idem_row_timestamp(jobs, IDEM_JOBS_KEY_UNTIL) > enqueue->now;
+}
+
+/* Take down what a job that is committed, or this transaction's, means for us */
+static void
+note_job(IdemTable *jobs, const SnapshotData *dirty, const Attempt *attempt, Look *look)
+{
+	int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
+	bool leased = idem_jobrow_is_leased(jobs);
+	bool runs = leased || has_id(&attempt->not_to_be_had, job_id);
+
+	if (!counts(jobs, attempt, runs))
+		return;
+	if (!runs)
+	{
+		look->waiting = jobs->found->tts_tid;
+		look->waiting_id = job_id;
+		return;
+	}
+	look->running = job_id;
+	/* fetch would have made a later version; with a live lease it does not matter */
+	if (TransactionIdIsValid(dirty->xmax) && idem_row_is_last_version(jobs) &&
+		!(leased && idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) > attempt->enqueue->now))
+		look->removing = dirty->xmax;
+}
+
+/*
+ * Look at all jobs of the key.  False: a job was seen in the middle of a
+ * change, only as it will be if that is committed, because by the time that we
+ * came to its present version the change was.  Look again.
+ */
+static bool
+look_at_jobs(IdemTable *jobs, Relation index, const Attempt *attempt, Look *look)
+{
+	IdemLookup lookup = idem_jobtable_by_key(jobs, index, attempt->key_hash);
+	IdSet seen = {0};
+	IdSet changing = {0};
+	SnapshotData dirty;
+	IndexScanDesc scan;
+
+	memset(look, 0, sizeof(*look));
+	ItemPointerSetInvalid(&look->waiting);
+	InitDirtySnapshot(dirty);
+	scan = idem_probe_begin(jobs, &lookup, &dirty);
+	while (index_getnext_slot(scan, ForwardScanDirection, jobs->found))
+	{
+		int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
+
+		CHECK_FOR_INTERRUPTS();
+		if (!TransactionIdIsValid(dirty.xmin))
+		{
+			add_id(&seen, job_id);
+			note_job(jobs, &dirty, attempt, look);
+		}
+		else if (idem_row_is_later_version(jobs))
+			add_id(&changing, job_id);
+		else if (counts(jobs, attempt, false))
+			look->inserting = dirty.xmin;
+	}
+	index_endscan(scan);
+	ExecClearTuple(jobs->found);
+
+	for (int i = 0; i < changing.n; i++)
+	{
+		if (!has_id(&seen, changing.ids[i]))
+			return false;
+	}
+	return true;
+}
+
+/* until_expired: is the job of this key done, and the key not expired? */
+static bool
+find_done(const Attempt *attempt, IdemEnqueued *answer)
+{
+	IdemTable *keys = attempt->keys;
+	IdemLookup lookup;
+	Snapshot snapshot;
+	IndexScanDesc scan;
+	bool found = false;
+
+	if (keys == NULL)
+		return false;
+	lookup = idem_jobtable_by_key(keys, keys->pkey, attempt->key_hash);
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	scan = idem_probe_begin(keys, &lookup, snapshot);
+	while (!found && index_getnext_slot(scan, ForwardScanDirection, keys->found))
+		found = idem_row_timestamp(keys, IDEM_JOB_KEYS_EXPIRES_AT) > attempt->enqueue->now &&
+			idem_row_varlena_equals(keys, IDEM_JOB_KEYS_KEY, attempt->job->key) &&
+			idem_row_varlena_equals(keys, IDEM_JOB_KEYS_QUEUE, attempt->enqueue->queue.name);
+	if (found)
+	{
+		answer->job_id = idem_row_int64(keys, IDEM_JOB_KEYS_JOB_ID);
+		answer->outcome = IDEM_DONE;
+		answer->result = idem_row_jsonb(keys, IDEM_JOB_KEYS_RESULT);
+	}
+	index_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	return found;
+}
+
+/* May a new job be inserted?  after_job: not before this one has ended. */
+static bool
+may_insert(const Attempt *attempt, const Look *look, int64 *after_job)
+{
+	const IdemPolicy *policy = &attempt->enqueue->policy;
+
+	*after_job = 0;
+	if (ItemPointerIsValid(&look->waiting) || TransactionIdIsValid(look->inserting))
+		return false;
+	if (look->running == 0 || policy->dedup == IDEM_UNTIL_EXECUTING)
+		return true;
+	if (policy->dedup == IDEM_UNTIL_EXPIRED || !policy->rerun || TransactionIdIsValid(look->removing))
+		return false;
+	if (policy->on_duplicate == IDEM_REFUSE)
+		return false;
+	*after_job = look->running;
+	return true;
+}
+
+/*
+ * Look at the jobs of the key, and insert one if none is in the way.  True:
+ * the answer is there.
+ */
+static bool
+look_or_insert(IdemTable *jobs, Relation index, const Attempt *attempt, Look *look, IdemEnqueued *answer)
+{
+	int64 after_job;
+	bool answered = false;
+
+	idem_table_lock_hash(jobs, (uint32) attempt->key_hash);
+	while (!look_at_jobs(jobs, index, attempt, look))
+		CHECK_FOR_INTERRUPTS();
+	if (may_insert(attempt, look, &after_job))
+	{
+		if (look->running != 0 || !find_done(attempt, answer))
+			insert_job(jobs, attempt->enqueue, attempt->job, attempt->key_hash, true, after_job, answer);
+		answered = true;
+	}
+	idem_table_unlock_hash(jobs, (uint32) attempt->key_hash);
+
+	if (answered && answer->outcome == IDEM_DONE && attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
+		refuse_duplicate("The job of this key is done, and the key has not expired.");
+	return answered;
+}
+
+/*
+ * What the duplicate changes in the job that absorbs it: the row to be written,
+ * or NULL if nothing.
+ */
+static TupleTableSlot *
+change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, IdemOutcome *outcome)
+{
+	TimestampTz run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
+	TimestampTz new_run_at = run_at;
+	bool new_payload = true;
+	TupleTableSlot *slot;
+
+	if (enqueue->policy.rerun && idem_jobrow_waits_for_other(jobs))
+		*outcome = IDEM_RERUN;
+	else if (enqueue->policy.on_duplicate == IDEM_REPLACE)
+		*outcome = IDEM_REPLACED;
+	else if (enqueue->policy.on_duplicate == IDEM_DEBOUNCE)
+	{
+		TimestampTz latest = idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT) + enqueue->queue.debounce_max;
+
+		*outcome = IDEM_POSTPONED;
+		new_run_at = Max(run_at, Min(enqueue->run_at, latest));
+	}
+	else
+	{
+		*outcome = IDEM_ABSORBED;
+		new_payload = false;
+	}
+
+	/* whoever wants it earlier gets it earlier, but not a retry */
+	if (*outcome != IDEM_POSTPONED && idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) == 0)
+		new_run_at = Min(run_at, enqueue->run_at);
+	/* one that is due is early enough */
+	if (run_at <= enqueue->now && new_run_at < run_at)
+		new_run_at = run_at;
+	if (!new_payload && new_run_at == run_at)
+		return NULL;
+
+	slot = idem_jobrow_copy(jobs, false);
+	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(new_run_at));
+	if (new_payload && job->payload.isnull)
+		idem_row_clear(slot, IDEM_JOBS_PAYLOAD);
+	else if (new_payload)
+		idem_row_set(slot, IDEM_JOBS_PAYLOAD, job->payload.value);
+	return slot;
+}
+
+/*
+ * Let a waiting job absorb the duplicate.  False: it was changed meanwhile, or
+ * somebody has it.
+ */
+static bool
+absorb(IdemTable *jobs, Attempt *attempt, const Look *look, IdemEnqueued *answer)
+{
+	TM_Result result = idem_table_lock(jobs, look->waiting, LockTupleKeyShare, LockWaitSkip);
+
+	if (result == TM_WouldBlock)
+		add_id(&attempt->not_to_be_had, look->waiting_id);
+	if (result != TM_Ok)
+		return false;
+	if (attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
+		refuse_duplicate("A job with this key waits.");
+
+	answer->job_id = look->waiting_id;
+	if (change_waiting(jobs, attempt->enqueue, attempt->job, &answer->outcome) == NULL)
+		return true;
+	/* nobody can fetch it any more, but another duplicate may be changing it */
+	if (idem_table_lock(jobs, look->waiting, LockTupleNoKeyExclusive, LockWaitBlock) != TM_Ok)
+		return false;
+	(void) change_waiting(jobs, attempt->enqueue, attempt->job, &answer->outcome);
+	idem_jobrow_store(jobs);
+	return true;
+}
+
+static void
+enqueue_keyed(IdemTable *jobs, Attempt *attempt, IdemEnqueued *answer)
+{
+	Relation index = idem_jobtable_key_index(jobs);
+
+	for (;;)
+	{
+		Look look;
+
+		CHECK_FOR_INTERRUPTS();
+		if (look_or_insert(jobs, index, attempt, &look, answer))
+			break;
+		if (ItemPointerIsValid(&look.waiting))
+		{
+			if (absorb(jobs, attempt, &look, answer))
+				break;
+		}
+		else if (TransactionIdIsValid(look.inserting))
+			idem_probe_wait(jobs, look.inserting);
+		else if (TransactionIdIsValid(look.removing))
+			idem_probe_wait(jobs, look.removing);
+		else
+		{
+			if (attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
+				refuse_duplicate("A job with this key runs.");
+			answer->job_id = look.running;
+			answer->outcome = IDEM_ABSORBED;
+			break;
+		}
+	}
+}
+
+/* Put a job into its queue, or say which job has absorbed it */
+void
+idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, IdemEnqueued *answer)
+{
+	Attempt attempt = {.enqueue = enqueue, .job = job};
+	IdemTable keys;
+
+	memset(answer, 0, sizeof(*answer));
+	if (job->key == NULL || (enqueue->later && !enqueue->policy.include_scheduled))
+	{
+		insert_job(jobs, enqueue, job, 0, false, 0, answer);
+		return;
+	}
+	/* everything is open before the lock on the hash is taken */
+	idem_jobtable_lock_ids();
+	attempt.key_hash = idem_jobtable_key_hash(enqueue->queue.name, job->key);
+	if (enqueue->policy.dedup == IDEM_UNTIL_EXPIRED)
+	{
+		idem_jobtable_open_keys(&keys, AccessShareLock);
+		attempt.keys = &keys;
+	}
+	enqueue_keyed(jobs, &attempt, answer);
+	if (attempt.keys != NULL)
+		idem_table_close(&keys);
+}

@@ -1,0 +1,312 @@
+/*
+ * enqueue.c
+ *		SQL functions that make jobs: idem_enqueue, idem_enqueue_many.
+ *
+ * They check their arguments, call the store, and form the rows to return.
+ * Many jobs are enqueued in the order of their keys, whatever the order of the
+ * arrays, so two calls cannot wait for each other in a circle; their numbers
+ * follow the arrays.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "catalog/pg_type.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/datum.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "jobs.h"
+
+#define ENQUEUE_NATTS	   3
+#define ENQUEUE_MANY_NATTS 4
+
+static const Oid enqueue_types[ENQUEUE_NATTS] = {INT8OID, TEXTOID, JSONBOID};
+static const Oid enqueue_many_types[ENQUEUE_MANY_NATTS] = {INT4OID, INT8OID, TEXTOID, JSONBOID};
+
+/* Arguments of both functions */
+enum EnqueueArg
+{
+	ARG_QUEUE,
+	ARG_PAYLOAD,
+	ARG_KEY,
+	ARG_DEDUP,
+	ARG_ON_DUPLICATE,
+	ARG_IF_RUNNING,
+	ARG_KEY_TTL,
+	ARG_INCLUDE_SCHEDULED,
+	ARG_DELAY,
+	ARG_RUN_AT,
+	ARG_PRIORITY,
+	ARG_MAX_ATTEMPTS,
+	ENQUEUE_NARGS
+};
+
+PG_FUNCTION_INFO_V1(idem_enqueue);
+PG_FUNCTION_INFO_V1(idem_enqueue_many);
+
+pg_noreturn static void
+contradiction(const char *what, const char *detail, const char *hint)
+{
+	ereport(ERROR,
+			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("invalid combination of arguments with \"%s\"", what),
+			errdetail("%s", detail),
+			errhint("%s", hint));
+}
+
+/* What the call says about duplicates, or else the queue */
+static void
+get_policy(FunctionCallInfo fcinfo, const IdemQueue *queue, IdemPolicy *policy)
+{
+	*policy = queue->policy;
+	if (!PG_ARGISNULL(ARG_DEDUP))
+		policy->dedup = idem_args_word(PG_GETARG_TEXT_PP(ARG_DEDUP), "dedup", idem_dedup_words);
+	if (!PG_ARGISNULL(ARG_ON_DUPLICATE))
+		policy->on_duplicate = idem_args_word(PG_GETARG_TEXT_PP(ARG_ON_DUPLICATE), "on_duplicate", idem_on_duplicate_words);
+	if (!PG_ARGISNULL(ARG_IF_RUNNING))
+		policy->rerun = idem_args_word(PG_GETARG_TEXT_PP(ARG_IF_RUNNING), "if_running", idem_if_running_words) != 0;
+	if (!PG_ARGISNULL(ARG_KEY_TTL))
+		policy->key_ttl = idem_args_longer_than_zero(PG_GETARG_DATUM(ARG_KEY_TTL), "key_ttl");
+	if (!PG_ARGISNULL(ARG_INCLUDE_SCHEDULED))
+		policy->include_scheduled = PG_GETARG_BOOL(ARG_INCLUDE_SCHEDULED);
+	else if (policy->on_duplicate == IDEM_DEBOUNCE)
+		policy->include_scheduled = true;
+}
+
+/* What only makes sense together */
+static void
+check_policy(FunctionCallInfo fcinfo, IdemPolicy *policy)
+{
+	bool has_time = !PG_ARGISNULL(ARG_DELAY) || !PG_ARGISNULL(ARG_RUN_AT);
+
+	if (policy->dedup == IDEM_UNTIL_EXPIRED && policy->key_ttl == 0)
+		contradiction("dedup", "With \"until_expired\" there must be a key_ttl.",
+					  "Pass key_ttl, or declare it with idem_queue_set().");
+	if (policy->dedup != IDEM_UNTIL_EXPIRED && !PG_ARGISNULL(ARG_KEY_TTL))
+		contradiction("key_ttl", "It counts with \"until_expired\" only.",
+					  "Pass dedup => 'until_expired', or leave key_ttl out.");
+	if (policy->dedup != IDEM_UNTIL_EXECUTED && !PG_ARGISNULL(ARG_IF_RUNNING))
+		contradiction("if_running", "It counts with \"until_executed\" only.",
+					  "Pass dedup => 'until_executed', or leave if_running out.");
+	if (policy->on_duplicate == IDEM_DEBOUNCE && !has_time)
+		contradiction("on_duplicate", "With \"debounce\" there must be a time to put the job off to.",
+					  "Pass delay, the time that is to pass without another duplicate.");
+	if (policy->on_duplicate == IDEM_DEBOUNCE && !policy->include_scheduled)
+		contradiction("include_scheduled", "With \"debounce\" jobs for later take their key.",
+					  "Leave include_scheduled out.");
+	/* only until_executed looks at it */
+	policy->rerun = policy->rerun && policy->dedup == IDEM_UNTIL_EXECUTED;
+}
+
+static void
+get_time(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
+{
+	if (!PG_ARGISNULL(ARG_DELAY) && !PG_ARGISNULL(ARG_RUN_AT))
+		contradiction("delay", "There is a run_at, too.", "Pass delay or run_at, not both.");
+	enqueue->now = enqueue->run_at = idem_clock_now();
+	if (!PG_ARGISNULL(ARG_DELAY))
+		enqueue->run_at += idem_args_zero_or_longer(PG_GETARG_DATUM(ARG_DELAY), "delay");
+	if (!PG_ARGISNULL(ARG_RUN_AT))
+		enqueue->run_at = PG_GETARG_TIMESTAMPTZ(ARG_RUN_AT);
+	if (TIMESTAMP_NOT_FINITE(enqueue->run_at))
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid value of \"%s\"", "run_at"),
+				errdetail("The time must be finite."),
+				errhint("Leave it out for a job that is due at once."));
+	enqueue->later = enqueue->run_at > enqueue->now;
+}
+
+/* Arguments that are the same for one job and for many */
+static void
+get_enqueue(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
+{
+	idem_queuestore_use(idem_jobargs_queue(fcinfo, ARG_QUEUE), &enqueue->queue);
+	get_policy(fcinfo, &enqueue->queue, &enqueue->policy);
+	get_time(fcinfo, enqueue);
+	enqueue->priority = PG_ARGISNULL(ARG_PRIORITY) ? 0 : PG_GETARG_INT32(ARG_PRIORITY);
+	enqueue->max_attempts = idem_args_max_attempts(fcinfo, ARG_MAX_ATTEMPTS);
+}
+
+static void
+set_payload(IdemNewJob *job, Datum payload, bool isnull)
+{
+	job->payload.isnull = isnull;
+	if (!isnull)
+		job->payload.value = JsonbPGetDatum(idem_args_jsonb(payload, "payload"));
+}
+
+/* What is said about duplicates is for nothing if there is no key to tell them by */
+static void
+check_no_policy(FunctionCallInfo fcinfo)
+{
+	for (int arg = ARG_DEDUP; arg <= ARG_INCLUDE_SCHEDULED; arg++)
+	{
+		if (!PG_ARGISNULL(arg))
+			contradiction("key", "There is no key, but something about duplicates.",
+						  "Pass a key, or leave out dedup, on_duplicate, if_running, key_ttl and include_scheduled.");
+	}
+}
+
+static const char *
+outcome_name(IdemOutcome outcome)
+{
+	switch (outcome)
+	{
+		case IDEM_ENQUEUED:
+			return "enqueued";
+		case IDEM_ABSORBED:
+			return "absorbed";
+		case IDEM_REPLACED:
+			return "replaced";
+		case IDEM_POSTPONED:
+			return "postponed";
+		case IDEM_RERUN:
+			return "rerun";
+		case IDEM_DONE:
+			return "done";
+	}
+	pg_unreachable();
+}
+
+/* job_id, outcome, result */
+static void
+fill_answer(const IdemEnqueued *answer, Datum *values, bool *nulls)
+{
+	values[0] = Int64GetDatum(answer->job_id);
+	values[1] = CStringGetTextDatum(outcome_name(answer->outcome));
+	values[2] = JsonbPGetDatum(answer->result);
+	nulls[0] = nulls[1] = false;
+	nulls[2] = answer->result == NULL;
+}
+
+Datum
+idem_enqueue(PG_FUNCTION_ARGS)
+{
+	static IdemRowDesc row_desc;
+	IdemTable jobs;
+	IdemEnqueue enqueue;
+	IdemNewJob job = {0};
+	IdemEnqueued answer;
+	TupleDesc desc;
+	Datum values[ENQUEUE_NATTS];
+	bool nulls[ENQUEUE_NATTS];
+
+	idem_args_begin(fcinfo, ENQUEUE_NARGS, "idem_enqueue()");
+	desc = idem_args_row_desc(fcinfo, enqueue_types, ENQUEUE_NATTS, &row_desc);
+	get_enqueue(fcinfo, &enqueue);
+	if (PG_ARGISNULL(ARG_KEY))
+		check_no_policy(fcinfo);
+	else
+	{
+		job.key = PG_GETARG_TEXT_PP(ARG_KEY);
+		idem_args_check_key(job.key);
+		check_policy(fcinfo, &enqueue.policy);
+	}
+	set_payload(&job, PG_GETARG_DATUM(ARG_PAYLOAD), PG_ARGISNULL(ARG_PAYLOAD));
+
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	idem_dedup_enqueue(&jobs, &enqueue, &job, &answer);
+	idem_table_close(&jobs);
+
+	fill_answer(&answer, values, nulls);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, values, nulls)));
+}
+
+/* The keys, checked, as many as there are payloads; missing ones are NULL */
+static text **
+get_keys(FunctionCallInfo fcinfo, int n)
+{
+	text **keys = palloc0_array(text *, n);
+	Datum *elems;
+	bool *nulls;
+	int nkeys;
+
+	if (!idem_arrays_get(fcinfo, ARG_KEY, "keys", &elems, &nulls, &nkeys))
+		return keys;
+	idem_arrays_check_length("payloads", n, "keys", nkeys);
+	for (int i = 0; i < n; i++)
+	{
+		if (nulls[i])
+			continue;
+		keys[i] = DatumGetTextPP(elems[i]);
+		idem_args_check_key(keys[i]);
+	}
+	return keys;
+}
+
+/* Enqueue one after the other, in the order of their keys */
+static void
+enqueue_jobs(const IdemEnqueue *enqueue, text **keys, const Datum *payloads, const bool *nulls,
+			 IdemEnqueued *answers, int n)
+{
+	MemoryContext job_context = AllocSetContextCreate(CurrentMemoryContext, "idem enqueue", ALLOCSET_DEFAULT_SIZES);
+	int *order = idem_arrays_order(keys, n);
+	IdemElement element = {.array = "payloads"};
+	ErrorContextCallback context = {
+		.previous = error_context_stack, .callback = idem_arrays_say_element, .arg = &element};
+	IdemTable jobs;
+
+	error_context_stack = &context;
+	for (int i = 0; i < n; i++)
+		answers[i].job_id = idem_jobtable_next_id();
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	for (int i = 0; i < n; i++)
+	{
+		MemoryContext oldcontext = MemoryContextSwitchTo(job_context);
+		IdemEnqueued *answer = &answers[order[i]];
+		IdemNewJob job = {.job_id = answer->job_id, .key = keys[order[i]]};
+
+		CHECK_FOR_INTERRUPTS();
+		element.ord = order[i];
+		set_payload(&job, payloads[order[i]], nulls[order[i]]);
+		idem_dedup_enqueue(&jobs, enqueue, &job, answer);
+		MemoryContextSwitchTo(oldcontext);
+		if (answer->result != NULL)
+			answer->result = DatumGetJsonbPCopy(JsonbPGetDatum(answer->result));
+		MemoryContextReset(job_context);
+	}
+	idem_table_close(&jobs);
+	error_context_stack = context.previous;
+	MemoryContextDelete(job_context);
+}
+
+Datum
+idem_enqueue_many(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo;
+	IdemEnqueue enqueue;
+	Datum *payloads;
+	bool *nulls;
+	text **keys;
+	IdemEnqueued *answers;
+	int n;
+
+	idem_args_begin(fcinfo, ENQUEUE_NARGS, "idem_enqueue_many()");
+	rsinfo = idem_args_row_set(fcinfo, enqueue_many_types, ENQUEUE_MANY_NATTS);
+	get_enqueue(fcinfo, &enqueue);
+	idem_arrays_require(fcinfo, ARG_PAYLOAD, "payloads", &payloads, &nulls, &n);
+	keys = get_keys(fcinfo, n);
+	if (PG_ARGISNULL(ARG_KEY))
+		check_no_policy(fcinfo);
+	else
+		check_policy(fcinfo, &enqueue.policy);
+	answers = MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(IdemEnqueued), MCXT_ALLOC_HUGE);
+
+	if (n > 0)
+		enqueue_jobs(&enqueue, keys, payloads, nulls, answers, n);
+	for (int i = 0; i < n; i++)
+	{
+		Datum row[ENQUEUE_MANY_NATTS];
+		bool row_nulls[ENQUEUE_MANY_NATTS] = {false};
+
+		CHECK_FOR_INTERRUPTS();
+		row[0] = Int32GetDatum(i + 1);
+		fill_answer(&answers[i], &row[1], &row_nulls[1]);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, row, row_nulls);
+	}
+	return (Datum) 0;
+}

@@ -1,0 +1,480 @@
+/* src/idem--0.2.0--0.3.0.sql: jobs; tables, functions, views */
+
+-- complain if this script is sourced in psql instead of via ALTER EXTENSION
+\echo Use "ALTER EXTENSION idem UPDATE TO '0.3.0'" to load this file. \quit
+
+/*
+ * Jobs.  Live ones only: what has ended is removed, and kept in job_log as long
+ * as its queue wants.  There is no state column: what a job is like follows from
+ * run_at, lease_until and row locks.  Column order: what never changes stands
+ * first; the rows of jobs that nobody has fetched yet end with the payload.
+ */
+CREATE SEQUENCE idem.jobs_job_id_seq AS bigint;
+COMMENT ON SEQUENCE idem.jobs_job_id_seq IS 'numbers of jobs';
+
+CREATE TABLE idem.jobs (
+	job_id bigint NOT NULL,
+	run_at timestamp with time zone NOT NULL,
+	enqueued_at timestamp with time zone NOT NULL,
+	key_hash bigint,
+	priority integer NOT NULL,
+	queue text COLLATE "C" NOT NULL,
+	key text COLLATE "C",
+	payload jsonb,
+	max_attempts integer,
+	key_until timestamp with time zone,
+	after_job bigint,
+	attempt integer,
+	token bigint,
+	lease_until timestamp with time zone,
+	worker text COLLATE "C",
+	error text COLLATE "C",
+	CONSTRAINT jobs_pkey PRIMARY KEY (job_id)
+) USING heap WITH (fillfactor = 70);
+ALTER TABLE idem.jobs ALTER COLUMN queue SET STORAGE MAIN, ALTER COLUMN key SET STORAGE MAIN;
+CREATE INDEX jobs_fetch_idx ON idem.jobs USING btree (queue, priority, run_at, job_id);
+CREATE INDEX jobs_key_idx ON idem.jobs USING btree (key_hash) WHERE key_hash IS NOT NULL;
+
+COMMENT ON TABLE idem.jobs IS 'jobs that wait or run; read and written by the idem_* functions only';
+COMMENT ON COLUMN idem.jobs.job_id IS 'number of the job';
+COMMENT ON COLUMN idem.jobs.run_at IS 'from when on the job may be fetched';
+COMMENT ON COLUMN idem.jobs.enqueued_at IS 'when the job was enqueued';
+COMMENT ON COLUMN idem.jobs.key_hash IS 'hash of queue and key if duplicates of the job are looked for, else null';
+COMMENT ON COLUMN idem.jobs.priority IS 'lower numbers are fetched first';
+COMMENT ON COLUMN idem.jobs.queue IS 'name of the queue, 1 to 255 bytes';
+COMMENT ON COLUMN idem.jobs.key IS 'what tells duplicates, 1 to 1024 bytes, or null';
+COMMENT ON COLUMN idem.jobs.payload IS 'what the worker gets';
+COMMENT ON COLUMN idem.jobs.max_attempts IS 'how often the job may be fetched, or null for what its queue says';
+COMMENT ON COLUMN idem.jobs.key_until IS 'until_expired: until when duplicates are absorbed, else null';
+COMMENT ON COLUMN idem.jobs.after_job IS 'a rerun: the job that has to end before, else null';
+COMMENT ON COLUMN idem.jobs.attempt IS 'how often the job was fetched';
+COMMENT ON COLUMN idem.jobs.token IS 'fencing token of the last fetch, or one that nobody has';
+COMMENT ON COLUMN idem.jobs.lease_until IS 'until when the worker has the job; null if nobody has it';
+COMMENT ON COLUMN idem.jobs.worker IS 'name that the worker has given';
+COMMENT ON COLUMN idem.jobs.error IS 'what idem_fail() was given last';
+COMMENT ON CONSTRAINT jobs_pkey ON idem.jobs IS 'finds a job by its number';
+COMMENT ON INDEX idem.jobs_pkey IS 'finds a job by its number';
+COMMENT ON INDEX idem.jobs_fetch_idx IS 'the order in which jobs are fetched';
+COMMENT ON INDEX idem.jobs_key_idx IS 'finds the jobs of a key';
+
+CREATE TABLE idem.job_keys (
+	key_hash bigint NOT NULL,
+	expires_at timestamp with time zone NOT NULL,
+	job_id bigint NOT NULL,
+	queue text COLLATE "C" NOT NULL,
+	key text COLLATE "C" NOT NULL,
+	result jsonb,
+	CONSTRAINT job_keys_pkey PRIMARY KEY (key_hash, job_id)
+) USING heap;
+ALTER TABLE idem.job_keys ALTER COLUMN queue SET STORAGE MAIN, ALTER COLUMN key SET STORAGE MAIN;
+CREATE INDEX job_keys_expires_at_idx ON idem.job_keys USING btree (expires_at);
+
+COMMENT ON TABLE idem.job_keys IS 'keys that outlive their job: until_expired, and the job is done';
+COMMENT ON COLUMN idem.job_keys.key_hash IS 'hash of queue and key';
+COMMENT ON COLUMN idem.job_keys.expires_at IS 'from when on the key counts as absent';
+COMMENT ON COLUMN idem.job_keys.job_id IS 'the job that is done';
+COMMENT ON COLUMN idem.job_keys.queue IS 'name of the queue';
+COMMENT ON COLUMN idem.job_keys.key IS 'the key';
+COMMENT ON COLUMN idem.job_keys.result IS 'what idem_complete() was given';
+COMMENT ON CONSTRAINT job_keys_pkey ON idem.job_keys IS 'finds a key by its hash';
+COMMENT ON INDEX idem.job_keys_pkey IS 'finds a key by its hash';
+COMMENT ON INDEX idem.job_keys_expires_at_idx IS 'lets cleanup find expired keys, oldest first';
+
+CREATE TABLE idem.job_log (
+	job_id bigint NOT NULL,
+	ended_at timestamp with time zone NOT NULL,
+	expires_at timestamp with time zone NOT NULL,
+	enqueued_at timestamp with time zone NOT NULL,
+	priority integer NOT NULL,
+	attempt integer NOT NULL,
+	max_attempts integer,
+	state text COLLATE "C" NOT NULL,
+	queue text COLLATE "C" NOT NULL,
+	key text COLLATE "C",
+	worker text COLLATE "C",
+	error text COLLATE "C",
+	payload jsonb,
+	result jsonb,
+	CONSTRAINT job_log_pkey PRIMARY KEY (job_id)
+) USING heap;
+CREATE INDEX job_log_expires_at_idx ON idem.job_log USING btree (expires_at);
+
+COMMENT ON TABLE idem.job_log IS 'jobs that have ended, for as long as their queue keeps them';
+COMMENT ON COLUMN idem.job_log.job_id IS 'number of the job';
+COMMENT ON COLUMN idem.job_log.ended_at IS 'when the job ended';
+COMMENT ON COLUMN idem.job_log.expires_at IS 'until when the row is kept';
+COMMENT ON COLUMN idem.job_log.enqueued_at IS 'when the job was enqueued';
+COMMENT ON COLUMN idem.job_log.priority IS 'priority of the job';
+COMMENT ON COLUMN idem.job_log.attempt IS 'how often the job was fetched';
+COMMENT ON COLUMN idem.job_log.max_attempts IS 'how often the job might be fetched, or null for what its queue says';
+COMMENT ON COLUMN idem.job_log.state IS 'done, dead or cancelled';
+COMMENT ON COLUMN idem.job_log.queue IS 'name of the queue';
+COMMENT ON COLUMN idem.job_log.key IS 'the key, or null';
+COMMENT ON COLUMN idem.job_log.worker IS 'name that the last worker has given';
+COMMENT ON COLUMN idem.job_log.error IS 'what idem_fail() was given last, or why the job is dead';
+COMMENT ON COLUMN idem.job_log.payload IS 'what the worker got';
+COMMENT ON COLUMN idem.job_log.result IS 'what idem_complete() was given';
+COMMENT ON CONSTRAINT job_log_pkey ON idem.job_log IS 'finds a job by its number';
+COMMENT ON INDEX idem.job_log_pkey IS 'finds a job by its number';
+COMMENT ON INDEX idem.job_log_expires_at_idx IS 'lets cleanup find what is kept no longer, oldest first';
+
+CREATE TABLE idem.queues (
+	queue text COLLATE "C" NOT NULL,
+	owner regrole,
+	paused_at timestamp with time zone,
+	dedup text COLLATE "C",
+	on_duplicate text COLLATE "C",
+	if_running text COLLATE "C",
+	key_ttl interval,
+	include_scheduled boolean,
+	debounce_max interval,
+	lease interval,
+	max_attempts integer,
+	backoff interval,
+	backoff_max interval,
+	keep interval,
+	keep_dead interval,
+	CONSTRAINT queues_pkey PRIMARY KEY (queue)
+) USING heap;
+
+COMMENT ON TABLE idem.queues IS 'what was declared with idem_queue_set(); null: the default';
+COMMENT ON COLUMN idem.queues.queue IS 'name of the queue';
+COMMENT ON COLUMN idem.queues.owner IS 'role whose members may use the queue; null: every role that may call the functions';
+COMMENT ON COLUMN idem.queues.paused_at IS 'since when nothing is fetched; null: it is not paused';
+COMMENT ON COLUMN idem.queues.dedup IS 'until_executing, until_executed or until_expired';
+COMMENT ON COLUMN idem.queues.on_duplicate IS 'skip, replace, debounce or error';
+COMMENT ON COLUMN idem.queues.if_running IS 'skip or rerun';
+COMMENT ON COLUMN idem.queues.key_ttl IS 'until_expired: how long duplicates are absorbed';
+COMMENT ON COLUMN idem.queues.include_scheduled IS 'whether jobs for later take their key, too';
+COMMENT ON COLUMN idem.queues.debounce_max IS 'debounce: how long after the first enqueue the job runs at the latest';
+COMMENT ON COLUMN idem.queues.lease IS 'how long a fetch leases jobs; zero: for its transaction';
+COMMENT ON COLUMN idem.queues.max_attempts IS 'how often a job may be fetched';
+COMMENT ON COLUMN idem.queues.backoff IS 'time until the first retry; doubles with each one';
+COMMENT ON COLUMN idem.queues.backoff_max IS 'time until a retry at most';
+COMMENT ON COLUMN idem.queues.keep IS 'how long done jobs stay in idem.job_log';
+COMMENT ON COLUMN idem.queues.keep_dead IS 'how long dead and cancelled jobs stay in idem.job_log';
+COMMENT ON CONSTRAINT queues_pkey ON idem.queues IS 'one declaration per queue';
+COMMENT ON INDEX idem.queues_pkey IS 'one declaration per queue';
+
+SELECT pg_catalog.pg_extension_config_dump('idem.jobs_job_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('idem.jobs', '');
+SELECT pg_catalog.pg_extension_config_dump('idem.job_keys', '');
+SELECT pg_catalog.pg_extension_config_dump('idem.job_log', '');
+SELECT pg_catalog.pg_extension_config_dump('idem.queues', '');
+
+CREATE FUNCTION pg_catalog.idem_queue_set(
+	queue text,
+	dedup text DEFAULT NULL,
+	on_duplicate text DEFAULT NULL,
+	if_running text DEFAULT NULL,
+	key_ttl interval DEFAULT NULL,
+	include_scheduled boolean DEFAULT NULL,
+	debounce_max interval DEFAULT NULL,
+	lease interval DEFAULT NULL,
+	max_attempts integer DEFAULT NULL,
+	backoff interval DEFAULT NULL,
+	backoff_max interval DEFAULT NULL,
+	keep interval DEFAULT NULL,
+	keep_dead interval DEFAULT NULL,
+	owner regrole DEFAULT NULL)
+RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_queue_set';
+COMMENT ON FUNCTION pg_catalog.idem_queue_set(text, text, text, text, interval, boolean, interval, interval, integer, interval, interval, interval, interval, regrole) IS
+	'declare what holds for a queue; what is left out stays as it is';
+
+CREATE FUNCTION pg_catalog.idem_queue_drop(
+	queue text)
+RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_queue_drop';
+COMMENT ON FUNCTION pg_catalog.idem_queue_drop(text) IS
+	'take back what was declared for a queue that has no live jobs; false if nothing was';
+
+CREATE FUNCTION pg_catalog.idem_pause(
+	queue text)
+RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_pause';
+COMMENT ON FUNCTION pg_catalog.idem_pause(text) IS
+	'let nothing be fetched from a queue; false if it was paused before';
+
+CREATE FUNCTION pg_catalog.idem_resume(
+	queue text)
+RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_resume';
+COMMENT ON FUNCTION pg_catalog.idem_resume(text) IS
+	'end the pause of a queue; false if it was not paused';
+
+CREATE FUNCTION pg_catalog.idem_enqueue(
+	queue text,
+	payload jsonb DEFAULT NULL,
+	key text DEFAULT NULL,
+	dedup text DEFAULT NULL,
+	on_duplicate text DEFAULT NULL,
+	if_running text DEFAULT NULL,
+	key_ttl interval DEFAULT NULL,
+	include_scheduled boolean DEFAULT NULL,
+	delay interval DEFAULT NULL,
+	run_at timestamp with time zone DEFAULT NULL,
+	priority integer DEFAULT NULL,
+	max_attempts integer DEFAULT NULL,
+	OUT job_id bigint,
+	OUT outcome text,
+	OUT result jsonb)
+RETURNS record
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_enqueue';
+COMMENT ON FUNCTION pg_catalog.idem_enqueue(text, jsonb, text, text, text, text, interval, boolean, interval, timestamp with time zone, integer, integer) IS
+	'put a job into a queue in this transaction, or say which job has absorbed it';
+
+CREATE FUNCTION pg_catalog.idem_enqueue_many(
+	queue text,
+	payloads jsonb[],
+	keys text[] DEFAULT NULL,
+	dedup text DEFAULT NULL,
+	on_duplicate text DEFAULT NULL,
+	if_running text DEFAULT NULL,
+	key_ttl interval DEFAULT NULL,
+	include_scheduled boolean DEFAULT NULL,
+	delay interval DEFAULT NULL,
+	run_at timestamp with time zone DEFAULT NULL,
+	priority integer DEFAULT NULL,
+	max_attempts integer DEFAULT NULL,
+	OUT ord integer,
+	OUT job_id bigint,
+	OUT outcome text,
+	OUT result jsonb)
+RETURNS SETOF record
+LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
+AS 'MODULE_PATHNAME', 'idem_enqueue_many';
+COMMENT ON FUNCTION pg_catalog.idem_enqueue_many(text, jsonb[], text[], text, text, text, interval, boolean, interval, timestamp with time zone, integer, integer) IS
+	'put many jobs into a queue, in an order that cannot deadlock; one row per element';
+
+CREATE FUNCTION pg_catalog.idem_fetch(
+	queue text,
+	batch integer DEFAULT 1,
+	lease interval DEFAULT NULL,
+	worker text DEFAULT NULL,
+	OUT job_id bigint,
+	OUT token bigint,
+	OUT attempt integer,
+	OUT payload jsonb,
+	OUT key text,
+	OUT enqueued_at timestamp with time zone,
+	OUT lsn pg_lsn)
+RETURNS SETOF record
+LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 1
+AS 'MODULE_PATHNAME', 'idem_fetch';
+COMMENT ON FUNCTION pg_catalog.idem_fetch(text, integer, interval, text) IS
+	'take jobs that are due, for this transaction or with a lease for longer, and get a fencing token for each';
+
+CREATE FUNCTION pg_catalog.idem_complete(
+	job_id bigint,
+	token bigint,
+	result jsonb DEFAULT NULL)
+RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_complete';
+COMMENT ON FUNCTION pg_catalog.idem_complete(bigint, bigint, jsonb) IS
+	'a job is done';
+
+CREATE FUNCTION pg_catalog.idem_complete_many(
+	ids bigint[],
+	tokens bigint[],
+	OUT ord integer,
+	OUT job_id bigint,
+	OUT status text)
+RETURNS SETOF record
+LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
+AS 'MODULE_PATHNAME', 'idem_complete_many';
+COMMENT ON FUNCTION pg_catalog.idem_complete_many(bigint[], bigint[]) IS
+	'many jobs are done; one row per element: completed, stale or not_held';
+
+CREATE FUNCTION pg_catalog.idem_fail(
+	job_id bigint,
+	token bigint,
+	error text DEFAULT NULL,
+	retry_in interval DEFAULT NULL,
+	dead boolean DEFAULT false)
+RETURNS text
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_fail';
+COMMENT ON FUNCTION pg_catalog.idem_fail(bigint, bigint, text, interval, boolean) IS
+	'a job has failed: retry it later, or give it up if there were enough attempts; returns retry or dead';
+
+CREATE FUNCTION pg_catalog.idem_heartbeat(
+	ids bigint[],
+	tokens bigint[],
+	lease interval DEFAULT NULL,
+	OUT ord integer,
+	OUT job_id bigint,
+	OUT status text,
+	OUT lease_until timestamp with time zone)
+RETURNS SETOF record
+LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
+AS 'MODULE_PATHNAME', 'idem_heartbeat';
+COMMENT ON FUNCTION pg_catalog.idem_heartbeat(bigint[], bigint[], interval) IS
+	'let the leases of jobs run from now on for the time given; one row per element: renewed, stale or not_held';
+
+CREATE FUNCTION pg_catalog.idem_snooze(
+	job_id bigint,
+	token bigint,
+	delay interval)
+RETURNS timestamp with time zone
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_snooze';
+COMMENT ON FUNCTION pg_catalog.idem_snooze(bigint, bigint, interval) IS
+	'give a job back until later, without counting the attempt; returns when it is due';
+
+CREATE FUNCTION pg_catalog.idem_cancel(
+	job_id bigint)
+RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_cancel';
+COMMENT ON FUNCTION pg_catalog.idem_cancel(bigint) IS
+	'end a job that waits or is leased; false if there is no such job';
+
+CREATE FUNCTION pg_catalog.idem_retry(
+	job_id bigint)
+RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_retry';
+COMMENT ON FUNCTION pg_catalog.idem_retry(bigint) IS
+	'let a dead or cancelled job wait again, with all its attempts; false if there is no such job';
+
+CREATE FUNCTION pg_catalog.idem_job(
+	job_id bigint,
+	OUT queue text,
+	OUT state text,
+	OUT key text,
+	OUT payload jsonb,
+	OUT result jsonb,
+	OUT priority integer,
+	OUT attempt integer,
+	OUT max_attempts integer,
+	OUT worker text,
+	OUT error text,
+	OUT enqueued_at timestamp with time zone,
+	OUT run_at timestamp with time zone,
+	OUT lease_until timestamp with time zone,
+	OUT ended_at timestamp with time zone)
+RETURNS SETOF record
+LANGUAGE C STABLE PARALLEL RESTRICTED ROWS 1
+AS 'MODULE_PATHNAME', 'idem_job';
+COMMENT ON FUNCTION pg_catalog.idem_job(bigint) IS
+	'where a job is and what became of it; no row if it is not known, or not any more';
+
+COMMENT ON FUNCTION pg_catalog.idem_cleanup(integer) IS
+	'remove expired keys and the history of jobs that is kept no longer, oldest first, at most batch of each; returns how many';
+
+/*
+ * Jobs for people.  job_status shows keys and is for administrators;
+ * queue_status is for monitors.  Neither shows a payload.  The states are those
+ * of idem_jobrow_state() in jobrow.c; a job that runs in an open transaction
+ * looks as if it were waiting.
+ */
+CREATE VIEW idem.job_status AS
+SELECT j.job_id,
+	   j.queue,
+	   j.key,
+	   CASE
+	   WHEN j.lease_until OPERATOR(pg_catalog.>) c.now THEN 'running'
+	   WHEN j.lease_until IS NOT NULL THEN 'expired'
+	   WHEN j.run_at OPERATOR(pg_catalog.>) c.now THEN 'scheduled'
+	   ELSE 'waiting'
+	   END AS state,
+	   j.priority,
+	   c.now OPERATOR(pg_catalog.-) j.enqueued_at AS age,
+	   COALESCE(j.attempt, 0) AS attempt,
+	   COALESCE(j.max_attempts, q.max_attempts, 25) AS max_attempts,
+	   j.worker,
+	   j.error AS last_error,
+	   j.run_at,
+	   j.lease_until,
+	   NULL::timestamp with time zone AS ended_at
+  FROM idem.jobs AS j
+ CROSS JOIN (SELECT pg_catalog.idem_clock() AS now OFFSET 0) AS c
+  LEFT JOIN idem.queues AS q ON q.queue OPERATOR(pg_catalog.=) j.queue
+UNION ALL
+SELECT l.job_id,
+	   l.queue,
+	   l.key,
+	   l.state,
+	   l.priority,
+	   c.now OPERATOR(pg_catalog.-) l.enqueued_at,
+	   l.attempt,
+	   COALESCE(l.max_attempts, q.max_attempts, 25),
+	   l.worker,
+	   l.error,
+	   NULL,
+	   NULL,
+	   l.ended_at
+  FROM idem.job_log AS l
+ CROSS JOIN (SELECT pg_catalog.idem_clock() AS now OFFSET 0) AS c
+  LEFT JOIN idem.queues AS q ON q.queue OPERATOR(pg_catalog.=) l.queue;
+COMMENT ON VIEW idem.job_status IS 'every job, live or in the history, with its state, for administrators';
+COMMENT ON COLUMN idem.job_status.job_id IS 'number of the job';
+COMMENT ON COLUMN idem.job_status.queue IS 'name of the queue';
+COMMENT ON COLUMN idem.job_status.key IS 'the key, or null';
+COMMENT ON COLUMN idem.job_status.state IS 'waiting, scheduled (for later), running (leased), expired (its lease ran out: the next fetch gets it); done, dead, cancelled';
+COMMENT ON COLUMN idem.job_status.priority IS 'lower numbers are fetched first';
+COMMENT ON COLUMN idem.job_status.age IS 'time since the job was enqueued';
+COMMENT ON COLUMN idem.job_status.attempt IS 'how often the job was fetched';
+COMMENT ON COLUMN idem.job_status.max_attempts IS 'how often it may be fetched';
+COMMENT ON COLUMN idem.job_status.worker IS 'name that the last worker has given';
+COMMENT ON COLUMN idem.job_status.last_error IS 'what idem_fail() was given last, or why the job is dead';
+COMMENT ON COLUMN idem.job_status.run_at IS 'from when on the job may be fetched; null if it has ended';
+COMMENT ON COLUMN idem.job_status.lease_until IS 'until when the worker has the job; null if nobody has it';
+COMMENT ON COLUMN idem.job_status.ended_at IS 'when the job ended; null for a live one';
+
+CREATE VIEW idem.queue_status AS
+SELECT COALESCE(j.queue, q.queue) AS queue,
+	   COALESCE(j.ready, 0) AS ready,
+	   COALESCE(j.scheduled, 0) AS scheduled,
+	   COALESCE(j.running, 0) AS running,
+	   COALESCE(j.expired, 0) AS expired,
+	   COALESCE(j.dead, 0) AS dead,
+	   j.oldest_ready,
+	   q.paused_at IS NOT NULL AS paused,
+	   q.owner
+  FROM (SELECT s.queue,
+			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'waiting') AS ready,
+			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'scheduled') AS scheduled,
+			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'running') AS running,
+			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'expired') AS expired,
+			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'dead') AS dead,
+			   pg_catalog.max(pg_catalog.idem_clock() OPERATOR(pg_catalog.-) s.run_at)
+				   FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'waiting') AS oldest_ready
+		  FROM idem.job_status AS s
+		 GROUP BY s.queue) AS j
+  FULL JOIN idem.queues AS q ON q.queue OPERATOR(pg_catalog.=) j.queue;
+COMMENT ON VIEW idem.queue_status IS 'number of jobs in each queue by state, for monitors: shows no keys';
+COMMENT ON COLUMN idem.queue_status.queue IS 'name of the queue';
+COMMENT ON COLUMN idem.queue_status.ready IS 'jobs that wait for a worker';
+COMMENT ON COLUMN idem.queue_status.scheduled IS 'jobs for later, retries included';
+COMMENT ON COLUMN idem.queue_status.running IS 'jobs that are leased';
+COMMENT ON COLUMN idem.queue_status.expired IS 'jobs whose lease ran out: the next fetch gets them';
+COMMENT ON COLUMN idem.queue_status.dead IS 'jobs that were given up and are still kept';
+COMMENT ON COLUMN idem.queue_status.oldest_ready IS 'for how long the oldest of the ready ones has been due';
+COMMENT ON COLUMN idem.queue_status.paused IS 'whether nothing is fetched';
+COMMENT ON COLUMN idem.queue_status.owner IS 'role whose members may use the queue, or null';
+
+REVOKE ALL ON FUNCTION
+	pg_catalog.idem_queue_set(text, text, text, text, interval, boolean, interval, interval, integer, interval, interval, interval, interval, regrole),
+	pg_catalog.idem_queue_drop(text),
+	pg_catalog.idem_pause(text),
+	pg_catalog.idem_resume(text),
+	pg_catalog.idem_enqueue(text, jsonb, text, text, text, text, interval, boolean, interval, timestamp with time zone, integer, integer),
+	pg_catalog.idem_enqueue_many(text, jsonb[], text[], text, text, text, interval, boolean, interval, timestamp with time zone, integer, integer),
+	pg_catalog.idem_fetch(text, integer, interval, text),
+	pg_catalog.idem_complete(bigint, bigint, jsonb),
+	pg_catalog.idem_complete_many(bigint[], bigint[]),
+	pg_catalog.idem_fail(bigint, bigint, text, interval, boolean),
+	pg_catalog.idem_heartbeat(bigint[], bigint[], interval),
+	pg_catalog.idem_snooze(bigint, bigint, interval),
+	pg_catalog.idem_cancel(bigint),
+	pg_catalog.idem_retry(bigint),
+	pg_catalog.idem_job(bigint)
+FROM PUBLIC;

@@ -1,0 +1,127 @@
+/*
+ * jobrow.c
+ *		A row of idem.jobs: what it means.
+ *
+ * A job that nobody has carries no deadline.  From its fetch on it has one,
+ * which a fetch without a lease sets to the moment itself, until it is given
+ * back, ends or is fetched again.  Only the views for people say the same once
+ * more, in SQL.
+ */
+#include "postgres.h"
+
+#include "access/relscan.h"
+#include "executor/executor.h"
+#include "utils/builtins.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "jobs.h"
+
+/* Has somebody fetched it, and may still complete it?  Also when the lease has run out. */
+bool
+idem_jobrow_is_leased(IdemTable *jobs)
+{
+	return !idem_row_isnull(jobs, IDEM_JOBS_LEASE_UNTIL);
+}
+
+int
+idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue)
+{
+	int max_attempts = idem_row_int32(jobs, IDEM_JOBS_MAX_ATTEMPTS);
+
+	return max_attempts != 0 ? max_attempts : queue->max_attempts;
+}
+
+/* Is it a rerun, and the job that it comes after is still there? */
+bool
+idem_jobrow_waits_for_other(IdemTable *jobs)
+{
+	IdemLookup lookup;
+	Snapshot snapshot;
+	IndexScanDesc scan;
+	TupleTableSlot *slot;
+	bool found;
+
+	if (idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB))
+		return false;
+	lookup = idem_jobtable_by_id(jobs, idem_row_int64(jobs, IDEM_JOBS_AFTER_JOB));
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	slot = table_slot_create(jobs->heap, NULL);
+	scan = idem_probe_begin(jobs, &lookup, snapshot);
+	found = index_getnext_slot(scan, ForwardScanDirection, slot);
+	index_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	UnregisterSnapshot(snapshot);
+	return found;
+}
+
+/* The row to be written: what was found, with all columns if the change needs them */
+TupleTableSlot *
+idem_jobrow_copy(IdemTable *jobs, bool full)
+{
+	for (AttrNumber attno = IDEM_JOBS_SHORT_NATTS + 1; attno <= IDEM_JOBS_NATTS && !full; attno++)
+		full = !idem_row_isnull(jobs, attno);
+	return idem_row_copy(jobs, full);
+}
+
+/*
+ * Put the row written in the place of the one found, which this transaction
+ * has locked.  If it has a key, nobody looks for jobs of that key meanwhile.
+ */
+void
+idem_jobrow_store(IdemTable *jobs)
+{
+	if (!idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
+		idem_table_update_hashed(jobs, (uint32) idem_row_int64(jobs, IDEM_JOBS_KEY_HASH));
+	else if (idem_table_update(jobs) != TM_Ok)
+		elog(ERROR, "a job locked by this transaction was changed by another one");
+}
+
+/* For people; a job that runs in an open transaction looks as it was before */
+static const char *
+state_name(IdemTable *jobs)
+{
+	TimestampTz now = idem_clock_now();
+
+	if (idem_jobrow_is_leased(jobs))
+		return idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) > now ? "running" : "expired";
+	return idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT) > now ? "scheduled" : "waiting";
+}
+
+void
+idem_jobrow_read(IdemTable *jobs, const IdemQueue *queue, IdemJobInfo *info)
+{
+	memset(info, 0, sizeof(*info));
+	info->queue = queue->name;
+	info->state = state_name(jobs);
+	info->key = idem_row_text(jobs, IDEM_JOBS_KEY);
+	info->payload = idem_row_jsonb(jobs, IDEM_JOBS_PAYLOAD);
+	info->priority = idem_row_int32(jobs, IDEM_JOBS_PRIORITY);
+	info->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT);
+	info->max_attempts = idem_jobrow_max_attempts(jobs, queue);
+	info->worker = idem_row_text(jobs, IDEM_JOBS_WORKER);
+	info->error = idem_row_text(jobs, IDEM_JOBS_ERROR);
+	info->enqueued_at = idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT);
+	info->run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
+	info->lease_until = idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
+}
+
+void
+idem_jobrow_read_log(IdemTable *log, const IdemQueue *queue, IdemJobInfo *info)
+{
+	int max_attempts = idem_row_int32(log, IDEM_JOB_LOG_MAX_ATTEMPTS);
+
+	memset(info, 0, sizeof(*info));
+	info->queue = queue->name;
+	info->state = text_to_cstring(idem_row_text(log, IDEM_JOB_LOG_STATE));
+	info->key = idem_row_text(log, IDEM_JOB_LOG_KEY);
+	info->payload = idem_row_jsonb(log, IDEM_JOB_LOG_PAYLOAD);
+	info->result = idem_row_jsonb(log, IDEM_JOB_LOG_RESULT);
+	info->priority = idem_row_int32(log, IDEM_JOB_LOG_PRIORITY);
+	info->attempt = idem_row_int32(log, IDEM_JOB_LOG_ATTEMPT);
+	info->max_attempts = max_attempts != 0 ? max_attempts : queue->max_attempts;
+	info->worker = idem_row_text(log, IDEM_JOB_LOG_WORKER);
+	info->error = idem_row_text(log, IDEM_JOB_LOG_ERROR);
+	info->enqueued_at = idem_row_timestamp(log, IDEM_JOB_LOG_ENQUEUED_AT);
+	info->ended_at = idem_row_timestamp(log, IDEM_JOB_LOG_ENDED_AT);
+}

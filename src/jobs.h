@@ -1,0 +1,277 @@
+/*
+ * jobs.h
+ *		What the files about jobs share, on top of idem.h.
+ *
+ * Calls go down only: SQL functions (enqueue.c, job.c, queue.c) check their
+ * arguments and call a store (dedup.c for enqueue, fetchstore.c, jobstore.c),
+ * which asks queuestore.c for the settings of the queue, reads a job through
+ * jobrow.c and reaches the tables through jobtable.c.
+ */
+#ifndef IDEM_JOBS_H
+#define IDEM_JOBS_H
+
+#include "idem.h"
+
+#define IDEM_MAX_QUEUE_LEN	 255
+#define IDEM_MAX_FETCH_BATCH 10000
+#define IDEM_MAX_ERROR_LEN	 8192
+
+/* Columns of idem.jobs; the rows of jobs that were never fetched mostly end with the payload */
+enum IdemJobColumn
+{
+	IDEM_JOBS_JOB_ID = 1,
+	IDEM_JOBS_RUN_AT,
+	IDEM_JOBS_ENQUEUED_AT,
+	IDEM_JOBS_KEY_HASH,
+	IDEM_JOBS_PRIORITY,
+	IDEM_JOBS_QUEUE,
+	IDEM_JOBS_KEY,
+	IDEM_JOBS_PAYLOAD,
+	IDEM_JOBS_MAX_ATTEMPTS,
+	IDEM_JOBS_KEY_UNTIL,
+	IDEM_JOBS_AFTER_JOB,
+	IDEM_JOBS_ATTEMPT,
+	IDEM_JOBS_TOKEN,
+	IDEM_JOBS_LEASE_UNTIL,
+	IDEM_JOBS_WORKER,
+	IDEM_JOBS_ERROR,
+	IDEM_JOBS_SHORT_NATTS = IDEM_JOBS_PAYLOAD,
+	IDEM_JOBS_NATTS = IDEM_JOBS_ERROR
+};
+
+/* Columns of idem.job_keys */
+enum IdemJobKeyColumn
+{
+	IDEM_JOB_KEYS_KEY_HASH = 1,
+	IDEM_JOB_KEYS_EXPIRES_AT,
+	IDEM_JOB_KEYS_JOB_ID,
+	IDEM_JOB_KEYS_QUEUE,
+	IDEM_JOB_KEYS_KEY,
+	IDEM_JOB_KEYS_RESULT,
+	IDEM_JOB_KEYS_NATTS = IDEM_JOB_KEYS_RESULT
+};
+
+/* Columns of idem.job_log */
+enum IdemJobLogColumn
+{
+	IDEM_JOB_LOG_JOB_ID = 1,
+	IDEM_JOB_LOG_ENDED_AT,
+	IDEM_JOB_LOG_EXPIRES_AT,
+	IDEM_JOB_LOG_ENQUEUED_AT,
+	IDEM_JOB_LOG_PRIORITY,
+	IDEM_JOB_LOG_ATTEMPT,
+	IDEM_JOB_LOG_MAX_ATTEMPTS,
+	IDEM_JOB_LOG_STATE,
+	IDEM_JOB_LOG_QUEUE,
+	IDEM_JOB_LOG_KEY,
+	IDEM_JOB_LOG_WORKER,
+	IDEM_JOB_LOG_ERROR,
+	IDEM_JOB_LOG_PAYLOAD,
+	IDEM_JOB_LOG_RESULT,
+	IDEM_JOB_LOG_NATTS = IDEM_JOB_LOG_RESULT
+};
+
+/* Columns of idem.queues */
+enum IdemQueueColumn
+{
+	IDEM_QUEUES_QUEUE = 1,
+	IDEM_QUEUES_OWNER,
+	IDEM_QUEUES_PAUSED_AT,
+	IDEM_QUEUES_DEDUP,
+	IDEM_QUEUES_ON_DUPLICATE,
+	IDEM_QUEUES_IF_RUNNING,
+	IDEM_QUEUES_KEY_TTL,
+	IDEM_QUEUES_INCLUDE_SCHEDULED,
+	IDEM_QUEUES_DEBOUNCE_MAX,
+	IDEM_QUEUES_LEASE,
+	IDEM_QUEUES_MAX_ATTEMPTS,
+	IDEM_QUEUES_BACKOFF,
+	IDEM_QUEUES_BACKOFF_MAX,
+	IDEM_QUEUES_KEEP,
+	IDEM_QUEUES_KEEP_DEAD,
+	IDEM_QUEUES_NATTS = IDEM_QUEUES_KEEP_DEAD
+};
+
+/* Until when a job absorbs duplicates of its key; the order is that of idem_dedup_words */
+typedef enum IdemDedup
+{
+	IDEM_UNTIL_EXECUTING,
+	IDEM_UNTIL_EXECUTED,
+	IDEM_UNTIL_EXPIRED
+} IdemDedup;
+
+/* What a duplicate does to the job that absorbs it; the order is that of idem_on_duplicate_words */
+typedef enum IdemOnDuplicate
+{
+	IDEM_SKIP,
+	IDEM_REPLACE,
+	IDEM_DEBOUNCE,
+	IDEM_REFUSE
+} IdemOnDuplicate;
+
+/* How jobs of a key are deduplicated: what a queue declares, or an enqueue asks for */
+typedef struct IdemPolicy
+{
+	IdemDedup dedup;
+	IdemOnDuplicate on_duplicate;
+	bool rerun;				/* until_executed: once more after the run under way */
+	int64 key_ttl;			/* until_expired; 0: none given */
+	bool include_scheduled; /* jobs for later take the key, too */
+} IdemPolicy;
+
+/* Settings of a queue, with the defaults where none were declared; times in microseconds */
+typedef struct IdemQueue
+{
+	text *name;
+	Oid owner; /* invalid: open to all */
+	bool paused;
+	IdemPolicy policy;
+	int64 debounce_max;
+	int64 lease; /* 0: for the transaction */
+	int max_attempts;
+	int64 backoff;
+	int64 backoff_max;
+	int64 keep;
+	int64 keep_dead;
+} IdemQueue;
+
+/* What enqueues of one call have in common */
+typedef struct IdemEnqueue
+{
+	IdemQueue queue;
+	IdemPolicy policy;
+	TimestampTz now;
+	TimestampTz run_at;
+	bool later; /* run_at is to come */
+	int priority;
+	int max_attempts; /* 0: what the queue says */
+} IdemEnqueue;
+
+/* One job to be enqueued */
+typedef struct IdemNewJob
+{
+	int64 job_id; /* 0: the next one */
+	text *key;	  /* NULL: none */
+	NullableDatum payload;
+} IdemNewJob;
+
+typedef enum IdemOutcome
+{
+	IDEM_ENQUEUED,
+	IDEM_ABSORBED,
+	IDEM_REPLACED,
+	IDEM_POSTPONED,
+	IDEM_RERUN,
+	IDEM_DONE
+} IdemOutcome;
+
+/* The answer to an enqueue */
+typedef struct IdemEnqueued
+{
+	int64 job_id;
+	IdemOutcome outcome;
+	Jsonb *result; /* of a job that is done, or NULL */
+} IdemEnqueued;
+
+/* What a fetch asks for */
+typedef struct IdemFetch
+{
+	IdemQueue queue;
+	int batch;
+	int64 lease;  /* 0: for the transaction */
+	text *worker; /* NULL: no name */
+} IdemFetch;
+
+/* A job that was fetched */
+typedef struct IdemFetched
+{
+	int64 job_id;
+	int64 token;
+	int attempt;
+	Jsonb *payload;
+	text *key;
+	TimestampTz enqueued_at;
+	XLogRecPtr lsn;
+} IdemFetched;
+
+/* Does the caller have the job? */
+typedef enum IdemHold
+{
+	IDEM_HOLD_OK,
+	IDEM_HOLD_NONE, /* nobody has fetched it */
+	IDEM_HOLD_STALE /* it was fetched again or given back, or is gone */
+} IdemHold;
+
+/* What can be said about a job, live or in the history */
+typedef struct IdemJobInfo
+{
+	text *queue;
+	const char *state;
+	text *key;
+	Jsonb *payload;
+	Jsonb *result;
+	int priority;
+	int attempt;
+	int max_attempts;
+	text *worker;
+	text *error;
+	TimestampTz enqueued_at;
+	TimestampTz run_at; /* these three: 0 for none */
+	TimestampTz lease_until;
+	TimestampTz ended_at;
+} IdemJobInfo;
+
+/* queue.c */
+extern text *idem_jobargs_queue(FunctionCallInfo fcinfo, int arg);
+
+/* jobtable.c */
+extern void idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode);
+extern void idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode);
+extern void idem_jobtable_open_log(IdemTable *log, LOCKMODE lockmode);
+extern bool idem_jobtable_exists(void);
+extern void idem_jobtable_lock_ids(void);
+extern int64 idem_jobtable_next_id(void);
+extern int64 idem_jobtable_key_hash(const text *queue, const text *key);
+extern IdemLookup idem_jobtable_by_id(IdemTable *table, int64 job_id);
+extern IdemLookup idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash);
+extern Relation idem_jobtable_key_index(IdemTable *jobs);
+extern Relation idem_jobtable_fetch_index(IdemTable *jobs);
+
+/* jobrow.c */
+extern bool idem_jobrow_is_leased(IdemTable *jobs);
+extern int idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue);
+extern bool idem_jobrow_waits_for_other(IdemTable *jobs);
+extern TupleTableSlot *idem_jobrow_copy(IdemTable *jobs, bool full);
+extern void idem_jobrow_store(IdemTable *jobs);
+extern void idem_jobrow_read(IdemTable *jobs, const IdemQueue *queue, IdemJobInfo *info);
+extern void idem_jobrow_read_log(IdemTable *log, const IdemQueue *queue, IdemJobInfo *info);
+
+/* queuestore.c */
+extern const char *const idem_dedup_words[];
+extern const char *const idem_on_duplicate_words[];
+extern const char *const idem_if_running_words[];
+extern void idem_queuestore_use(text *name, IdemQueue *queue);
+extern void idem_queuestore_set(text *name, const NullableDatum *columns);
+extern bool idem_queuestore_drop(text *name);
+extern bool idem_queuestore_pause(text *name, bool pause);
+
+/* dedup.c */
+extern void idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, IdemEnqueued *answer);
+
+/* fetchstore.c */
+extern void idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *fetch,
+								  void (*put)(const IdemFetched *job, void *arg), void *arg);
+
+/* jobstore.c */
+extern IdemHold idem_jobstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result, IdemQueue *queue);
+extern IdemHold idem_jobstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, const int64 *retry_in, bool dead, bool *is_dead);
+extern IdemHold idem_jobstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, TimestampTz *run_at);
+extern IdemHold idem_jobstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease, IdemQueue *queue, TimestampTz *lease_until);
+extern void idem_jobstore_bury(IdemTable *jobs, const IdemQueue *queue, text *error);
+extern bool idem_jobstore_cancel(IdemTable *jobs, int64 job_id);
+extern bool idem_jobstore_retry(IdemTable *jobs, int64 job_id);
+extern bool idem_jobstore_get(int64 job_id, IdemJobInfo *info);
+extern int idem_jobstore_cleanup(int batch);
+pg_noreturn extern void idem_jobstore_refuse(IdemHold hold, int64 job_id);
+
+#endif /* IDEM_JOBS_H */

@@ -1,0 +1,421 @@
+/*
+ * jobstore.c
+ *		What becomes of a job: complete, fail, snooze, heartbeat, cancel, retry;
+ *		the history.
+ *
+ * The token is compared with the one in the row, on the row version that is
+ * then changed or removed: if somebody else has changed it meanwhile, it is
+ * looked up and compared again.  The time proves nothing: who has the last
+ * token has the job, also after the lease ran out, until somebody fetches it
+ * again.
+ *
+ * Who waits for whom: all of these wait for a transaction that is changing the
+ * job, as long as lock_timeout allows.  A token that is not the last one is
+ * refused at once; it will never be the last one again.
+ */
+#include "postgres.h"
+
+#include "access/relscan.h"
+#include "access/xact.h"
+#include "common/pg_prng.h"
+#include "executor/executor.h"
+#include "mb/pg_wchar.h"
+#include "utils/builtins.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "jobs.h"
+
+/* Settings of the queue that the row names, if they are not at hand already */
+static void
+use_queue_of(IdemTable *table, AttrNumber attno, IdemQueue *queue)
+{
+	if (queue->name == NULL || !idem_row_varlena_equals(table, attno, queue->name))
+		idem_queuestore_use(idem_row_text(table, attno), queue);
+}
+
+/* Find a job by its number; false if there is none */
+static bool
+find_job(IdemTable *jobs, int64 job_id, IdemQueue *queue)
+{
+	IdemLookup lookup = idem_jobtable_by_id(jobs, job_id);
+	IdemProbe probe;
+
+	idem_probe_existing(jobs, &lookup, &probe);
+	if (probe.found != IDEM_FOUND_ROW)
+		return false;
+	use_queue_of(jobs, IDEM_JOBS_QUEUE, queue);
+	return true;
+}
+
+/* Find a job that was fetched under this token */
+static IdemHold
+find_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
+{
+	if (!find_job(jobs, job_id, queue))
+		return IDEM_HOLD_STALE;
+	if (idem_row_isnull(jobs, IDEM_JOBS_TOKEN))
+		return IDEM_HOLD_NONE;
+	return idem_jobrow_is_leased(jobs) && idem_row_int64(jobs, IDEM_JOBS_TOKEN) == token ?
+		IDEM_HOLD_OK :
+		IDEM_HOLD_STALE;
+}
+
+/* The same, and keep others from changing it */
+static IdemHold
+lock_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
+{
+	IdemHold hold;
+
+	do
+	{
+		hold = find_held(jobs, job_id, token, queue);
+	} while (hold == IDEM_HOLD_OK &&
+			 idem_table_lock(jobs, jobs->found->tts_tid, LockTupleNoKeyExclusive, LockWaitBlock) != TM_Ok);
+	return hold;
+}
+
+/* For who raises an error where the job is not the caller's */
+void
+idem_jobstore_refuse(IdemHold hold, int64 job_id)
+{
+	if (hold == IDEM_HOLD_NONE)
+		ereport(ERROR,
+				errcode(ERRCODE_IDEM_NOT_HELD),
+				errmsg("job is not held by the caller"),
+				errdetail("Job " INT64_FORMAT " waits, and nobody has fetched it.", job_id),
+				errhint("Fetch the job with idem_fetch(), and pass the token that it has returned."));
+	ereport(ERROR,
+			errcode(ERRCODE_IDEM_STALE_TOKEN),
+			errmsg("stale fencing token"),
+			errdetail("Job " INT64_FORMAT " was fetched again, was given back, or has ended.", job_id),
+			errhint("Stop this work, and roll back what belongs to it. idem_job() shows what became of the job."));
+}
+
+static void
+copy_column(IdemTable *from, AttrNumber attno, TupleTableSlot *to, AttrNumber to_attno)
+{
+	NullableDatum column = idem_row_datum(from, attno);
+
+	if (!column.isnull)
+		idem_row_set(to, to_attno, column.value);
+}
+
+/* Note in the history what has become of the job found, if its queue wants that kept */
+static void
+write_log(IdemTable *jobs, const char *state, int64 keep, Jsonb *result, text *error)
+{
+	TimestampTz now = idem_clock_now();
+	IdemTable log;
+	TupleTableSlot *slot;
+
+	if (keep == 0)
+		return;
+	idem_jobtable_open_log(&log, RowExclusiveLock);
+	slot = idem_table_new_row(&log, true);
+	copy_column(jobs, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_LOG_JOB_ID);
+	idem_row_set(slot, IDEM_JOB_LOG_ENDED_AT, TimestampTzGetDatum(now));
+	idem_row_set(slot, IDEM_JOB_LOG_EXPIRES_AT, TimestampTzGetDatum(now + keep));
+	copy_column(jobs, IDEM_JOBS_ENQUEUED_AT, slot, IDEM_JOB_LOG_ENQUEUED_AT);
+	copy_column(jobs, IDEM_JOBS_PRIORITY, slot, IDEM_JOB_LOG_PRIORITY);
+	idem_row_set(slot, IDEM_JOB_LOG_ATTEMPT, Int32GetDatum(idem_row_int32(jobs, IDEM_JOBS_ATTEMPT)));
+	copy_column(jobs, IDEM_JOBS_MAX_ATTEMPTS, slot, IDEM_JOB_LOG_MAX_ATTEMPTS);
+	idem_row_set(slot, IDEM_JOB_LOG_STATE, CStringGetTextDatum(state));
+	copy_column(jobs, IDEM_JOBS_QUEUE, slot, IDEM_JOB_LOG_QUEUE);
+	copy_column(jobs, IDEM_JOBS_KEY, slot, IDEM_JOB_LOG_KEY);
+	copy_column(jobs, IDEM_JOBS_WORKER, slot, IDEM_JOB_LOG_WORKER);
+	copy_column(jobs, IDEM_JOBS_ERROR, slot, IDEM_JOB_LOG_ERROR);
+	if (error != NULL)
+		idem_row_set(slot, IDEM_JOB_LOG_ERROR, PointerGetDatum(error));
+	copy_column(jobs, IDEM_JOBS_PAYLOAD, slot, IDEM_JOB_LOG_PAYLOAD);
+	if (result != NULL)
+		idem_row_set(slot, IDEM_JOB_LOG_RESULT, JsonbPGetDatum(result));
+	if (!idem_table_insert(&log))
+		elog(ERROR, "number of a job is in the history already");
+	idem_table_close(&log);
+}
+
+/* until_expired: the key of a job that is done goes on absorbing duplicates */
+static void
+keep_key(IdemTable *jobs, Jsonb *result)
+{
+	IdemTable keys;
+	TupleTableSlot *slot;
+
+	if (idem_row_isnull(jobs, IDEM_JOBS_KEY_UNTIL) ||
+		idem_row_timestamp(jobs, IDEM_JOBS_KEY_UNTIL) <= idem_clock_now())
+		return;
+	idem_jobtable_open_keys(&keys, RowExclusiveLock);
+	slot = idem_table_new_row(&keys, true);
+	copy_column(jobs, IDEM_JOBS_KEY_HASH, slot, IDEM_JOB_KEYS_KEY_HASH);
+	copy_column(jobs, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_KEYS_EXPIRES_AT);
+	copy_column(jobs, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_KEYS_JOB_ID);
+	copy_column(jobs, IDEM_JOBS_QUEUE, slot, IDEM_JOB_KEYS_QUEUE);
+	copy_column(jobs, IDEM_JOBS_KEY, slot, IDEM_JOB_KEYS_KEY);
+	if (result != NULL)
+		idem_row_set(slot, IDEM_JOB_KEYS_RESULT, JsonbPGetDatum(result));
+	if (!idem_table_insert(&keys))
+		elog(ERROR, "key of a job is kept already");
+	idem_table_close(&keys);
+}
+
+/* queue: settings at hand, or with a NULL name none yet */
+IdemHold
+idem_jobstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result, IdemQueue *queue)
+{
+	IdemHold hold;
+
+	do
+	{
+		hold = find_held(jobs, job_id, token, queue);
+		if (hold != IDEM_HOLD_OK)
+			return hold;
+	} while (idem_table_delete(jobs, true) != TM_Ok);
+	write_log(jobs, "done", queue->keep, result, NULL);
+	keep_key(jobs, result);
+	return hold;
+}
+
+/* Give up the job found, which this transaction has locked */
+void
+idem_jobstore_bury(IdemTable *jobs, const IdemQueue *queue, text *error)
+{
+	if (idem_table_delete(jobs, true) != TM_Ok)
+		elog(ERROR, "a job locked by this transaction was changed by another one");
+	write_log(jobs, "dead", queue->keep_dead, NULL, error);
+}
+
+/* Let the job found, which is locked, wait until then; whoever had it has it no more */
+static void
+give_back(IdemTable *jobs, TimestampTz run_at, int attempt, text *error)
+{
+	TupleTableSlot *slot = idem_jobrow_copy(jobs, true);
+
+	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(run_at));
+	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(attempt));
+	idem_row_set(slot, IDEM_JOBS_TOKEN,
+				 Int64GetDatum(idem_clock_next_token(idem_row_int64(jobs, IDEM_JOBS_TOKEN), idem_clock_now())));
+	idem_row_clear(slot, IDEM_JOBS_LEASE_UNTIL);
+	idem_row_clear(slot, IDEM_JOBS_WORKER);
+	if (error != NULL)
+		idem_row_set(slot, IDEM_JOBS_ERROR, PointerGetDatum(error));
+	idem_jobrow_store(jobs);
+}
+
+/* Doubles with each attempt, up to a maximum; spread, so that what failed together does not come back together */
+static int64
+backoff(const IdemQueue *queue, int attempt)
+{
+	int64 delay = queue->backoff;
+
+	for (int i = 1; i < attempt && delay < queue->backoff_max; i++)
+		delay *= 2;
+	delay = Min(delay, queue->backoff_max);
+	return delay * (0.75 + 0.5 * pg_prng_double(&pg_global_prng_state));
+}
+
+/* A long error is cut: better a part of it than none */
+static text *
+clip_error(text *error)
+{
+	int len;
+
+	if (error == NULL || VARSIZE_ANY_EXHDR(error) <= IDEM_MAX_ERROR_LEN)
+		return error;
+	len = pg_mbcliplen(VARDATA_ANY(error), VARSIZE_ANY_EXHDR(error), IDEM_MAX_ERROR_LEN);
+	return cstring_to_text_with_len(VARDATA_ANY(error), len);
+}
+
+/* retry_in: NULL for what the queue says */
+IdemHold
+idem_jobstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, const int64 *retry_in,
+				   bool dead, bool *is_dead)
+{
+	IdemQueue queue = {0};
+	IdemHold hold = lock_held(jobs, job_id, token, &queue);
+	int attempt;
+
+	if (hold != IDEM_HOLD_OK)
+		return hold;
+	error = clip_error(error);
+	attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT);
+	*is_dead = dead || attempt >= idem_jobrow_max_attempts(jobs, &queue);
+	if (*is_dead)
+		idem_jobstore_bury(jobs, &queue, error);
+	else
+		give_back(jobs, idem_clock_now() + (retry_in ? *retry_in : backoff(&queue, attempt)), attempt, error);
+	return hold;
+}
+
+/* Give the job back for later; the attempt does not count */
+IdemHold
+idem_jobstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, TimestampTz *run_at)
+{
+	IdemQueue queue = {0};
+	IdemHold hold = lock_held(jobs, job_id, token, &queue);
+
+	if (hold != IDEM_HOLD_OK)
+		return hold;
+	*run_at = idem_clock_now() + delay;
+	give_back(jobs, *run_at, idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) - 1, NULL);
+	return hold;
+}
+
+/* lease: -1 for what the queue says */
+IdemHold
+idem_jobstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease, IdemQueue *queue,
+						TimestampTz *lease_until)
+{
+	IdemHold hold = lock_held(jobs, job_id, token, queue);
+
+	if (hold != IDEM_HOLD_OK)
+		return hold;
+	if (lease < 0 && queue->lease == 0)
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("\"%s\" must not be null", "lease"),
+				errdetail("The queue declares none, either."),
+				errhint("Pass the time for which the work goes on at most, such as '90 s', or declare it with idem_queue_set()."));
+	*lease_until = idem_clock_now() + (lease < 0 ? queue->lease : lease);
+	idem_row_set(idem_jobrow_copy(jobs, true), IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(*lease_until));
+	idem_jobrow_store(jobs);
+	return hold;
+}
+
+/* End a job, whoever has it; one that runs in an open transaction is waited for */
+bool
+idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
+{
+	IdemQueue queue = {0};
+
+	do
+	{
+		if (!find_job(jobs, job_id, &queue))
+			return false;
+	} while (idem_table_delete(jobs, true) != TM_Ok);
+	write_log(jobs, "cancelled", queue.keep_dead, NULL, NULL);
+	return true;
+}
+
+/*
+ * Put a job that has ended, the one found in the history, into its queue again.
+ * A job of the same key may be there by now; then both run.
+ */
+static void
+insert_again(IdemTable *jobs, IdemTable *log)
+{
+	TimestampTz now = idem_clock_now();
+	text *key = idem_row_text(log, IDEM_JOB_LOG_KEY);
+	TupleTableSlot *slot = idem_table_new_row(jobs, true);
+
+	copy_column(log, IDEM_JOB_LOG_JOB_ID, slot, IDEM_JOBS_JOB_ID);
+	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(now));
+	copy_column(log, IDEM_JOB_LOG_ENQUEUED_AT, slot, IDEM_JOBS_ENQUEUED_AT);
+	copy_column(log, IDEM_JOB_LOG_PRIORITY, slot, IDEM_JOBS_PRIORITY);
+	copy_column(log, IDEM_JOB_LOG_QUEUE, slot, IDEM_JOBS_QUEUE);
+	copy_column(log, IDEM_JOB_LOG_PAYLOAD, slot, IDEM_JOBS_PAYLOAD);
+	copy_column(log, IDEM_JOB_LOG_MAX_ATTEMPTS, slot, IDEM_JOBS_MAX_ATTEMPTS);
+	copy_column(log, IDEM_JOB_LOG_ERROR, slot, IDEM_JOBS_ERROR);
+	/* so that no token of before fits */
+	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(idem_clock_next_token(0, now)));
+	if (key != NULL)
+	{
+		idem_row_set(slot, IDEM_JOBS_KEY_HASH,
+					 Int64GetDatum(idem_jobtable_key_hash(idem_row_text(log, IDEM_JOB_LOG_QUEUE), key)));
+		idem_row_set(slot, IDEM_JOBS_KEY, PointerGetDatum(key));
+	}
+	if (!idem_table_insert(jobs))
+		elog(ERROR, "number of a job was used before");
+}
+
+static bool
+is_retryable(IdemTable *log)
+{
+	return strcmp(text_to_cstring(idem_row_text(log, IDEM_JOB_LOG_STATE)), "done") != 0;
+}
+
+/* Let a job that is dead or cancelled wait again; false if there is none */
+bool
+idem_jobstore_retry(IdemTable *jobs, int64 job_id)
+{
+	IdemTable log;
+	IdemLookup lookup;
+	IdemQueue queue = {0};
+	bool found;
+	bool removed = false;
+
+	idem_jobtable_open_log(&log, RowExclusiveLock);
+	lookup = idem_jobtable_by_id(&log, job_id);
+	do
+	{
+		IdemProbe probe;
+
+		idem_probe_existing(&log, &lookup, &probe);
+		found = probe.found == IDEM_FOUND_ROW;
+		if (found)
+		{
+			use_queue_of(&log, IDEM_JOB_LOG_QUEUE, &queue);
+			found = is_retryable(&log);
+		}
+		removed = found && idem_table_delete(&log, true) == TM_Ok;
+	} while (found && !removed);
+	if (removed)
+		insert_again(jobs, &log);
+	idem_table_close(&log);
+	return removed;
+}
+
+/* Find the row by what the statement's snapshot shows, like a SELECT */
+static bool
+find_visible(IdemTable *table, int64 job_id, AttrNumber queue_attno, IdemQueue *queue)
+{
+	IdemLookup lookup = idem_jobtable_by_id(table, job_id);
+	IndexScanDesc scan = idem_probe_begin(table, &lookup, GetActiveSnapshot());
+	bool found = index_getnext_slot(scan, ForwardScanDirection, table->found);
+
+	index_endscan(scan);
+	if (found)
+		use_queue_of(table, queue_attno, queue);
+	return found;
+}
+
+/* What can be said about a job, live or in the history */
+bool
+idem_jobstore_get(int64 job_id, IdemJobInfo *info)
+{
+	IdemTable table;
+	IdemQueue queue = {0};
+	bool found;
+
+	idem_jobtable_open(&table, AccessShareLock);
+	found = find_visible(&table, job_id, IDEM_JOBS_QUEUE, &queue);
+	if (found)
+		idem_jobrow_read(&table, &queue, info);
+	idem_table_close(&table);
+	if (found)
+		return true;
+
+	idem_jobtable_open_log(&table, AccessShareLock);
+	found = find_visible(&table, job_id, IDEM_JOB_LOG_QUEUE, &queue);
+	if (found)
+		idem_jobrow_read_log(&table, &queue, info);
+	idem_table_close(&table);
+	return found;
+}
+
+/* Remove what is not kept any longer, at most a batch of keys and one of the history */
+int
+idem_jobstore_cleanup(int batch)
+{
+	IdemTable table;
+	int removed;
+
+	idem_jobtable_open_keys(&table, RowExclusiveLock);
+	removed = idem_table_cleanup(&table, IDEM_JOB_KEYS_EXPIRES_AT, NULL, batch);
+	idem_table_close(&table);
+
+	idem_jobtable_open_log(&table, RowExclusiveLock);
+	removed += idem_table_cleanup(&table, IDEM_JOB_LOG_EXPIRES_AT, NULL, batch);
+	idem_table_close(&table);
+	return removed;
+}

@@ -1,0 +1,172 @@
+/*
+ * jobtable.c
+ *		The tables of jobs: their columns, and how a job is looked up.
+ */
+#include "postgres.h"
+
+#include "access/stratnum.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_type.h"
+#include "commands/sequence.h"
+#include "utils/fmgroids.h"
+#include "utils/lsyscache.h"
+
+#include "jobs.h"
+
+static const Oid jobs_types[IDEM_JOBS_NATTS] = {
+	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID,
+	INT4OID, TEXTOID, TEXTOID, JSONBOID,
+	INT4OID, TIMESTAMPTZOID, INT8OID, INT4OID,
+	INT8OID, TIMESTAMPTZOID, TEXTOID, TEXTOID};
+
+static IdemTableDef jobs_def = {
+	.name = "jobs",
+	.types = jobs_types,
+	.natts = IDEM_JOBS_NATTS,
+	.older_natts = IDEM_JOBS_NATTS,
+	.short_natts = IDEM_JOBS_SHORT_NATTS,
+	.nullable = IDEM_COLUMNS_FROM(IDEM_JOBS_KEY) | IDEM_COLUMN(IDEM_JOBS_KEY_HASH),
+	.pkey = {IDEM_JOBS_JOB_ID},
+	.npkey = 1,
+	.pkey_hint = "Run ALTER TABLE idem.jobs ADD CONSTRAINT jobs_pkey PRIMARY KEY (job_id)."};
+
+static const Oid job_keys_types[IDEM_JOB_KEYS_NATTS] = {
+	INT8OID, TIMESTAMPTZOID, INT8OID, TEXTOID, TEXTOID, JSONBOID};
+
+static IdemTableDef job_keys_def = {
+	.name = "job_keys",
+	.types = job_keys_types,
+	.natts = IDEM_JOB_KEYS_NATTS,
+	.older_natts = IDEM_JOB_KEYS_NATTS,
+	.short_natts = IDEM_JOB_KEYS_NATTS,
+	.nullable = IDEM_COLUMNS_FROM(IDEM_JOB_KEYS_RESULT),
+	.pkey = {IDEM_JOB_KEYS_KEY_HASH, IDEM_JOB_KEYS_JOB_ID},
+	.npkey = 2,
+	.pkey_hint = "Run ALTER TABLE idem.job_keys ADD CONSTRAINT job_keys_pkey PRIMARY KEY (key_hash, job_id)."};
+
+static const Oid job_log_types[IDEM_JOB_LOG_NATTS] = {
+	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
+	INT4OID, INT4OID, INT4OID, TEXTOID,
+	TEXTOID, TEXTOID, TEXTOID, TEXTOID,
+	JSONBOID, JSONBOID};
+
+static IdemTableDef job_log_def = {
+	.name = "job_log",
+	.types = job_log_types,
+	.natts = IDEM_JOB_LOG_NATTS,
+	.older_natts = IDEM_JOB_LOG_NATTS,
+	.short_natts = IDEM_JOB_LOG_NATTS,
+	.nullable = IDEM_COLUMNS_FROM(IDEM_JOB_LOG_KEY) | IDEM_COLUMN(IDEM_JOB_LOG_MAX_ATTEMPTS),
+	.pkey = {IDEM_JOB_LOG_JOB_ID},
+	.npkey = 1,
+	.pkey_hint = "Run ALTER TABLE idem.job_log ADD CONSTRAINT job_log_pkey PRIMARY KEY (job_id)."};
+
+void
+idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode)
+{
+	idem_table_open(jobs, &jobs_def, lockmode);
+}
+
+void
+idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode)
+{
+	idem_table_open(keys, &job_keys_def, lockmode);
+}
+
+void
+idem_jobtable_open_log(IdemTable *log, LOCKMODE lockmode)
+{
+	idem_table_open(log, &job_log_def, lockmode);
+}
+
+/* SQL objects from before 0.3.0 have no jobs, and need no update to go on */
+bool
+idem_jobtable_exists(void)
+{
+	return idem_table_exists(&jobs_def);
+}
+
+static Oid
+get_sequence(void)
+{
+	Oid sequence = get_relname_relid("jobs_job_id_seq", get_namespace_oid("idem", false));
+
+	if (!OidIsValid(sequence))
+		idem_args_version_mismatch("There is no sequence idem.jobs_job_id_seq.");
+	return sequence;
+}
+
+/* After this nobody can make us wait for the next number */
+void
+idem_jobtable_lock_ids(void)
+{
+	LockRelationOid(get_sequence(), RowExclusiveLock);
+}
+
+int64
+idem_jobtable_next_id(void)
+{
+	return nextval_internal(get_sequence(), false);
+}
+
+/* FNV-1a, because it is stored and dumped: the same on every machine and version */
+static uint64
+hash_more(uint64 hash, const text *value)
+{
+	const unsigned char *p = (const unsigned char *) VARDATA_ANY(value);
+
+	for (Size i = 0; i < VARSIZE_ANY_EXHDR(value); i++)
+		hash = (hash ^ p[i]) * UINT64CONST(0x100000001b3);
+	return hash;
+}
+
+/* What has the same hash need not be the same, only likely */
+int64
+idem_jobtable_key_hash(const text *queue, const text *key)
+{
+	uint64 hash = hash_more(UINT64CONST(0xcbf29ce484222325), queue);
+
+	/* a byte that is in no text keeps the two apart */
+	return (int64) hash_more(hash * UINT64CONST(0x100000001b3), key);
+}
+
+/* For idem.jobs and idem.job_log */
+IdemLookup
+idem_jobtable_by_id(IdemTable *table, int64 job_id)
+{
+	IdemLookup lookup = {.index = table->pkey, .nkeys = 1};
+
+	ScanKeyInit(&lookup.keys[0], 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(job_id));
+	return lookup;
+}
+
+/* For idem.jobs and idem.job_keys */
+IdemLookup
+idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash)
+{
+	IdemLookup lookup = {.index = index, .nkeys = 1};
+
+	ScanKeyInit(&lookup.keys[0], 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(key_hash));
+	return lookup;
+}
+
+Relation
+idem_jobtable_key_index(IdemTable *jobs)
+{
+	static const AttrNumber columns[] = {IDEM_JOBS_KEY_HASH};
+
+	return idem_table_find_index(jobs, columns, lengthof(columns),
+								 "There is no index that finds the jobs of a key.",
+								 "Run CREATE INDEX CONCURRENTLY ON idem.jobs (key_hash) WHERE key_hash IS NOT NULL.");
+}
+
+Relation
+idem_jobtable_fetch_index(IdemTable *jobs)
+{
+	static const AttrNumber columns[] = {
+		IDEM_JOBS_QUEUE, IDEM_JOBS_PRIORITY, IDEM_JOBS_RUN_AT, IDEM_JOBS_JOB_ID};
+
+	return idem_table_find_index(jobs, columns, lengthof(columns),
+								 "There is no index that orders the jobs as they are fetched.",
+								 "Run CREATE INDEX CONCURRENTLY ON idem.jobs (queue, priority, run_at, job_id).");
+}

@@ -1,0 +1,145 @@
+/*
+ * queue.c
+ *		SQL functions for queues: idem_queue_set, idem_queue_drop, idem_pause,
+ *		idem_resume.  EXECUTE on them is the privilege.
+ */
+#include "postgres.h"
+
+#include "access/relscan.h"
+#include "access/stratnum.h"
+#include "executor/executor.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
+
+#include "jobs.h"
+
+PG_FUNCTION_INFO_V1(idem_queue_set);
+PG_FUNCTION_INFO_V1(idem_queue_drop);
+PG_FUNCTION_INFO_V1(idem_pause);
+PG_FUNCTION_INFO_V1(idem_resume);
+
+/* Name of a queue, for all functions that take one */
+text *
+idem_jobargs_queue(FunctionCallInfo fcinfo, int arg)
+{
+	text *queue;
+	int len;
+
+	if (PG_ARGISNULL(arg))
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("name of the queue must not be null"),
+				errdetail("Jobs live in queues."),
+				errhint("Pass a short name of the kind of work, for example 'mail'."));
+	queue = PG_GETARG_TEXT_PP(arg);
+	len = VARSIZE_ANY_EXHDR(queue);
+	if (len < 1 || len > IDEM_MAX_QUEUE_LEN)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid length of the name of a queue"),
+				errdetail("The name has %d bytes; it must have between 1 and %d.", len, IDEM_MAX_QUEUE_LEN),
+				errhint("Use a short name of the kind of work, for example 'mail'."));
+	return queue;
+}
+
+/* Arguments of idem_queue_set() after the name, and the columns that they go to */
+static const struct
+{
+	AttrNumber column;
+	const char *name;
+	const char *const *words;			/* what it may be, or */
+	int64 (*span)(Datum, const char *); /* how its length is checked */
+} settings[] = {
+	{IDEM_QUEUES_DEDUP, "dedup", idem_dedup_words, NULL},
+	{IDEM_QUEUES_ON_DUPLICATE, "on_duplicate", idem_on_duplicate_words, NULL},
+	{IDEM_QUEUES_IF_RUNNING, "if_running", idem_if_running_words, NULL},
+	{IDEM_QUEUES_KEY_TTL, "key_ttl", NULL, idem_args_longer_than_zero},
+	{IDEM_QUEUES_INCLUDE_SCHEDULED, "include_scheduled", NULL, NULL},
+	{IDEM_QUEUES_DEBOUNCE_MAX, "debounce_max", NULL, idem_args_longer_than_zero},
+	{IDEM_QUEUES_LEASE, "lease", NULL, idem_args_lease_or_none},
+	{IDEM_QUEUES_MAX_ATTEMPTS, "max_attempts", NULL, NULL},
+	{IDEM_QUEUES_BACKOFF, "backoff", NULL, idem_args_longer_than_zero},
+	{IDEM_QUEUES_BACKOFF_MAX, "backoff_max", NULL, idem_args_longer_than_zero},
+	{IDEM_QUEUES_KEEP, "keep", NULL, idem_args_zero_or_longer},
+	{IDEM_QUEUES_KEEP_DEAD, "keep_dead", NULL, idem_args_zero_or_longer},
+	{IDEM_QUEUES_OWNER, "owner", NULL, NULL},
+};
+
+Datum
+idem_queue_set(PG_FUNCTION_ARGS)
+{
+	NullableDatum columns[IDEM_QUEUES_NATTS + 1];
+	text *queue;
+
+	idem_args_begin(fcinfo, lengthof(settings) + 1, "idem_queue_set()");
+	queue = idem_jobargs_queue(fcinfo, 0);
+	for (int i = 0; i <= IDEM_QUEUES_NATTS; i++)
+		columns[i].isnull = true;
+	for (int i = 0; i < (int) lengthof(settings); i++)
+	{
+		NullableDatum value = fcinfo->args[i + 1];
+
+		if (!value.isnull && settings[i].words != NULL)
+			(void) idem_args_word(DatumGetTextPP(value.value), settings[i].name, settings[i].words);
+		if (!value.isnull && settings[i].span != NULL)
+			(void) settings[i].span(value.value, settings[i].name);
+		columns[settings[i].column] = value;
+	}
+	(void) idem_args_max_attempts(fcinfo, 8);
+
+	idem_queuestore_set(queue, columns);
+	PG_RETURN_VOID();
+}
+
+/* Does the queue have a job that waits or runs? */
+static bool
+has_jobs(text *queue)
+{
+	IdemTable jobs;
+	IdemLookup lookup = {.nkeys = 1};
+	Snapshot snapshot;
+	IndexScanDesc scan;
+	bool found;
+
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	lookup.index = idem_jobtable_fetch_index(&jobs);
+	ScanKeyInit(&lookup.keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(queue));
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	scan = idem_probe_begin(&jobs, &lookup, snapshot);
+	found = index_getnext_slot(scan, ForwardScanDirection, jobs.found);
+	index_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	idem_table_close(&jobs);
+	return found;
+}
+
+Datum
+idem_queue_drop(PG_FUNCTION_ARGS)
+{
+	text *queue;
+
+	idem_args_begin(fcinfo, 1, "idem_queue_drop()");
+	queue = idem_jobargs_queue(fcinfo, 0);
+	if (has_jobs(queue))
+		ereport(ERROR,
+				errcode(ERRCODE_OBJECT_IN_USE),
+				errmsg("queue has jobs"),
+				errdetail("They would go by the defaults, and be open to every role that may call the functions."),
+				errhint("Let the jobs end or cancel them, or change the settings with idem_queue_set()."));
+	PG_RETURN_BOOL(idem_queuestore_drop(queue));
+}
+
+Datum
+idem_pause(PG_FUNCTION_ARGS)
+{
+	idem_args_begin(fcinfo, 1, "idem_pause()");
+	PG_RETURN_BOOL(idem_queuestore_pause(idem_jobargs_queue(fcinfo, 0), true));
+}
+
+Datum
+idem_resume(PG_FUNCTION_ARGS)
+{
+	idem_args_begin(fcinfo, 1, "idem_resume()");
+	PG_RETURN_BOOL(idem_queuestore_pause(idem_jobargs_queue(fcinfo, 0), false));
+}

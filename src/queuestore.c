@@ -1,0 +1,209 @@
+/*
+ * queuestore.c
+ *		Settings of queues, and who may use them.
+ *
+ * Every function about jobs comes by here, for each queue that it touches: who
+ * may use a queue is decided in idem_queuestore_use() and nowhere else.
+ * Settings are read as they are committed now, whatever the snapshot of the
+ * transaction shows.  Who changes them locks the table against others who do,
+ * until the end of the transaction; readers do not wait.
+ */
+#include "postgres.h"
+
+#include "access/relscan.h"
+#include "access/stratnum.h"
+#include "access/table.h"
+#include "catalog/pg_type.h"
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "jobs.h"
+
+const char *const idem_dedup_words[] = {"until_executing", "until_executed", "until_expired", NULL};
+const char *const idem_on_duplicate_words[] = {"skip", "replace", "debounce", "error", NULL};
+const char *const idem_if_running_words[] = {"skip", "rerun", NULL};
+
+static const Oid queues_types[IDEM_QUEUES_NATTS] = {
+	TEXTOID, REGROLEOID, TIMESTAMPTZOID, TEXTOID, TEXTOID,
+	TEXTOID, INTERVALOID, BOOLOID, INTERVALOID, INTERVALOID,
+	INT4OID, INTERVALOID, INTERVALOID, INTERVALOID, INTERVALOID};
+
+static IdemTableDef queues_def = {
+	.name = "queues",
+	.types = queues_types,
+	.natts = IDEM_QUEUES_NATTS,
+	.older_natts = IDEM_QUEUES_NATTS,
+	.short_natts = IDEM_QUEUES_NATTS,
+	.nullable = IDEM_COLUMNS_FROM(IDEM_QUEUES_OWNER),
+	.pkey = {IDEM_QUEUES_QUEUE},
+	.npkey = 1,
+	.pkey_hint = "Run ALTER TABLE idem.queues ADD CONSTRAINT queues_pkey PRIMARY KEY (queue)."};
+
+/* Find what was declared for a queue */
+static bool
+find_queue(IdemTable *table, text *name)
+{
+	IdemLookup lookup = {.index = table->pkey, .nkeys = 1};
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IndexScanDesc scan;
+	bool found;
+
+	ScanKeyInit(&lookup.keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(name));
+	scan = idem_probe_begin(table, &lookup, snapshot);
+	found = index_getnext_slot(scan, ForwardScanDirection, table->found);
+	index_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	return found;
+}
+
+static void
+get_span(IdemTable *table, AttrNumber attno, int64 *value)
+{
+	NullableDatum column = idem_row_datum(table, attno);
+
+	if (!column.isnull)
+		*value = idem_args_span(column.value);
+}
+
+static int
+get_word(IdemTable *table, AttrNumber attno, const char *what, const char *const *words)
+{
+	text *word = idem_row_text(table, attno);
+
+	return word == NULL ? 0 : idem_args_word(word, what, words);
+}
+
+static void
+read_settings(IdemTable *table, IdemQueue *queue)
+{
+	queue->owner = idem_row_oid(table, IDEM_QUEUES_OWNER);
+	queue->paused = !idem_row_isnull(table, IDEM_QUEUES_PAUSED_AT);
+	queue->policy.dedup = get_word(table, IDEM_QUEUES_DEDUP, "dedup", idem_dedup_words);
+	queue->policy.on_duplicate = get_word(table, IDEM_QUEUES_ON_DUPLICATE, "on_duplicate", idem_on_duplicate_words);
+	queue->policy.rerun = get_word(table, IDEM_QUEUES_IF_RUNNING, "if_running", idem_if_running_words) != 0;
+	get_span(table, IDEM_QUEUES_KEY_TTL, &queue->policy.key_ttl);
+	queue->policy.include_scheduled = idem_row_bool(table, IDEM_QUEUES_INCLUDE_SCHEDULED);
+	get_span(table, IDEM_QUEUES_DEBOUNCE_MAX, &queue->debounce_max);
+	get_span(table, IDEM_QUEUES_LEASE, &queue->lease);
+	if (!idem_row_isnull(table, IDEM_QUEUES_MAX_ATTEMPTS))
+		queue->max_attempts = idem_row_int32(table, IDEM_QUEUES_MAX_ATTEMPTS);
+	get_span(table, IDEM_QUEUES_BACKOFF, &queue->backoff);
+	get_span(table, IDEM_QUEUES_BACKOFF_MAX, &queue->backoff_max);
+	get_span(table, IDEM_QUEUES_KEEP, &queue->keep);
+	get_span(table, IDEM_QUEUES_KEEP_DEAD, &queue->keep_dead);
+}
+
+static void
+get_queue(text *name, IdemQueue *queue)
+{
+	IdemTable table;
+
+	memset(queue, 0, sizeof(*queue));
+	queue->name = name;
+	queue->debounce_max = USECS_PER_HOUR;
+	queue->max_attempts = 25;
+	queue->backoff = 10 * USECS_PER_SEC;
+	queue->backoff_max = USECS_PER_DAY;
+	queue->keep_dead = 7 * USECS_PER_DAY;
+
+	idem_table_open(&table, &queues_def, AccessShareLock);
+	if (find_queue(&table, name))
+		read_settings(&table, queue);
+	idem_table_close(&table);
+}
+
+/* Settings of a queue, for a caller who may use it; name must stay as long as they do */
+void
+idem_queuestore_use(text *name, IdemQueue *queue)
+{
+	get_queue(name, queue);
+	if (OidIsValid(queue->owner) && !has_privs_of_role(GetUserId(), queue->owner))
+		ereport(ERROR,
+				errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("queue belongs to another role"),
+				errdetail("The current user does not have the privileges of the role that owns the queue."),
+				errhint("Grant the role to the current user, or use another queue."));
+}
+
+/* Open the table for who changes it: one at a time, so that nobody meets a row that is not committed */
+static bool
+open_for_change(IdemTable *table, text *name)
+{
+	idem_table_open(table, &queues_def, ShareRowExclusiveLock);
+	return find_queue(table, name);
+}
+
+/* Write the row: in the place of the one found, or as a new one */
+static void
+store(IdemTable *table, bool exists)
+{
+	if (exists ? idem_table_update(table) != TM_Ok : !idem_table_insert(table))
+		elog(ERROR, "could not store the settings of a queue");
+}
+
+static TupleTableSlot *
+begin_change(IdemTable *table, text *name, bool exists)
+{
+	TupleTableSlot *slot = exists ? idem_row_copy(table, true) : idem_table_new_row(table, true);
+
+	idem_row_set(slot, IDEM_QUEUES_QUEUE, PointerGetDatum(name));
+	return slot;
+}
+
+/* Change the columns that are given (by column number); one owner is nobody */
+void
+idem_queuestore_set(text *name, const NullableDatum *columns)
+{
+	IdemTable table;
+	bool exists = open_for_change(&table, name);
+	TupleTableSlot *slot = begin_change(&table, name, exists);
+
+	for (AttrNumber attno = IDEM_QUEUES_OWNER; attno <= IDEM_QUEUES_NATTS; attno++)
+	{
+		if (!columns[attno].isnull)
+			idem_row_set(slot, attno, columns[attno].value);
+	}
+	if (!columns[IDEM_QUEUES_OWNER].isnull && !OidIsValid(DatumGetObjectId(columns[IDEM_QUEUES_OWNER].value)))
+		idem_row_clear(slot, IDEM_QUEUES_OWNER);
+	store(&table, exists);
+	idem_table_close(&table);
+}
+
+/* Forget what was declared; false if nothing was */
+bool
+idem_queuestore_drop(text *name)
+{
+	IdemTable table;
+	bool exists = open_for_change(&table, name);
+
+	if (exists && idem_table_delete(&table, true) != TM_Ok)
+		elog(ERROR, "could not remove the settings of a queue");
+	idem_table_close(&table);
+	return exists;
+}
+
+/* Pause or resume; false if it was so before */
+bool
+idem_queuestore_pause(text *name, bool pause)
+{
+	IdemTable table;
+	bool exists = open_for_change(&table, name);
+	bool paused = exists && !idem_row_isnull(&table, IDEM_QUEUES_PAUSED_AT);
+
+	if (paused != pause)
+	{
+		TupleTableSlot *slot = begin_change(&table, name, exists);
+
+		if (pause)
+			idem_row_set(slot, IDEM_QUEUES_PAUSED_AT, TimestampTzGetDatum(idem_clock_now()));
+		else
+			idem_row_clear(slot, IDEM_QUEUES_PAUSED_AT);
+		store(&table, exists);
+	}
+	idem_table_close(&table);
+	return paused != pause;
+}
