@@ -9,10 +9,11 @@
  * UPDATE alone does not conflict with the lock of who has the job absorb a
  * duplicate (dedup.c).
  *
- * Entries of jobs that have ended stay in the index while somebody holds an
- * old snapshot.  Who had to pass over many of them remembers for a second where
- * the first job was (struct Place) and begins there.  That is only a guess about
- * where to begin; whether a job is due is read off its row.
+ * Entries of jobs that have ended stay in the index until VACUUM, and longer
+ * while somebody holds an old snapshot.  Who had to pass over many of them
+ * remembers for a second where the first job was (struct Place) and begins
+ * there.  That is only a guess about where to begin; whether a job is due is read
+ * off its row.
  */
 #include "postgres.h"
 
@@ -23,6 +24,7 @@
 #include "access/xlog.h"
 #include "common/hashfn.h"
 #include "executor/executor.h"
+#include "executor/instrument.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
@@ -32,8 +34,13 @@
 
 #include "jobs.h"
 
-/* From how many entries passed over on it is worth while to remember the place */
+/*
+ * From how many entries passed over, or pages read, on it is worth while to
+ * remember the place.  Entries that are known to be dead are not even seen; they
+ * show as pages.
+ */
 #define MANY_ENTRIES 64
+#define MANY_PAGES	 16
 
 /* Where the first job of a priority was found, of queues with this hash */
 typedef struct Place
@@ -41,6 +48,7 @@ typedef struct Place
 	uint32 queue_hash;
 	int priority;
 	TimestampTz run_at;
+	int64 job_id;
 	TimestampTz good_until; /* by the clock of the machine */
 } Place;
 
@@ -51,7 +59,20 @@ typedef struct Entry
 {
 	int priority;
 	TimestampTz run_at;
+	int64 job_id;
 } Entry;
+
+/* Parts of a queue, in the order in which they are gone through */
+typedef enum Part
+{
+	BEFORE_PLACE, /* priorities before that of the place */
+	AT_PLACE,	  /* what is due at the same time, from there on */
+	AFTER_PLACE,  /* what is due later, in its priority */
+	THE_REST	  /* without a place: all */
+} Part;
+
+/* Not a priority, but before all of them */
+#define ANY_PRIORITY ((int64) PG_INT32_MIN - 1)
 
 /* A fetch under way */
 typedef struct Fetch
@@ -63,9 +84,9 @@ typedef struct Fetch
 	IndexScanDesc scan; /* NULL: at the end */
 	TimestampTz now;
 	Place *place;
-	bool use_place;
-	bool at_place; /* the scan began at the place */
-	bool jumped;   /* some entries were left out */
+	Part part;
+	int64 passed; /* entries passed over since the last job */
+	int64 pages;  /* pages of the index read since */
 	int found;
 	MemoryContext job_context; /* for what one job needs */
 } Fetch;
@@ -92,51 +113,78 @@ end_scan(Fetch *fetch)
 	fetch->scan = NULL;
 }
 
-/* Begin at the entries of the queue that fit these conditions, besides that on the queue */
+/* Go to the jobs of a part of the queue, and there to those of a priority above this one */
 static void
-begin_scan(Fetch *fetch, StrategyNumber strategy, int priority, TimestampTz run_at, int nconditions)
+go_to(Fetch *fetch, Part part, int64 above)
 {
-	ScanKeyData keys[3];
+	const Place *place = fetch->place;
+	ScanKeyData keys[4];
+	int n = 0;
 
 	end_scan(fetch);
-	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(fetch->args->queue.name));
-	ScanKeyInit(&keys[1], 2, strategy, strategy == BTEqualStrategyNumber ? F_INT4EQ : F_INT4GT,
-				Int32GetDatum(priority));
-	ScanKeyInit(&keys[2], 3, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE, TimestampTzGetDatum(run_at));
-	fetch->scan = idem_compat_index_beginscan(fetch->jobs->heap, fetch->index, &fetch->dirty, 1 + nconditions);
+	fetch->part = part;
+	ScanKeyInit(&keys[n++], 1, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(fetch->args->queue.name));
+	if (above != ANY_PRIORITY)
+		ScanKeyInit(&keys[n++], 2, BTGreaterStrategyNumber, F_INT4GT, Int32GetDatum((int) above));
+	if (part == BEFORE_PLACE)
+		ScanKeyInit(&keys[n++], 2, BTLessStrategyNumber, F_INT4LT, Int32GetDatum(place->priority));
+	if (part == AT_PLACE || part == AFTER_PLACE)
+		ScanKeyInit(&keys[n++], 2, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(place->priority));
+	if (part == AT_PLACE)
+	{
+		ScanKeyInit(&keys[n++], 3, BTEqualStrategyNumber, F_TIMESTAMPTZ_EQ, TimestampTzGetDatum(place->run_at));
+		ScanKeyInit(&keys[n++], 4, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(place->job_id));
+	}
+	if (part == AFTER_PLACE)
+		ScanKeyInit(&keys[n++], 3, BTGreaterStrategyNumber, F_TIMESTAMPTZ_GT, TimestampTzGetDatum(place->run_at));
+	fetch->scan = idem_compat_index_beginscan(fetch->jobs->heap, fetch->index, &fetch->dirty, n);
 	fetch->scan->xs_want_itup = true;
-	index_rescan(fetch->scan, keys, 1 + nconditions, NULL, 0);
+	index_rescan(fetch->scan, keys, n, NULL, 0);
 }
 
-static void
-go_to_start(Fetch *fetch)
+/* Go on where the present part ends; false if it was the last one */
+static bool
+go_to_next_part(Fetch *fetch)
 {
-	begin_scan(fetch, BTGreaterStrategyNumber, 0, 0, 0);
+	switch (fetch->part)
+	{
+		case BEFORE_PLACE:
+			go_to(fetch, AT_PLACE, ANY_PRIORITY);
+			return true;
+		case AT_PLACE:
+			go_to(fetch, AFTER_PLACE, ANY_PRIORITY);
+			return true;
+		case AFTER_PLACE:
+			go_to(fetch, THE_REST, fetch->place->priority);
+			return true;
+		case THE_REST:
+			return false;
+	}
+	pg_unreachable();
 }
 
-static void
-go_beyond(Fetch *fetch, int priority)
+static int64
+pages_read(void)
 {
-	begin_scan(fetch, BTGreaterStrategyNumber, priority, 0, 1);
-}
-
-static void
-go_to_place(Fetch *fetch)
-{
-	begin_scan(fetch, BTEqualStrategyNumber, fetch->place->priority, fetch->place->run_at, 2);
+	return pgBufferUsage.shared_blks_hit + pgBufferUsage.shared_blks_read;
 }
 
 static bool
 next_entry(Fetch *fetch, Entry *entry)
 {
 	IndexScanDesc scan = fetch->scan;
+	int64 before = pages_read();
+	bool found;
 	bool isnull;
 
 	CHECK_FOR_INTERRUPTS();
-	if (index_getnext_tid(scan, ForwardScanDirection) == NULL)
+	found = index_getnext_tid(scan, ForwardScanDirection) != NULL;
+	fetch->pages += pages_read() - before;
+	if (!found)
 		return false;
 	entry->priority = DatumGetInt32(index_getattr(scan->xs_itup, 2, scan->xs_itupdesc, &isnull));
 	entry->run_at = DatumGetTimestampTz(index_getattr(scan->xs_itup, 3, scan->xs_itupdesc, &isnull));
+	entry->job_id = DatumGetInt64(index_getattr(scan->xs_itup, 4, scan->xs_itupdesc, &isnull));
 	return true;
 }
 
@@ -196,29 +244,6 @@ take_job(Fetch *fetch, IdemFetched *job)
 }
 
 /*
- * Jump over entries that are not worth a look: one for later ends its priority,
- * and what is known to lie before the first job is left out.
- */
-static bool
-jump(Fetch *fetch, const Entry *entry)
-{
-	if (entry->run_at > fetch->now)
-	{
-		fetch->at_place = false;
-		go_beyond(fetch, entry->priority);
-		return true;
-	}
-	if (fetch->use_place && !fetch->at_place &&
-		entry->priority == fetch->place->priority && entry->run_at < fetch->place->run_at)
-	{
-		fetch->at_place = fetch->jumped = true;
-		go_to_place(fetch);
-		return true;
-	}
-	return false;
-}
-
-/*
  * The job was found behind many entries: remember where.  A place that was
  * found from another one is as good as that was, and not for longer.
  */
@@ -227,7 +252,8 @@ remember_place(Fetch *fetch, const Entry *entry)
 {
 	fetch->place->priority = entry->priority;
 	fetch->place->run_at = entry->run_at;
-	if (!fetch->at_place)
+	fetch->place->job_id = entry->job_id;
+	if (fetch->part == BEFORE_PLACE || fetch->part == THE_REST)
 		fetch->place->good_until = GetCurrentTimestamp() + USECS_PER_SEC;
 }
 
@@ -250,40 +276,42 @@ fetch_job(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *ar
 	return taken;
 }
 
-/* Go along the index until there are enough jobs */
+/*
+ * Go along the index until there are enough jobs.  An entry for later ends its
+ * priority.
+ */
 static void
 scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
 {
-	Entry last = {0};
-	int passed = 0;
+	int priority = 0;
 
-	fetch->at_place = fetch->jumped = false;
-	go_to_start(fetch);
 	while (fetch->found < fetch->args->batch)
 	{
 		Entry entry;
 
 		if (!next_entry(fetch, &entry))
 		{
-			if (!fetch->at_place)
+			if (!go_to_next_part(fetch))
 				break;
-			fetch->at_place = false;
-			go_beyond(fetch, fetch->place->priority);
 			continue;
 		}
-		if (jump(fetch, &entry))
-			continue;
-		if (entry.priority != last.priority)
-			passed = 0;
-		last = entry;
-		if (!fetch_job(fetch, put, arg))
-			passed++;
-		else
+		if (entry.run_at > fetch->now)
 		{
-			fetch->found++;
-			if (passed > MANY_ENTRIES)
-				remember_place(fetch, &entry);
+			go_to(fetch, fetch->part == BEFORE_PLACE ? BEFORE_PLACE : THE_REST, entry.priority);
+			continue;
 		}
+		if (entry.priority != priority)
+			fetch->passed = fetch->pages = 0;
+		priority = entry.priority;
+		if (!fetch_job(fetch, put, arg))
+		{
+			fetch->passed++;
+			continue;
+		}
+		fetch->found++;
+		if (fetch->passed > MANY_ENTRIES || fetch->pages > MANY_PAGES)
+			remember_place(fetch, &entry);
+		fetch->passed = fetch->pages = 0;
 	}
 	end_scan(fetch);
 }
@@ -301,14 +329,17 @@ idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 	fetch.index = idem_jobtable_fetch_index(jobs);
 	fetch.now = idem_clock_now();
 	fetch.place = find_place(args->queue.name);
-	fetch.use_place = GetCurrentTimestamp() < fetch.place->good_until;
 	fetch.job_context = AllocSetContextCreate(CurrentMemoryContext, "idem fetch", ALLOCSET_DEFAULT_SIZES);
 
-	scan_queue(&fetch, put, arg);
-	if (fetch.found < args->batch && fetch.jumped)
+	if (GetCurrentTimestamp() < fetch.place->good_until)
 	{
-		/* before the place may be more than there was */
-		fetch.use_place = false;
+		go_to(&fetch, BEFORE_PLACE, ANY_PRIORITY);
+		scan_queue(&fetch, put, arg);
+	}
+	/* before the place may be more than there was */
+	if (fetch.found < args->batch)
+	{
+		go_to(&fetch, THE_REST, ANY_PRIORITY);
 		scan_queue(&fetch, put, arg);
 	}
 	MemoryContextDelete(fetch.job_context);
