@@ -27,7 +27,7 @@ typedef struct PrivilegeSet
 {
 	const char *name;
 	const char *functions[40];
-	const char *views[8];
+	const char *relations[8];
 } PrivilegeSet;
 
 #define APP_FUNCTIONS                                                       \
@@ -45,7 +45,7 @@ static const PrivilegeSet privilege_sets[] = {
 	{"admin",
 	 {APP_FUNCTIONS, VIEW_FUNCTIONS, "idem_forget", "idem_cleanup",
 	  "idem_queue_set", "idem_queue_drop", "idem_pause", "idem_resume"},
-	 {"key_status", "key_summary", "lease_status", "job_status", "queue_status"}},
+	 {"key_status", "key_summary", "lease_status", "job_status", "queue_status", "queues"}},
 	{"monitor", {VIEW_FUNCTIONS}, {"key_summary", "queue_status"}},
 };
 
@@ -141,7 +141,7 @@ change_privileges(FunctionCallInfo fcinfo, bool is_grant)
 	const PrivilegeSet *set;
 	char *role;
 	List *functions = NIL;
-	List *views = NIL;
+	List *relations = NIL;
 
 	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
 		ereport(ERROR,
@@ -162,18 +162,18 @@ change_privileges(FunctionCallInfo fcinfo, bool is_grant)
 		if (OidIsValid(LookupFuncName(function->objname, -1, &no_types, true)))
 			functions = lappend(functions, function);
 	}
-	for (int i = 0; set->views[i] != NULL; i++)
+	for (int i = 0; set->relations[i] != NULL; i++)
 	{
-		RangeVar *view = makeRangeVar("idem", pstrdup(set->views[i]), -1);
+		RangeVar *relation = makeRangeVar("idem", pstrdup(set->relations[i]), -1);
 
-		if (OidIsValid(RangeVarGetRelid(view, NoLock, true)))
-			views = lappend(views, view);
+		if (OidIsValid(RangeVarGetRelid(relation, NoLock, true)))
+			relations = lappend(relations, relation);
 	}
 
 	run_grant(is_grant, OBJECT_FUNCTION, functions, "execute", role);
-	if (views != NIL)
+	if (relations != NIL)
 		run_grant(is_grant, OBJECT_SCHEMA, list_make1(makeString("idem")), "usage", role);
-	run_grant(is_grant, OBJECT_TABLE, views, "select", role);
+	run_grant(is_grant, OBJECT_TABLE, relations, "select", role);
 }
 
 Datum

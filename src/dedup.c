@@ -44,6 +44,7 @@ typedef struct Look
 {
 	ItemPointerData waiting; /* a job that nobody has fetched, invalid: none */
 	int64 waiting_id;
+	bool waiting_is_rerun;
 	int64 running;			 /* a job that somebody has fetched, 0: none */
 	TransactionId removing;	 /* who is about to remove that one, if it is so */
 	TransactionId inserting; /* who has inserted one and is open, if somebody has */
@@ -148,8 +149,13 @@ note_job(IdemTable *jobs, const SnapshotData *dirty, const Attempt *attempt, Loo
 		return;
 	if (!runs)
 	{
-		look->waiting = jobs->found->tts_tid;
-		look->waiting_id = job_id;
+		/* of several, the one that was made for duplicates like this one */
+		if (!look->waiting_is_rerun)
+		{
+			look->waiting = jobs->found->tts_tid;
+			look->waiting_id = job_id;
+			look->waiting_is_rerun = !idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB);
+		}
 		return;
 	}
 	look->running = job_id;
@@ -307,8 +313,8 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 		new_payload = false;
 	}
 
-	/* whoever wants it earlier gets it earlier, but not a retry */
-	if (*outcome != IDEM_POSTPONED && idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) == 0)
+	/* whoever wants it earlier gets it earlier, unless a worker has put it off */
+	if (*outcome != IDEM_POSTPONED && idem_row_isnull(jobs, IDEM_JOBS_TOKEN))
 		new_run_at = Min(run_at, enqueue->run_at);
 	/* one that is due is early enough */
 	if (run_at <= enqueue->now && new_run_at < run_at)

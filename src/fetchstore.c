@@ -244,16 +244,20 @@ take_job(Fetch *fetch, IdemFetched *job)
 }
 
 /*
- * The job was found behind many entries: remember where.  A place that was
+ * If the job was found behind many entries, remember where.  A place that was
  * found from another one is as good as that was, and not for longer.
  */
 static void
 remember_place(Fetch *fetch, const Entry *entry)
 {
+	bool from_place = fetch->part == AT_PLACE || fetch->part == AFTER_PLACE;
+
+	if (!from_place && fetch->passed <= MANY_ENTRIES && fetch->pages <= MANY_PAGES)
+		return;
 	fetch->place->priority = entry->priority;
 	fetch->place->run_at = entry->run_at;
 	fetch->place->job_id = entry->job_id;
-	if (fetch->part == BEFORE_PLACE || fetch->part == THE_REST)
+	if (!from_place)
 		fetch->place->good_until = GetCurrentTimestamp() + USECS_PER_SEC;
 }
 
@@ -309,8 +313,7 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 			continue;
 		}
 		fetch->found++;
-		if (fetch->passed > MANY_ENTRIES || fetch->pages > MANY_PAGES)
-			remember_place(fetch, &entry);
+		remember_place(fetch, &entry);
 		fetch->passed = fetch->pages = 0;
 	}
 	end_scan(fetch);
@@ -343,4 +346,11 @@ idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 		scan_queue(&fetch, put, arg);
 	}
 	MemoryContextDelete(fetch.job_context);
+
+	/*
+	 * A replica may be waiting for the position that was handed out, and without
+	 * a lease it is a while until we commit: let it be written soon.
+	 */
+	if (args->lease == 0 && fetch.found > 0)
+		XLogSetAsyncXactLSN(GetXLogInsertRecPtr());
 }

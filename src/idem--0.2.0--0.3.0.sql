@@ -89,6 +89,7 @@ CREATE TABLE idem.job_log (
 	priority integer NOT NULL,
 	attempt integer NOT NULL,
 	max_attempts integer,
+	key_until timestamp with time zone,
 	state text COLLATE "C" NOT NULL,
 	queue text COLLATE "C" NOT NULL,
 	key text COLLATE "C",
@@ -108,6 +109,7 @@ COMMENT ON COLUMN idem.job_log.enqueued_at IS 'when the job was enqueued';
 COMMENT ON COLUMN idem.job_log.priority IS 'priority of the job';
 COMMENT ON COLUMN idem.job_log.attempt IS 'how often the job was fetched';
 COMMENT ON COLUMN idem.job_log.max_attempts IS 'how often the job might be fetched, or null for what its queue says';
+COMMENT ON COLUMN idem.job_log.key_until IS 'until_expired: until when duplicates are absorbed, else null';
 COMMENT ON COLUMN idem.job_log.state IS 'done, dead or cancelled';
 COMMENT ON COLUMN idem.job_log.queue IS 'name of the queue';
 COMMENT ON COLUMN idem.job_log.key IS 'the key, or null';

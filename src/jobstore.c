@@ -120,6 +120,7 @@ write_log(IdemTable *jobs, const char *state, int64 keep, Jsonb *result, text *e
 	copy_column(jobs, IDEM_JOBS_PRIORITY, slot, IDEM_JOB_LOG_PRIORITY);
 	idem_row_set(slot, IDEM_JOB_LOG_ATTEMPT, Int32GetDatum(idem_row_int32(jobs, IDEM_JOBS_ATTEMPT)));
 	copy_column(jobs, IDEM_JOBS_MAX_ATTEMPTS, slot, IDEM_JOB_LOG_MAX_ATTEMPTS);
+	copy_column(jobs, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_LOG_KEY_UNTIL);
 	idem_row_set(slot, IDEM_JOB_LOG_STATE, CStringGetTextDatum(state));
 	copy_column(jobs, IDEM_JOBS_QUEUE, slot, IDEM_JOB_LOG_QUEUE);
 	copy_column(jobs, IDEM_JOBS_KEY, slot, IDEM_JOB_LOG_KEY);
@@ -315,6 +316,7 @@ insert_again(IdemTable *jobs, IdemTable *log)
 	copy_column(log, IDEM_JOB_LOG_QUEUE, slot, IDEM_JOBS_QUEUE);
 	copy_column(log, IDEM_JOB_LOG_PAYLOAD, slot, IDEM_JOBS_PAYLOAD);
 	copy_column(log, IDEM_JOB_LOG_MAX_ATTEMPTS, slot, IDEM_JOBS_MAX_ATTEMPTS);
+	copy_column(log, IDEM_JOB_LOG_KEY_UNTIL, slot, IDEM_JOBS_KEY_UNTIL);
 	copy_column(log, IDEM_JOB_LOG_ERROR, slot, IDEM_JOBS_ERROR);
 	/* so that no token of before fits */
 	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(idem_clock_next_token(0, now)));

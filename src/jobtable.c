@@ -46,9 +46,9 @@ static IdemTableDef job_keys_def = {
 
 static const Oid job_log_types[IDEM_JOB_LOG_NATTS] = {
 	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
-	INT4OID, INT4OID, INT4OID, TEXTOID,
+	INT4OID, INT4OID, INT4OID, TIMESTAMPTZOID,
 	TEXTOID, TEXTOID, TEXTOID, TEXTOID,
-	JSONBOID, JSONBOID};
+	TEXTOID, JSONBOID, JSONBOID};
 
 static IdemTableDef job_log_def = {
 	.name = "job_log",
@@ -56,7 +56,8 @@ static IdemTableDef job_log_def = {
 	.natts = IDEM_JOB_LOG_NATTS,
 	.older_natts = IDEM_JOB_LOG_NATTS,
 	.short_natts = IDEM_JOB_LOG_NATTS,
-	.nullable = IDEM_COLUMNS_FROM(IDEM_JOB_LOG_KEY) | IDEM_COLUMN(IDEM_JOB_LOG_MAX_ATTEMPTS),
+	.nullable = IDEM_COLUMNS_FROM(IDEM_JOB_LOG_KEY) | IDEM_COLUMN(IDEM_JOB_LOG_MAX_ATTEMPTS) |
+		IDEM_COLUMN(IDEM_JOB_LOG_KEY_UNTIL),
 	.pkey = {IDEM_JOB_LOG_JOB_ID},
 	.npkey = 1,
 	.pkey_hint = "Run ALTER TABLE idem.job_log ADD CONSTRAINT job_log_pkey PRIMARY KEY (job_id)."};
