@@ -59,7 +59,18 @@ REGRESS = \
 	lease \
 	lease_expiry \
 	lease_plain \
-	lease_status
+	lease_status \
+	job_enqueue \
+	job_scheduled \
+	job_fetch \
+	job_end \
+	job_many \
+	job_errors \
+	job_queue \
+	job_history \
+	job_status \
+	job_privileges \
+	job_shape
 REGRESS_OPTS = \
 	--temp-instance=tmp_check_regress \
 	--temp-config=$(srcdir)/test/temp.conf \

@@ -16,6 +16,7 @@ SELECT pg_describe_object(classid, objid, 0) AS without_comment
 -- columns of tables and views
 SELECT a.attrelid::regclass, a.attname AS without_comment
   FROM members JOIN pg_attribute AS a ON classid = 'pg_class'::regclass AND a.attrelid = objid
+  JOIN pg_class AS c ON c.oid = objid AND c.relkind <> 'S'	-- those of sequences cannot have any
  WHERE a.attnum > 0 AND NOT a.attisdropped AND col_description(a.attrelid, a.attnum) IS NULL;
 
 -- indexes and constraints of tables

@@ -27,8 +27,10 @@ DROP SCHEMA hostile CASCADE;
 SELECT extconfig::regclass[], extcondition FROM pg_extension WHERE extname = 'idem';
 
 -- keys are never stored out of line
-SELECT attname, attstorage FROM pg_attribute
- WHERE attrelid = 'idem.keys'::regclass AND attname IN ('key', 'scope') ORDER BY attname;
+SELECT attrelid::regclass, attname, attstorage FROM pg_attribute
+ WHERE attrelid IN ('idem.keys'::regclass, 'idem.jobs'::regclass, 'idem.job_keys'::regclass)
+   AND attname IN ('key', 'scope', 'queue')
+ ORDER BY attrelid::regclass::text, attname;
 
 -- cannot be moved elsewhere
 \set VERBOSITY sqlstate

@@ -76,11 +76,11 @@ pin() {
 	client_cpus=$cpus
 }
 
-# latency SCRIPT CLIENTS SECONDS: microseconds of a transaction, the mean of the middle
-# half of them: one that had to wait for the CPU tells about the rest of the machine.
-latency() {
+# pgbench_us SCRIPT CLIENTS OPTION ...: microseconds of a transaction, the mean of the
+# middle half of them: one that had to wait for the CPU tells about the rest of the machine.
+pgbench_us() {
 	# shellcheck disable=SC2154	# scripts.sh
-	idem_run taskset -c "$client_cpus" pgbench -n -M prepared -c "$2" -j "$2" -T "$3" -U bench -f - \
+	idem_run taskset -c "$client_cpus" pgbench -n -M prepared -c "$2" -j "$2" "${@:3}" -U bench -f - \
 		-l --log-prefix="$IDEM_TMP/t/latency" -D "payload=$payload" -D "result=$result30" bench \
 		<<<"${script[$1]}" >"$IDEM_TMP/pgbench.log" 2>&1 || {
 		cat "$IDEM_TMP/pgbench.log" >&2
@@ -95,6 +95,9 @@ latency() {
 			}'
 	rm "$IDEM_TMP"/t/latency.*
 }
+
+# latency SCRIPT CLIENTS SECONDS: microseconds of a transaction
+latency() { pgbench_us "$1" "$2" -T "$3"; }
 
 # latencies CLIENTS SECONDS ROUNDS SCRIPT ... >>$samples
 latencies() {

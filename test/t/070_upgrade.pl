@@ -66,6 +66,11 @@ my $members = q{
 						 (SELECT amname FROM pg_am WHERE oid = relam), reloptions)
 		  FROM relation
 		UNION ALL
+		SELECT r.name, 'sequence',
+			   concat_ws(' ', s.seqtypid::regtype, s.seqstart, s.seqincrement,
+						 s.seqmax, s.seqmin, s.seqcache, s.seqcycle)
+		  FROM relation AS r JOIN pg_sequence AS s ON s.seqrelid = r.oid
+		UNION ALL
 		SELECT name, 'view', pg_get_viewdef(oid) FROM relation WHERE relkind = 'v'
 		UNION ALL
 		SELECT r.name, 'column ' || a.attnum,
@@ -145,30 +150,53 @@ new_database('fresh');
 my @fresh = members_of('fresh');
 
 my $timestamp = 'timestamp with time zone';
+my $enqueue = "text,text,text,interval,boolean,interval,$timestamp,integer,integer";
 is( join("\n", map { m{^(.*) / member / } ? $1 : () } @fresh),
 	join("\n",
 		'function idem_call(text,regproc,jsonb,interval,interval,text)',
+		'function idem_cancel(bigint)',
 		'function idem_checkpoint(text,bigint,jsonb,text)',
 		'function idem_claim(text,jsonb,interval,interval,text)',
 		'function idem_claim_many(text[],jsonb[],interval,interval,text)',
 		'function idem_cleanup(integer)',
 		'function idem_clock()',
+		'function idem_complete(bigint,bigint,jsonb)',
+		'function idem_complete_many(bigint[],bigint[])',
+		"function idem_enqueue(text,jsonb,text,$enqueue)",
+		"function idem_enqueue_many(text,jsonb[],text[],$enqueue)",
+		'function idem_fail(bigint,bigint,text,interval,boolean)',
 		'function idem_fence(text,bigint,text)',
+		'function idem_fetch(text,integer,interval,text)',
 		'function idem_finish(text,jsonb,bigint,text)',
 		'function idem_finish_many(text[],jsonb[],text)',
 		'function idem_forget(text,text)',
 		'function idem_get(text,text)',
 		'function idem_grant(name,text)',
+		'function idem_heartbeat(bigint[],bigint[],interval)',
+		'function idem_job(bigint)',
 		"function idem_key_state(xid,$timestamp,$timestamp)",
 		'function idem_lease(text,interval,jsonb,interval,text,integer,text,interval,text)',
+		'function idem_pause(text)',
+		'function idem_queue_drop(text)',
+		'function idem_queue_set(text,text,text,text,interval,boolean,interval,interval,integer,interval,interval,interval,interval,regrole)',
 		'function idem_release(text,bigint,text)',
 		'function idem_renew(text,bigint,interval,text)',
+		'function idem_resume(text)',
+		'function idem_retry(bigint)',
 		'function idem_revoke(name,text)',
+		'function idem_snooze(bigint,bigint,interval)',
 		'schema idem',
+		'sequence idem.jobs_job_id_seq',
+		'table idem.job_keys',
+		'table idem.job_log',
+		'table idem.jobs',
 		'table idem.keys',
+		'table idem.queues',
+		'view idem.job_status',
 		'view idem.key_status',
 		'view idem.key_summary',
-		'view idem.lease_status'),
+		'view idem.lease_status',
+		'view idem.queue_status'),
 	'a fresh install has the expected members and no others');
 is( join("\n", grep { m{ / comment / none$} } @fresh),
 	'', 'every member has a comment');
@@ -224,6 +252,19 @@ foreach my $change (
 	[
 		'ALTER TABLE idem.keys ALTER request SET STORAGE MAIN',
 		qr{table idem\.keys / column 6 / }
+	],
+	[
+		'ALTER SEQUENCE idem.jobs_job_id_seq CACHE 7',
+		qr{sequence idem\.jobs_job_id_seq / sequence / }
+	],
+	[
+		'DROP INDEX idem.jobs_key_idx;
+		 CREATE INDEX jobs_key_idx ON idem.jobs (key_hash)',
+		qr{table idem\.jobs / index / }
+	],
+	[
+		q{SELECT pg_extension_config_dump('idem.queues', 'WHERE false')},
+		qr{table idem\.queues / is dumped / }
 	],
 	[
 		'ALTER EXTENSION idem DROP FUNCTION idem_clock()',
@@ -343,6 +384,8 @@ foreach my $old (@older)
 	is( $s->sqlstate(q{SELECT idem_finish('finished', token => 1)}),
 		'ID003', "L3: $old: a token is of no key before the update")
 	  if $old eq '0.1.0';
+	is($s->sqlstate("SELECT $_"), '42883', "$old: no jobs before the update: $_")
+	  foreach q{idem_enqueue('q')}, q{idem_fetch('q')};
 	is( $node->safe_psql(
 			$db, 'SELECT status, count(*) FROM idem.key_status GROUP BY status'),
 		'finished|5',
@@ -353,14 +396,32 @@ foreach my $old (@older)
 		  SELECT idem_claim('expired too', ttl => '1 s');
 		  RESET idem.clock_offset});
 
-	my $keys = $node->safe_psql($db, $all_keys);
-
   SKIP:
 	{
 		skip 'pageinspect is not installed', 1 unless $can_inspect;
 		is(stored_columns($db, '%'),
 			'8', "$old: rows of plain claims have eight columns");
 	}
+
+	# leases that live on, where there are leases
+	my $has_leases = $old ne '0.1.0';
+
+	is( $s->query(
+			q{SELECT status FROM idem_lease('of before', '1 hour', worker => 'w 0');
+			  SELECT token FROM idem_get('of before') \gset
+			  SELECT idem_checkpoint('of before', :token, '"step"') > now();
+			  SET idem.clock_offset = -3600;
+			  SELECT status FROM idem_lease('of before, run out', '1 min');
+			  RESET idem.clock_offset;
+			  SELECT key, state FROM idem.lease_status ORDER BY key}),
+		join("\n",
+			'claimed', 't', 'claimed', 'of before|live',
+			'of before, run out|expired'),
+		"L1: $old: leases work with the new library before the update")
+	  if $has_leases;
+
+	my $keys = $node->safe_psql($db, $all_keys);
+
 	$node->safe_psql($db, 'ALTER EXTENSION idem UPDATE');
 
 	is( $node->safe_psql(
@@ -380,6 +441,21 @@ foreach my $old (@older)
 	is($s->sqlstate(q{SELECT idem_claim('finished', request => '2')}),
 		'ID001', "K7: $old: the request is known");
 
+	is( $s->query(
+			q{SELECT status, attempt FROM idem_lease('of before', '1 hour', worker => 'w 1');
+			  SELECT status, attempt, checkpoint
+			    FROM idem_lease('of before', '1 hour', worker => 'w 0');
+			  SELECT token FROM idem_get('of before') \gset
+			  SELECT idem_finish('of before', '"done"', token => :token);
+			  SELECT status, result FROM idem_claim('of before');
+			  SELECT status, attempt FROM idem_lease('of before, run out', '1 min');
+			  SELECT idem_forget('of before'), idem_forget('of before, run out')}),
+		join("\n",
+			'busy|1', 'resumed|1|"step"', '', 'finished|"done"',
+			'claimed|2', 't|t'),
+		"L1: $old: leases of before the update go on")
+	  if $has_leases;
+
 	# leases, of new keys and of those that were there
 	is( $s->query(
 			q{SELECT status, attempt FROM idem_lease('leased', '1 min', worker => 'w 1');
@@ -398,6 +474,34 @@ foreach my $old (@older)
 			'claimed|1', 'finished|"result"||', 'claimed|1',
 			't', '', '', 'finished|"done"|1|"step"', 'expired too|live', 't'),
 		"L1: $old: leases can be taken after the update");
+
+	# jobs
+	is( $s->query(
+			q{SELECT idem_queue_set('q', keep => '1 s');
+			  SELECT job_id, outcome FROM idem_enqueue('q', '"a"', 'k');
+			  SELECT job_id, outcome FROM idem_enqueue('q', '"b"', 'k',
+				  on_duplicate => 'replace');
+			  SELECT outcome FROM idem_enqueue_many('q', '{1, 2}', '{k, l}');
+			  SELECT job_id, token, payload FROM idem_fetch('q', lease => '1 min') \gset
+			  SELECT :'payload';
+			  SELECT idem_complete(:job_id, :token, '"done"');
+			  SELECT state, result FROM idem_job(:job_id);
+			  BEGIN;
+			  SELECT job_id, token, payload FROM idem_fetch('q') \gset
+			  SELECT :'payload', idem_fail(:job_id, :token, 'error', dead => true);
+			  COMMIT;
+			  SELECT queue, ready, dead FROM idem.queue_status;
+			  SELECT key, state, last_error FROM idem.job_status ORDER BY key;
+			  SET idem.clock_offset = 10;
+			  SELECT idem_cleanup();
+			  RESET idem.clock_offset;
+			  SELECT key, state FROM idem.job_status;
+			  SELECT idem_queue_drop('q')}),
+		join("\n",
+			'', '1|enqueued', '1|replaced', 'absorbed', 'enqueued', '"b"', '',
+			'done|"done"', '2|dead', 'q|0|1', 'k|done|', 'l|dead|error',
+			'1', 'l|dead', 't'),
+		"J1: $old: jobs work after the update");
 
 	$s->query(
 		q{BEGIN;
@@ -442,7 +546,11 @@ foreach my $old (@older)
 		[ q{SELECT idem_claim('new')}, '00000 00000 42501' ],
 		[ 'SELECT count(*) FROM idem.key_status', '42501 00000 42501' ],
 		[ 'SELECT count(*) FROM idem.key_summary', '42501 00000 00000' ],
-		[ 'SELECT idem_cleanup()', '42501 00000 42501' ])
+		[ 'SELECT idem_cleanup()', '42501 00000 42501' ],
+		[ q{SELECT idem_enqueue('q')}, '42501 42501 42501' ],
+		[ q{SELECT idem_fetch('q')}, '42501 42501 42501' ],
+		[ 'SELECT count(*) FROM idem.jobs', '42501 42501 42501' ],
+		[ 'SELECT count(*) FROM idem.queue_status', '42501 42501 42501' ])
 	{
 		is($states->($may->[0]), $may->[1],
 			"$old: what app, admin and monitor were granted holds: $may->[0]");
@@ -452,7 +560,13 @@ foreach my $old (@older)
 	foreach my $may (
 		[ q{SELECT idem_lease('leased', '1 min')}, '00000 00000 42501' ],
 		[ 'SELECT count(*) FROM idem.lease_status', '42501 00000 42501' ],
-		[ 'SELECT count(*) FROM idem.key_summary', '42501 00000 00000' ])
+		[ 'SELECT count(*) FROM idem.key_summary', '42501 00000 00000' ],
+		[ q{SELECT idem_enqueue('q')}, '00000 00000 42501' ],
+		[ q{SELECT idem_fetch('q')}, '00000 00000 42501' ],
+		[ q{SELECT idem_queue_set('q', lease => '1 min')}, '42501 00000 42501' ],
+		[ 'SELECT count(*) FROM idem.jobs', '42501 42501 42501' ],
+		[ 'SELECT count(*) FROM idem.job_status', '42501 00000 42501' ],
+		[ 'SELECT count(*) FROM idem.queue_status', '42501 00000 00000' ])
 	{
 		is($states->($may->[0]), $may->[1],
 			"$old: granted again, app, admin and monitor may: $may->[0]");
@@ -468,7 +582,8 @@ my $leftovers = q{
 	UNION ALL
 	SELECT nspname FROM pg_namespace WHERE nspname LIKE 'idem%'
 	UNION ALL
-	SELECT relname FROM pg_class WHERE relname ~ '^(keys|key_status|key_summary|lease_status)'
+	SELECT relname FROM pg_class
+	 WHERE relname ~ '^(keys|key_status|key_summary|lease_status|jobs?|queue)(_|s|$)'
 	UNION ALL
 	SELECT description FROM pg_description WHERE description ~ '\midem'};
 
@@ -549,7 +664,9 @@ is(differences(\@fresh, [ members_of('refused') ]),
 refused('ALTER EXTENSION idem SET SCHEMA public',
 	'0A000', 'it cannot be moved');
 refused('DROP SCHEMA idem CASCADE', '2BP01', 'the schema cannot be dropped');
-refused('DROP TABLE idem.keys', '2BP01', 'nor the table');
+refused("DROP TABLE idem.$_", '2BP01', "nor the table $_")
+  foreach qw(keys jobs job_keys job_log queues);
+refused('DROP SEQUENCE idem.jobs_job_id_seq', '2BP01', 'nor the sequence');
 refused('DROP FUNCTION idem_claim', '2BP01', 'nor a function');
 
 $node->stop;
