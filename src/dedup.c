@@ -57,7 +57,7 @@ typedef struct Attempt
 	const IdemNewJob *job;
 	int64 key_hash;
 	IdemTable *keys;	 /* idem.job_keys for until_expired, else NULL */
-	IdSet not_to_be_had; /* jobs that wait, by their rows, but are held by somebody */
+	IdSet not_to_be_had; /* jobs that wait, by their rows, but were held by somebody since the last wait */
 } Attempt;
 
 static bool
@@ -195,8 +195,13 @@ look_at_jobs(IdemTable *jobs, Relation index, const Attempt *attempt, Look *look
 		}
 		else if (idem_row_is_later_version(jobs))
 			add_id(&changing, job_id);
-		else if (counts(jobs, attempt, false))
-			look->inserting = dirty.xmin;
+		else
+		{
+			/* its transaction may have changed it as well */
+			add_id(&seen, job_id);
+			if (counts(jobs, attempt, false))
+				look->inserting = dirty.xmin;
+		}
 	}
 	index_endscan(scan);
 	ExecClearTuple(jobs->found);
@@ -352,7 +357,10 @@ absorb(IdemTable *jobs, Attempt *attempt, const Look *look, IdemEnqueued *answer
 		return true;
 	/* nobody can fetch it any more, but another duplicate may be changing it */
 	if (idem_table_lock(jobs, look->waiting, LockTupleNoKeyExclusive, LockWaitBlock) != TM_Ok)
+	{
+		attempt->not_to_be_had.n = 0;
 		return false;
+	}
 	(void) change_waiting(jobs, attempt->enqueue, attempt->job, &answer->outcome);
 	idem_jobrow_store(jobs);
 	return true;
@@ -375,10 +383,12 @@ enqueue_keyed(IdemTable *jobs, Attempt *attempt, IdemEnqueued *answer)
 			if (absorb(jobs, attempt, &look, answer))
 				break;
 		}
-		else if (TransactionIdIsValid(look.inserting))
-			idem_probe_wait(jobs, look.inserting);
-		else if (TransactionIdIsValid(look.removing))
-			idem_probe_wait(jobs, look.removing);
+		else if (TransactionIdIsValid(look.inserting) || TransactionIdIsValid(look.removing))
+		{
+			idem_probe_wait(jobs, TransactionIdIsValid(look.inserting) ? look.inserting : look.removing);
+			/* what somebody held may be to be had by now */
+			attempt->not_to_be_had.n = 0;
+		}
 		else
 		{
 			if (attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
