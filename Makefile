@@ -118,7 +118,25 @@ ISOLATION = \
 	lease-pin \
 	lease-token \
 	lease-race \
-	lease-order
+	lease-order \
+	job-enqueue \
+	job-absorb \
+	job-running \
+	job-executed \
+	job-rerun \
+	job-retry \
+	job-takeover \
+	job-cancel \
+	job-bulk \
+	job-fetch \
+	job-prepare \
+	job-pause \
+	job-queue \
+	job-replace \
+	job-expired \
+	job-expired-lease \
+	job-isolation \
+	job-pin
 ISOLATION_OPTS = \
 	--inputdir=$(srcdir)/test/isolation \
 	--temp-instance=tmp_check_iso \

@@ -263,7 +263,9 @@ foreach my $change (
 		qr{table idem\.jobs / index / }
 	],
 	[
-		q{SELECT pg_extension_config_dump('idem.queues', 'WHERE false')},
+		q{UPDATE pg_extension SET extcondition[
+			  array_position(extconfig, 'idem.queues'::regclass::oid)] = 'WHERE false'
+		   WHERE extname = 'idem'},
 		qr{table idem\.queues / is dumped / }
 	],
 	[

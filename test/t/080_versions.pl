@@ -137,6 +137,98 @@ my @declarations = (
 		'idem_key_state', 'xmin xid', 'text', q{'3'}, 'two arguments less'
 	]);
 
+my $enqueue_in = 'queue text, %s, dedup text, on_duplicate text, '
+  . 'if_running text, key_ttl interval, include_scheduled boolean, '
+  . 'delay interval, run_at timestamptz, priority integer, max_attempts integer';
+my $enqueue_nulls = join ', ', ('NULL') x 9;
+my $fetch_in = 'queue text, batch integer, lease interval, worker text';
+my $job_out = 'OUT queue text, OUT state text, OUT key text, OUT payload jsonb';
+my $queue_set_in =
+  'queue text, dedup text, on_duplicate text, if_running text, key_ttl interval';
+my $heartbeat_in = 'ids bigint[], tokens bigint[], lease interval';
+
+# jobs
+push @declarations, (
+	[
+		'idem_enqueue',
+		sprintf($enqueue_in, 'payload jsonb, key text') . ', OUT job_id bigint, OUT outcome text',
+		'record', "'q', NULL, 'k', $enqueue_nulls", 'a result column less'
+	],
+	[
+		'idem_enqueue', 'queue text, payload jsonb, key text, '
+		  . 'OUT job_id bigint, OUT outcome text, OUT result jsonb',
+		'record', q{'q', NULL, 'k'}, 'nine arguments less'
+	],
+	[
+		'idem_enqueue', sprintf($enqueue_in, 'payload jsonb, key text'),
+		'bigint', "'q', NULL, 'k', $enqueue_nulls", 'a scalar result'
+	],
+	[
+		'idem_enqueue_many',
+		sprintf($enqueue_in, 'payloads jsonb[], keys text[]')
+		  . ', OUT ord integer, OUT job_id bigint, OUT outcome text',
+		'SETOF record', "'q', '{1}', '{k}', $enqueue_nulls",
+		'a result column less'
+	],
+	[
+		'idem_enqueue_many', 'queue text, payloads jsonb[], OUT ord integer, '
+		  . 'OUT job_id bigint, OUT outcome text, OUT result jsonb',
+		'SETOF record', q{'q', '{1}'}, 'ten arguments less'
+	],
+	[
+		'idem_fetch',
+		"$fetch_in, OUT job_id bigint, OUT token bigint, OUT attempt integer, "
+		  . 'OUT payload jsonb, OUT key text, OUT enqueued_at timestamptz',
+		'SETOF record', q{'q', 1, NULL, NULL}, 'a result column less'
+	],
+	[
+		'idem_fetch',
+		'queue text, OUT job_id bigint, OUT token bigint, OUT attempt integer, '
+		  . 'OUT payload jsonb, OUT key text, OUT enqueued_at timestamptz, OUT lsn pg_lsn',
+		'SETOF record', q{'q'}, 'three arguments less'
+	],
+	[
+		'idem_complete', 'job_id bigint, token bigint', 'void',
+		'1, 1', 'an argument less'
+	],
+	[
+		'idem_complete_many', 'ids bigint[], tokens bigint[], OUT ord integer, OUT job_id bigint',
+		'SETOF record', q{'{1}', '{1}'}, 'a result column less'
+	],
+	[
+		'idem_complete_many',
+		'ids bigint[], OUT ord integer, OUT job_id bigint, OUT status text',
+		'SETOF record', q{'{1}'}, 'an argument less'
+	],
+	[
+		'idem_fail', 'job_id bigint, token bigint, error text, retry_in interval',
+		'text', '1, 1, NULL, NULL', 'an argument less'
+	],
+	[
+		'idem_heartbeat', "$heartbeat_in, OUT ord integer, OUT job_id bigint, OUT status text",
+		'SETOF record', q{'{1}', '{1}', '1 min'}, 'a result column less'
+	],
+	[
+		'idem_heartbeat', 'ids bigint[], tokens bigint[], OUT ord integer, '
+		  . 'OUT job_id bigint, OUT status text, OUT lease_until timestamptz',
+		'SETOF record', q{'{1}', '{1}'}, 'an argument less'
+	],
+	[
+		'idem_snooze', 'job_id bigint, token bigint', 'timestamptz',
+		'1, 1', 'an argument less'
+	],
+	[ 'idem_cancel', 'job_id bigint, more text', 'boolean', '1, NULL', 'an argument more' ],
+	[ 'idem_retry', 'job_id bigint, more text', 'boolean', '1, NULL', 'an argument more' ],
+	[ 'idem_job', "job_id bigint, $job_out", 'SETOF record', '1', 'ten result columns less' ],
+	[ 'idem_job', $job_out, 'SETOF record', '', 'no argument' ],
+	[
+		'idem_queue_set', $queue_set_in, 'void',
+		q{'q', NULL, NULL, NULL, NULL}, 'nine arguments less'
+	],
+	[ 'idem_queue_drop', '', 'boolean', '', 'no argument' ],
+	[ 'idem_pause', 'queue text, more text', 'boolean', q{'q', NULL}, 'an argument more' ],
+	[ 'idem_resume', '', 'boolean', '', 'no argument' ]);
+
 my $s = session($node);
 
 foreach my $declaration (@declarations)
@@ -153,8 +245,13 @@ foreach my $declaration (@declarations)
 		"$function declared with $what: detail and hint");
 	$s->query('ROLLBACK');
 }
-is($node->safe_psql('postgres', 'SELECT key FROM idem.keys'),
-	'finished', 'none of them has changed anything');
+is( $node->safe_psql(
+		'postgres', q{
+		SELECT key FROM idem.keys
+		UNION ALL SELECT queue FROM idem.jobs
+		UNION ALL SELECT queue FROM idem.queues}),
+	'finished',
+	'none of them has changed anything');
 
 #
 # the table changed
@@ -306,8 +403,269 @@ $node->safe_psql('postgres', 'ALTER SCHEMA moved RENAME TO idem');
 is($s->query(q{SELECT status FROM idem_claim('finished')}),
 	'finished', 'K2: and works again under its name');
 
+#
+# the tables of jobs changed
+#
+# The same, with functions that touch them.  J stands for a job that is leased,
+# T for its token, L for one in the history.
+#
+
+$node->safe_psql(
+	'postgres', q{
+	SELECT idem_queue_set('q', keep => '1 day');
+	SELECT idem_enqueue('q', '1', 'leased', dedup => 'until_expired', key_ttl => '1 h');
+	SELECT idem_cancel(job_id) FROM idem_enqueue('q', '2', 'logged')});
+my ($job, $token) = split /\|/,
+  $s->query(q{SELECT job_id, token FROM idem_fetch('q', 1, '1 h')});
+my $logged = $s->query('SELECT job_id FROM idem.job_log');
+
+my @for_jobs = (
+	q{idem_enqueue('q', key => 'new')},
+	q{idem_enqueue('q')},
+	q{idem_enqueue_many('q', '{1, 2}', '{new, newer}')},
+	q{idem_fetch('q')},
+	q{idem_complete(J, T)},
+	q{idem_complete_many('{J}', '{T}')},
+	q{idem_fail(J, T)},
+	q{idem_heartbeat('{J}', '{T}', '1 min')},
+	q{idem_snooze(J, T, '1 min')},
+	q{idem_cancel(J)},
+	q{idem_retry(L)},
+	q{idem_job(J)});
+my %calls = (
+	jobs => \@for_jobs,
+	job_keys => [
+		q{idem_complete(J, T)},
+		q{idem_enqueue('q', key => 'new', dedup => 'until_expired', key_ttl => '1 h')},
+		q{idem_cleanup()}
+	],
+	job_log => [
+		q{idem_complete(J, T)},
+		q{idem_fail(J, T, dead => true)},
+		q{idem_cancel(J)},
+		q{idem_retry(L)},
+		q{idem_job(L)},
+		q{idem_cleanup()}
+	]);
+
+# those that make no entry in an index of the table
+my %no_entry = (
+	jobs => qr/idem_(job|fetch|complete\w*|cancel|heartbeat|fail|snooze)\(/,
+	job_keys => qr/idem_(enqueue|cleanup)\(/,
+	job_log => qr/idem_(job|retry|cleanup)\(/);
+
+sub call_of_jobs
+{
+	my ($call) = @_;
+
+	$call =~ s/\bJ\b/$job/g;
+	$call =~ s/\bT\b/$token/g;
+	$call =~ s/\bL\b/$logged/g;
+	return "SELECT * FROM $call";
+}
+
+# live jobs, keys and history
+my $all_jobs = q{
+	SELECT j::text FROM idem.jobs AS j
+	UNION ALL SELECT k::text FROM idem.job_keys AS k
+	UNION ALL SELECT l::text FROM idem.job_log AS l ORDER BY 1};
+my $jobs_before = $s->query($all_jobs);
+
+foreach my $table (sort keys %calls)
+{
+	my ($column) = $table eq 'job_keys' ? 'key_hash, job_id' : 'job_id';
+
+	foreach my $change (
+		[
+			"ALTER TABLE idem.$table ADD CONSTRAINT more CHECK (queue <> 'a')",
+			"ALTER TABLE idem.$table DROP CONSTRAINT more"
+		],
+		[
+			"ALTER TABLE idem.$table ENABLE ROW LEVEL SECURITY",
+			"ALTER TABLE idem.$table DISABLE ROW LEVEL SECURITY"
+		],
+		[
+			"CREATE TRIGGER more BEFORE INSERT ON idem.$table
+			 FOR EACH ROW EXECUTE FUNCTION trigger_function()",
+			"DROP TRIGGER more ON idem.$table"
+		],
+		[
+			"CREATE RULE more AS ON INSERT TO idem.$table DO ALSO NOTHING",
+			"DROP RULE more ON idem.$table"
+		],
+		[
+			"ALTER TABLE idem.$table SET UNLOGGED",
+			"ALTER TABLE idem.$table SET LOGGED"
+		],
+		[
+			"ALTER TABLE idem.$table DROP CONSTRAINT ${table}_pkey",
+			"ALTER TABLE idem.$table ADD CONSTRAINT ${table}_pkey PRIMARY KEY ($column)"
+		],
+		[
+			"CREATE INDEX more ON idem.$table (lower(queue))",
+			'DROP INDEX idem.more'
+		],
+		[
+			"CREATE INDEX more ON idem.$table (queue) WHERE queue = 'a'",
+			'DROP INDEX idem.more'
+		],
+		[
+			"CREATE UNIQUE INDEX more ON idem.$table (key)",
+			'DROP INDEX idem.more'
+		])
+	{
+		my ($there, $back) = @$change;
+		(my $what = $there) =~ s/\s+/ /g;
+
+		$node->safe_psql('postgres', $there);
+		foreach my $call (@{ $calls{$table} })
+		{
+			$s->query('BEGIN');
+			my $state = $s->sqlstate(call_of_jobs($call));
+
+			# only who makes an entry in it minds an index
+			if ($there =~ /INDEX/ && "$call" =~ $no_entry{$table})
+			{
+				like($state, qr/^(00000|55000)$/, "$call after $what");
+			}
+			else
+			{
+				is($state, '55000', "$call after $what");
+				like($s->{message}, qr/^DETAIL: .*^HINT: /ms,
+					"$call after $what: detail and hint");
+			}
+			$s->query('ROLLBACK');
+		}
+		$node->safe_psql('postgres', $back);
+	}
+	is($s->query($all_jobs), $jobs_before, "$table: nothing was changed");
+}
+
+# the indexes by which jobs are found
+foreach my $change (
+	[
+		'DROP INDEX idem.jobs_key_idx',
+		'CREATE INDEX jobs_key_idx ON idem.jobs (key_hash) WHERE key_hash IS NOT NULL',
+		q{idem_enqueue('q', key => 'new')}
+	],
+	[
+		'DROP INDEX idem.jobs_fetch_idx',
+		'CREATE INDEX jobs_fetch_idx ON idem.jobs (queue, priority, run_at, job_id)',
+		q{idem_fetch('q')}
+	])
+{
+	my ($there, $back, $call) = @$change;
+
+	$node->safe_psql('postgres', $there);
+	is($s->sqlstate("SELECT $call"), '55000', "$call after $there");
+	like($s->{message}, qr/^DETAIL: .*^HINT: /ms, "detail and hint after $there");
+	$node->safe_psql('postgres', $back);
+}
+
+# and all of it works as before
+is( $s->query(
+		qq{SELECT outcome FROM idem_enqueue('q', key => 'leased',
+			   dedup => 'until_expired', key_ttl => '1 h');
+		   SELECT idem_complete($job, $token, '"done"');
+		   SELECT outcome, result FROM idem_enqueue('q', key => 'leased',
+			   dedup => 'until_expired', key_ttl => '1 h');
+		   SELECT idem_retry($logged);
+		   SELECT payload FROM idem_fetch('q', 10)}),
+	qq{absorbed\n\ndone|"done"\nt\n2},
+	'J1: everything works again');
+
+# a renamed or dropped member
+foreach my $change (
+	[
+		'ALTER TABLE idem.queues RENAME TO moved',
+		'ALTER TABLE idem.moved RENAME TO queues'
+	],
+	[
+		'ALTER TABLE idem.jobs RENAME TO moved',
+		'ALTER TABLE idem.moved RENAME TO jobs'
+	],
+	[
+		'ALTER SEQUENCE idem.jobs_job_id_seq RENAME TO moved',
+		'ALTER SEQUENCE idem.moved RENAME TO jobs_job_id_seq'
+	])
+{
+	my ($there, $back) = @$change;
+
+	$node->safe_psql('postgres', $there);
+	like($s->sqlstate(q{SELECT idem_enqueue('q', key => 'new')}),
+		qr/^(55000|42P01)$/, "an error after $there");
+	$node->safe_psql('postgres', $back);
+	is( $s->query(
+			q{BEGIN; SELECT outcome FROM idem_enqueue('q', key => 'new'); ROLLBACK}),
+		'enqueued',
+		"J1: it works again after $back");
+}
+
+#
+# the tables of jobs are not there: SQL objects of an older version
+#
+
+foreach my $version ('0.1.0', '0.2.0')
+{
+	(my $db = "old_$version") =~ s/\W/_/g;
+
+	$node->safe_psql('postgres', "CREATE DATABASE $db");
+	$node->safe_psql($db, "CREATE EXTENSION idem VERSION '$version'; CREATE SCHEMA other");
+
+	my $old = session($node, db => $db);
+
+	is( $old->query(
+			q{SELECT status FROM idem_claim('k', ttl => '1 min');
+			  SET idem.clock_offset = 3600;
+			  SELECT idem_cleanup();
+			  RESET idem.clock_offset;
+			  SELECT status FROM idem_claim('k')}),
+		"claimed\n1\nclaimed",
+		"K9: $version: keys and idem_cleanup work without the tables of jobs");
+	foreach my $function (
+		[
+			'idem_enqueue',
+			sprintf($enqueue_in, 'payload jsonb, key text')
+			  . ', OUT job_id bigint, OUT outcome text, OUT result jsonb',
+			'record', "'q', NULL, 'k', $enqueue_nulls"
+		],
+		[
+			'idem_fetch',
+			"$fetch_in, OUT job_id bigint, OUT token bigint, OUT attempt integer, "
+			  . 'OUT payload jsonb, OUT key text, OUT enqueued_at timestamptz, OUT lsn pg_lsn',
+			'SETOF record', q{'q', 1, NULL, NULL}
+		],
+		[
+			'idem_complete', 'job_id bigint, token bigint, result jsonb',
+			'void', '1, 1, NULL'
+		],
+		[ 'idem_cancel', 'job_id bigint', 'boolean', '1' ],
+		[ 'idem_retry', 'job_id bigint', 'boolean', '1' ],
+		[ 'idem_pause', 'queue text', 'boolean', q{'q'} ])
+	{
+		my ($name, $in, $out, $args) = @$function;
+
+		$old->query(
+			qq{CREATE FUNCTION other.$name($in) RETURNS $out
+			LANGUAGE C AS '\$libdir/idem', '$name'});
+		is($old->sqlstate("SELECT * FROM other.$name($args)"),
+			'55000', "$version: $name without the tables of jobs gives 55000");
+		like($old->{message}, qr/^DETAIL: .*^HINT: /ms,
+			"$version: $name without the tables of jobs: detail and hint");
+	}
+	$old->query('DROP SCHEMA other CASCADE; ALTER EXTENSION idem UPDATE');
+	is( $old->query(
+			q{SELECT outcome FROM idem_enqueue('q', '1', 'k');
+			  SELECT outcome FROM idem_enqueue('q', '2', 'k');
+			  SELECT payload FROM idem_fetch('q', lease => '1 min');
+			  SELECT status FROM idem_claim('k')}),
+		"enqueued\nabsorbed\n1\nfinished",
+		"J1: $version: jobs work in the same session after the update");
+	$old->quit;
+}
+
 $s->quit;
-amcheck_ok($node, 'after all changes');
+amcheck_ok($node, 'after all changes', 'idem.keys', 'idem.jobs', 'idem.job_log');
 $node->stop;
 log_ok($node);
 done_testing();

@@ -1,0 +1,232 @@
+--
+-- Queues: idem_queue_set, idem_queue_drop, idem_pause, idem_resume.
+-- What is declared for a queue holds where a call says nothing.
+--
+\set VERBOSITY sqlstate
+CREATE PROCEDURE anew() LANGUAGE sql AS $$
+	TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
+	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
+$$;
+CALL anew();
+
+-- a queue needs no declaration, and using it makes none
+SELECT job_id FROM idem_enqueue('undeclared');
+SELECT job_id FROM idem_fetch('undeclared');
+SELECT count(*) FROM idem.queues;
+-- what is left out stays as it is
+SELECT idem_queue_set('q');
+SELECT * FROM idem.queues;
+SELECT idem_queue_set('q', dedup => 'until_expired', key_ttl => '1 h', max_attempts => 3);
+SELECT idem_queue_set('q', on_duplicate => 'replace', if_running => 'rerun', include_scheduled => true);
+SELECT idem_queue_set('q', debounce_max => '10 min', lease => '1 min', backoff => '5 s', backoff_max => '1 h');
+SELECT idem_queue_set('q', keep => '1 day', keep_dead => '30 days', max_attempts => 4);
+\x on
+SELECT * FROM idem.queues;
+\x off
+-- undone by rollback, also to a savepoint
+BEGIN;
+SELECT idem_queue_set('q', max_attempts => 5);
+SAVEPOINT s;
+SELECT idem_queue_set('q', max_attempts => 6);
+SELECT job_id FROM idem_enqueue('q');
+SELECT max_attempts FROM idem_job(2);
+ROLLBACK TO s;
+SELECT job_id FROM idem_enqueue('q');
+SELECT max_attempts FROM idem_job(3);
+ROLLBACK;
+SELECT job_id FROM idem_enqueue('q');
+SELECT max_attempts FROM idem_job(4);
+-- another queue is another one
+SELECT job_id FROM idem_enqueue('Q');
+SELECT max_attempts FROM idem_job(5);
+
+-- dedup
+CALL anew();
+SELECT idem_queue_set('dedup', dedup => 'until_executed');
+SELECT job_id FROM idem_enqueue('dedup', '1', 'k');
+SELECT job_id FROM idem_fetch('dedup', lease => '1 h');
+SELECT job_id, outcome FROM idem_enqueue('dedup', '2', 'k');
+SELECT job_id, outcome FROM idem_enqueue('dedup', '2', 'k', if_running => 'rerun');
+SELECT idem_cancel(2);
+-- what the call says goes before
+SELECT job_id, outcome FROM idem_enqueue('dedup', '3', 'k', 'until_executing');
+SELECT job_id FROM idem_enqueue('dedup', '3', 'k', 'until_executing', if_running => 'rerun');
+-- if_running
+SELECT idem_cancel(3);
+SELECT idem_queue_set('dedup', if_running => 'rerun');
+SELECT job_id, outcome FROM idem_enqueue('dedup', '4', 'k');
+SELECT idem_cancel(4);
+SELECT job_id, outcome FROM idem_enqueue('dedup', '5', 'k', if_running => 'skip');
+-- it is no error where it does not apply, since nobody has asked for it here
+SELECT job_id, outcome FROM idem_enqueue('dedup', '6', 'k', 'until_executing');
+-- on_duplicate
+SELECT idem_queue_set('dup', on_duplicate => 'replace');
+SELECT job_id, outcome FROM idem_enqueue('dup', '1', 'k');
+SELECT job_id, outcome FROM idem_enqueue('dup', '2', 'k');
+SELECT job_id, outcome FROM idem_enqueue('dup', '3', 'k', on_duplicate => 'skip');
+SELECT payload FROM idem_job(6);
+SELECT idem_queue_set('dup', on_duplicate => 'error');
+SELECT job_id FROM idem_enqueue('dup', '4', 'k');
+SELECT job_id, outcome FROM idem_enqueue('dup', '5');
+-- debounce as the default wants a time in every call with a key, and only there
+SELECT idem_queue_set('dup', on_duplicate => 'debounce');
+SELECT job_id FROM idem_enqueue('dup', '6', 'k');
+SELECT job_id, outcome FROM idem_enqueue('dup', '7', 'k', delay => '1 min');
+SELECT job_id, outcome FROM idem_enqueue('dup', '8');
+SELECT job_id, outcome FROM idem_enqueue('dup', '9', delay => '1 min');
+SELECT job_id, outcome FROM idem_enqueue('dup', '10', 'k', on_duplicate => 'skip');
+-- key_ttl
+SELECT idem_queue_set('ttl', dedup => 'until_expired', key_ttl => '10 min');
+SELECT job_id FROM idem_enqueue('ttl', '1', 'k');
+SELECT job_id FROM idem_enqueue('ttl', '1', 'l', key_ttl => '1 h');
+SELECT count(idem_complete(job_id, token, '"ok"')::text) FROM idem_fetch('ttl', 10);
+SELECT job_id, outcome FROM idem_enqueue_many('ttl', '{2,2}', '{k,l}');
+SET idem.clock_offset = '11 min';
+SELECT outcome FROM idem_enqueue_many('ttl', '{3,3}', '{k,l}');
+RESET idem.clock_offset;
+-- without a key there is no ttl to need, and with another dedup none to heed
+SELECT outcome FROM idem_enqueue('ttl', '4');
+SELECT outcome FROM idem_enqueue('ttl', '5', 'm', 'until_executing');
+SELECT count(idem_complete(job_id, token)::text) FROM idem_fetch('ttl', 10);
+SELECT outcome FROM idem_enqueue('ttl', '6', 'm');
+-- until_expired needs one from somewhere
+SELECT idem_queue_set('no ttl', dedup => 'until_expired');
+SELECT job_id FROM idem_enqueue('no ttl', '1', 'k');
+SELECT outcome FROM idem_enqueue('no ttl', '1', 'k', key_ttl => '1 min');
+SELECT outcome FROM idem_enqueue('no ttl', '1', 'k', 'until_executed');
+SELECT outcome FROM idem_enqueue('no ttl', '1');
+SELECT idem_queue_set('ttl only', key_ttl => '1 min');
+SELECT outcome FROM idem_enqueue('ttl only', '1', 'k');
+SELECT outcome FROM idem_enqueue('ttl only', '1', 'l', 'until_expired');
+SELECT key, key_until - enqueued_at AS ttl FROM idem.jobs WHERE queue = 'ttl only' ORDER BY key;
+-- include_scheduled
+CALL anew();
+SELECT idem_queue_set('incl', include_scheduled => true);
+SELECT job_id, outcome FROM idem_enqueue('incl', '1', 'k', delay => '1 h');
+SELECT job_id, outcome FROM idem_enqueue('incl', '2', 'k', delay => '2 h');
+SELECT job_id, outcome FROM idem_enqueue('incl', '3', 'k', delay => '2 h', include_scheduled => false);
+SELECT idem_queue_set('incl', include_scheduled => false);
+SELECT job_id, outcome FROM idem_enqueue('incl', '4', 'k', delay => '2 h');
+SELECT job_id, outcome FROM idem_enqueue('incl', '5', 'k', delay => '2 h', include_scheduled => true);
+-- debounce needs it, and a queue that says otherwise is not asked
+SELECT job_id, outcome FROM idem_enqueue('incl', '6', 'k', on_duplicate => 'debounce', delay => '2 h');
+-- debounce_max: see job_scheduled; lease and max_attempts: see job_fetch; backoff: see job_end; keep: see job_history
+-- what a queue declares holds for jobs that are there already
+SELECT job_id FROM idem_enqueue('live', '1');
+SELECT max_attempts FROM idem_job(4);
+SELECT idem_queue_set('live', max_attempts => 1, keep => '1 h');
+SELECT max_attempts FROM idem_job(4);
+SELECT idem_fail(job_id, token) FROM idem_fetch('live');
+-- zero as a lease takes a declared one back
+SELECT idem_queue_set('live', lease => '1 h');
+SELECT idem_queue_set('live', lease => '0');
+SELECT job_id FROM idem_enqueue('live', '2');
+SELECT job_id FROM idem_fetch('live');
+SELECT state FROM idem_job(5);
+
+-- pause and resume: whether it has changed anything
+CALL anew();
+SELECT idem_pause('p');
+SELECT idem_pause('p');
+SELECT paused_at BETWEEN idem_clock() - interval '1 min' AND idem_clock() AS paused FROM idem.queues WHERE queue = 'p';
+SELECT job_id FROM idem_enqueue('p', '1', 'k');
+SELECT job_id, outcome FROM idem_enqueue('p', '2', 'k');
+SELECT job_id FROM idem_fetch('p');
+-- a declaration does not end the pause
+SELECT idem_queue_set('p', max_attempts => 3);
+SELECT job_id FROM idem_fetch('p');
+SELECT idem_resume('p');
+SELECT idem_resume('p');
+SELECT idem_resume('never paused');
+SELECT max_attempts, paused_at FROM idem.queues WHERE queue = 'p';
+SELECT job_id, token FROM idem_fetch('p', lease => '1 h') \gset
+-- what runs is not stopped
+SELECT idem_pause('p');
+SELECT status FROM idem_heartbeat(ARRAY[:job_id], ARRAY[:token], '1 h');
+SELECT idem_complete(:job_id, :token);
+SELECT max_attempts FROM idem.queues WHERE queue = 'p';
+BEGIN;
+SELECT idem_resume('p');
+SELECT job_id FROM idem_enqueue('p', '3');
+SELECT job_id FROM idem_fetch('p');
+ROLLBACK;
+SELECT job_id FROM idem_enqueue('p', '3');
+SELECT job_id FROM idem_fetch('p');
+
+-- drop: forgets what was declared, if there are no live jobs
+CALL anew();
+SELECT idem_queue_drop('never declared');
+SELECT idem_queue_set('d', max_attempts => 1, on_duplicate => 'replace');
+SELECT job_id FROM idem_enqueue('d', '1', 'k');
+SELECT idem_queue_drop('d');
+SELECT job_id, token FROM idem_fetch('d', lease => '1 h') \gset
+SELECT idem_queue_drop('d');
+SELECT idem_complete(:job_id, :token);
+SELECT job_id FROM idem_enqueue('d', '2', delay => '1 h');
+SELECT idem_queue_drop('d');
+SELECT idem_cancel(2);
+-- another queue with jobs is not in the way, nor is the history
+SELECT job_id FROM idem_enqueue('da');
+SELECT idem_pause('d');
+BEGIN;
+SELECT idem_queue_drop('d');
+ROLLBACK;
+SELECT max_attempts FROM idem.queues WHERE queue = 'd';
+SELECT idem_queue_drop('d');
+SELECT idem_queue_drop('d');
+SELECT count(*) FROM idem.queues;
+SELECT job_id FROM idem_enqueue('d', '3', 'k');
+SELECT job_id, outcome FROM idem_enqueue('d', '4', 'k');
+SELECT max_attempts FROM idem_job(4);
+SELECT job_id FROM idem_fetch('d');
+SELECT state FROM idem_job(2);
+
+-- bad input
+SELECT idem_queue_set(NULL);
+SELECT idem_queue_set('');
+SELECT idem_queue_set(repeat('x', 256));
+SELECT idem_queue_set('bad', dedup => 'until_done');
+SELECT idem_queue_set('bad', dedup => '');
+SELECT idem_queue_set('bad', dedup => 'UNTIL_EXECUTED');
+SELECT idem_queue_set('bad', on_duplicate => 'ignore');
+SELECT idem_queue_set('bad', if_running => 'replace');
+SELECT idem_queue_set('bad', key_ttl => '0');
+SELECT idem_queue_set('bad', key_ttl => '-1 s');
+SELECT idem_queue_set('bad', key_ttl => '101 years');
+SELECT idem_queue_set('bad', debounce_max => '0');
+SELECT idem_queue_set('bad', debounce_max => '-1 s');
+SELECT idem_queue_set('bad', lease => '-1 s');
+SELECT idem_queue_set('bad', lease => '31 days');
+SELECT idem_queue_set('bad', max_attempts => 0);
+SELECT idem_queue_set('bad', max_attempts => -1);
+SELECT idem_queue_set('bad', backoff => '0');
+SELECT idem_queue_set('bad', backoff => '-1 s');
+SELECT idem_queue_set('bad', backoff_max => '0');
+SELECT idem_queue_set('bad', keep => '-1 s');
+SELECT idem_queue_set('bad', keep_dead => '-1 s');
+SELECT idem_queue_set('bad', keep_dead => '101 years');
+SELECT idem_queue_set('bad', owner => 'idem_no_such_role');
+SELECT idem_queue_drop(NULL);
+SELECT idem_queue_drop('');
+SELECT idem_pause(NULL);
+SELECT idem_pause('');
+SELECT idem_resume(NULL);
+SELECT idem_resume(repeat('x', 256));
+SELECT count(*) FROM idem.queues;
+BEGIN READ ONLY;
+SELECT idem_queue_set('q');
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idem_queue_drop('q');
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idem_pause('q');
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idem_resume('q');
+ROLLBACK;
+-- the bounds themselves are fine
+SELECT idem_queue_set(repeat('x', 255), key_ttl => '100 years', debounce_max => '1 us', lease => '30 days', max_attempts => 2147483647,
+	backoff => '1 us', backoff_max => '100 years', keep => '0', keep_dead => '100 years');
+CALL anew();
+DROP PROCEDURE anew;

@@ -1,0 +1,219 @@
+--
+-- Jobs for later: delay and run_at, rule J8, include_scheduled, debounce.
+-- Times are shown as the distance from the enqueue; idem.clock_offset stands for
+-- waiting.
+--
+\set VERBOSITY sqlstate
+CREATE PROCEDURE anew() LANGUAGE sql AS $$
+	TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
+	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
+$$;
+CREATE FUNCTION row_of(id bigint) RETURNS text LANGUAGE sql AS
+	$$ SELECT concat(ctid, xmin) FROM idem.jobs WHERE job_id = id $$;
+-- how long after its enqueue a job runs
+CREATE FUNCTION runs_in(id bigint) RETURNS interval LANGUAGE sql AS
+	$$ SELECT run_at - enqueued_at FROM idem_job(id) $$;
+CALL anew();
+
+-- delay and run_at
+SELECT job_id, outcome FROM idem_enqueue('later', '1', delay => '1 h');
+SELECT job_id, outcome FROM idem_enqueue('later', '2', run_at => idem_clock() + interval '2 h');
+SELECT job_id, outcome FROM idem_enqueue('later', '3', delay => '0');
+SELECT job_id, outcome FROM idem_enqueue('later', '4', run_at => '2020-01-01 00:00:00+00');
+SELECT job_id, outcome FROM idem_enqueue('later', '5', delay => '1 month 1 day');
+SELECT runs_in(1) AS first, runs_in(3) AS third, runs_in(5) AS fifth;
+SELECT run_at = '2020-01-01 00:00:00+00' AS long_ago FROM idem_job(4);
+SELECT i, state FROM generate_series(1, 5) AS i, LATERAL idem_job(i) ORDER BY i;
+-- nobody gets them before their time
+SELECT job_id FROM idem_fetch('later', 10, lease => '1 day');
+SET idem.clock_offset = '59 min';
+SELECT job_id FROM idem_fetch('later', 10, lease => '1 day');
+SET idem.clock_offset = '61 min';
+SELECT state FROM idem_job(1);
+SELECT job_id FROM idem_fetch('later', 10, lease => '1 day');
+SET idem.clock_offset = '121 min';
+SELECT job_id FROM idem_fetch('later', 10, lease => '1 day');
+SET idem.clock_offset = '743 h';
+SELECT job_id FROM idem_fetch('later', 10, lease => '1 day');
+SET idem.clock_offset = '745 h';
+SELECT job_id FROM idem_fetch('later', 10, lease => '1 day');
+RESET idem.clock_offset;
+
+-- J8: jobs for later neither take nor respect the key
+CALL anew();
+SELECT job_id, outcome FROM idem_enqueue('j8', '1', 'k', delay => '1 h');
+SELECT job_id, outcome FROM idem_enqueue('j8', '2', 'k', delay => '1 h');
+SELECT job_id, outcome FROM idem_enqueue('j8', '3', 'k');
+SELECT job_id, outcome FROM idem_enqueue('j8', '4', 'k');
+SELECT job_id, outcome FROM idem_enqueue('j8', '5', 'k', run_at => idem_clock() + interval '1 min', on_duplicate => 'error');
+SELECT job_id, outcome FROM idem_enqueue('j8', '6', 'k', include_scheduled => false, delay => '1 min', on_duplicate => 'replace');
+-- one that is due at once does, however that is said
+SELECT job_id, outcome FROM idem_enqueue('j8', '7', 'k', delay => '0');
+SELECT job_id, outcome FROM idem_enqueue('j8', '8', 'k', run_at => '2020-01-01 00:00:00+00');
+-- when their time has come they are jobs without a claim to the key, still
+SELECT job_id, token FROM idem_fetch('j8', 10) \gset
+SELECT idem_complete(:job_id, :token);
+SET idem.clock_offset = '2 h';
+SELECT count(*) FROM idem_job(1) AS a, idem_job(2) AS b WHERE a.state = 'waiting' AND b.state = 'waiting';
+SELECT job_id, outcome FROM idem_enqueue('j8', '9', 'k');
+SELECT job_id, key, payload FROM idem_fetch('j8', 10, lease => '1 h') ORDER BY job_id;
+-- nor are they in the way of others when they run
+SELECT job_id, outcome FROM idem_enqueue('j8', '10', 'k', 'until_executed');
+RESET idem.clock_offset;
+
+-- include_scheduled: they do
+CALL anew();
+SELECT job_id, outcome FROM idem_enqueue('incl', '1', 'k', delay => '2 h', include_scheduled => true);
+SELECT row_of(1) AS before \gset
+SELECT job_id, outcome FROM idem_enqueue('incl', '2', 'k', delay => '3 h', include_scheduled => true);
+-- J12: which is not to run earlier, so nothing is written
+SELECT row_of(1) = :'before' AS untouched, runs_in(1);
+-- an earlier one pulls it forward, but has the payload of the first
+SELECT job_id, outcome FROM idem_enqueue('incl', '3', 'k', run_at => (SELECT enqueued_at + interval '1 h' FROM idem_job(1)), include_scheduled => true);
+SELECT runs_in(1), state, payload FROM idem_job(1);
+-- without include_scheduled it is another job
+SELECT job_id, outcome FROM idem_enqueue('incl', '4', 'k', delay => '1 min');
+SELECT runs_in(1);
+-- one that is due at once needs not say it
+SELECT job_id, outcome FROM idem_enqueue('incl', '5', 'k');
+SELECT runs_in(1) < interval '1 min' AS pulled, state, payload FROM idem_job(1);
+SELECT row_of(1) AS before \gset
+SELECT job_id, outcome FROM idem_enqueue('incl', '6', 'k');
+SELECT job_id, outcome FROM idem_enqueue('incl', '7', 'k', delay => '1 h', include_scheduled => true);
+SELECT row_of(1) = :'before' AS untouched;
+SELECT job_id, payload, attempt FROM idem_fetch('incl', 10, lease => '1 h');
+-- now it runs, and the next one for later has the key
+SELECT job_id, outcome FROM idem_enqueue('incl', '8', 'k', delay => '2 h', include_scheduled => true);
+SELECT job_id, outcome FROM idem_enqueue('incl', '9', 'k', delay => '3 h', include_scheduled => true);
+-- replace: the newest payload, and not later than before
+SELECT job_id, outcome FROM idem_enqueue('incl', '10', 'k', on_duplicate => 'replace', delay => '3 h', include_scheduled => true);
+SELECT runs_in(3), payload FROM idem_job(3);
+SELECT job_id, outcome FROM idem_enqueue('incl', '11', 'k', on_duplicate => 'replace',
+	run_at => (SELECT enqueued_at + interval '1 h' FROM idem_job(3)), include_scheduled => true);
+SELECT runs_in(3), payload FROM idem_job(3);
+SELECT job_id, outcome FROM idem_enqueue('incl', '12', 'k', on_duplicate => 'replace');
+SELECT runs_in(3) < interval '1 min' AS pulled, state, payload FROM idem_job(3);
+-- a retry is not pulled forward: who failed is to wait
+SELECT job_id, token FROM idem_fetch('incl', lease => '1 h') \gset
+SELECT idem_fail(:job_id, :token, retry_in => '2 h');
+SELECT run_at FROM idem_job(3) \gset
+SELECT row_of(3) AS before \gset
+SELECT job_id, outcome FROM idem_enqueue('incl', '13', 'k');
+SELECT row_of(3) = :'before' AS untouched;
+SELECT job_id, outcome FROM idem_enqueue('incl', '14', 'k', on_duplicate => 'replace');
+SELECT run_at = :'run_at' AS not_pulled, payload FROM idem_job(3);
+-- pulled forward, it keeps its priority
+CALL anew();
+SELECT job_id FROM idem_enqueue('prio', '1', 'k', delay => '1 h', include_scheduled => true, priority => 5);
+SELECT job_id FROM idem_enqueue('prio', '2', priority => 1);
+SELECT job_id, outcome FROM idem_enqueue('prio', '3', 'k', run_at => '2020-01-01 00:00:00+00', priority => 0);
+SELECT job_id FROM idem_fetch('prio', 10);
+-- also the place in the past
+SELECT run_at = '2020-01-01 00:00:00+00' AS long_ago, priority FROM idem_job(1);
+-- error
+CALL anew();
+SELECT job_id FROM idem_enqueue('incl', '1', 'k', delay => '1 h', include_scheduled => true);
+SELECT row_of(1) AS before \gset
+SELECT job_id FROM idem_enqueue('incl', '2', 'k', on_duplicate => 'error');
+SELECT job_id FROM idem_enqueue('incl', '2', 'k', delay => '1 min', include_scheduled => true, on_duplicate => 'error');
+SELECT row_of(1) = :'before' AS untouched;
+-- the pull is part of the transaction
+BEGIN;
+SELECT outcome FROM idem_enqueue('incl', '2', 'k');
+SELECT state FROM idem_job(1);
+ROLLBACK;
+SELECT state FROM idem_job(1);
+-- which may fetch the job itself
+BEGIN;
+SELECT outcome FROM idem_enqueue('incl', '2', 'k');
+SELECT job_id FROM idem_fetch('incl');
+ROLLBACK;
+-- until_executed and until_expired alike
+SELECT job_id, outcome FROM idem_enqueue('incl', '3', 'k', 'until_executed');
+SELECT state FROM idem_job(1);
+SELECT job_id, outcome FROM idem_enqueue('incl', '1', 'l', 'until_expired', key_ttl => '1 h', delay => '1 h', include_scheduled => true);
+SELECT job_id, outcome FROM idem_enqueue('incl', '2', 'l', 'until_expired', key_ttl => '1 h');
+SELECT state FROM idem_job(2);
+
+-- debounce: the run is pushed, and the newest payload counts
+CALL anew();
+SELECT job_id, outcome FROM idem_enqueue('deb', '1', 'k', on_duplicate => 'debounce', delay => '10 min');
+SELECT runs_in(1), state, payload FROM idem_job(1);
+SELECT enqueued_at FROM idem_job(1) \gset
+SELECT job_id, outcome FROM idem_enqueue('deb', '2', 'k', on_duplicate => 'debounce', run_at => :'enqueued_at'::timestamptz + '20 min');
+SELECT runs_in(1), payload FROM idem_job(1);
+-- never back
+SELECT job_id, outcome FROM idem_enqueue('deb', '3', 'k', on_duplicate => 'debounce', run_at => :'enqueued_at'::timestamptz + '15 min');
+SELECT runs_in(1), payload FROM idem_job(1);
+SELECT job_id, outcome FROM idem_enqueue('deb', '4', 'k', on_duplicate => 'debounce', delay => '0');
+SELECT runs_in(1), payload FROM idem_job(1);
+-- it slides with the clock
+SET idem.clock_offset = '18 min';
+SELECT job_id, outcome FROM idem_enqueue('deb', '5', 'k', on_duplicate => 'debounce', delay => '10 min');
+SELECT runs_in(1) BETWEEN '28 min' AND '29 min' AS pushed, payload FROM idem_job(1);
+-- up to an hour after the first enqueue, by default
+SET idem.clock_offset = '27 min';
+SELECT job_id, outcome FROM idem_enqueue('deb', '6', 'k', on_duplicate => 'debounce', delay => '1 day');
+SELECT runs_in(1), payload FROM idem_job(1);
+SET idem.clock_offset = '59 min';
+SELECT job_id, outcome FROM idem_enqueue('deb', '7', 'k', on_duplicate => 'debounce', delay => '10 min');
+SELECT runs_in(1), payload FROM idem_job(1);
+SELECT job_id FROM idem_fetch('deb');
+-- when it is due it may still be hit, but not be pushed beyond that hour
+SET idem.clock_offset = '61 min';
+SELECT state FROM idem_job(1);
+SELECT job_id, outcome FROM idem_enqueue('deb', '8', 'k', on_duplicate => 'debounce', delay => '10 min');
+SELECT runs_in(1), state FROM idem_job(1);
+SELECT job_id, payload FROM idem_fetch('deb', lease => '1 h');
+-- while it runs, the next one begins anew
+SELECT job_id, outcome FROM idem_enqueue('deb', '9', 'k', on_duplicate => 'debounce', delay => '10 min');
+SELECT runs_in(2);
+RESET idem.clock_offset;
+-- one that is due is pushed as well
+SELECT job_id, outcome FROM idem_enqueue('deb', '1', 'l');
+SELECT job_id, outcome FROM idem_enqueue('deb', '2', 'l', on_duplicate => 'debounce', run_at => (SELECT enqueued_at + interval '5 min' FROM idem_job(3)));
+SELECT runs_in(3), payload FROM idem_job(3);
+-- one that is further away than the maximum stays where it is
+SELECT job_id, outcome FROM idem_enqueue('deb', '1', 'm', delay => '3 h', include_scheduled => true);
+SELECT job_id, outcome FROM idem_enqueue('deb', '2', 'm', on_duplicate => 'debounce', delay => '4 h');
+SELECT runs_in(4), payload FROM idem_job(4);
+-- and one for later that did not take its key is another one
+SELECT job_id, outcome FROM idem_enqueue('deb', '1', 'n', delay => '1 h');
+SELECT job_id, outcome FROM idem_enqueue('deb', '2', 'n', on_duplicate => 'debounce', delay => '10 min');
+SELECT job_id, outcome FROM idem_enqueue('deb', '3', 'n', on_duplicate => 'debounce', delay => '10 min', include_scheduled => true);
+-- without debounce the same job is absorbed or pulled as ever
+SELECT job_id, outcome FROM idem_enqueue('deb', '4', 'n');
+SELECT state, payload FROM idem_job(6);
+-- rollback
+BEGIN;
+SELECT outcome FROM idem_enqueue('deb', '5', 'n', on_duplicate => 'debounce', delay => '10 min');
+ROLLBACK;
+SELECT state, payload FROM idem_job(6);
+-- the maximum is up to the queue
+CALL anew();
+SELECT idem_queue_set('deb', on_duplicate => 'debounce', debounce_max => '30 min');
+SELECT job_id, outcome FROM idem_enqueue('deb', '1', 'k', delay => '10 min');
+SELECT job_id, outcome FROM idem_enqueue('deb', '2', 'k', delay => '1 h');
+SELECT runs_in(1), payload FROM idem_job(1);
+SELECT idem_queue_set('deb', debounce_max => '45 min');
+SELECT job_id, outcome FROM idem_enqueue('deb', '3', 'k', delay => '1 h');
+SELECT runs_in(1), payload FROM idem_job(1);
+SELECT idem_queue_set('deb', debounce_max => '20 min');
+SELECT job_id, outcome FROM idem_enqueue('deb', '4', 'k', delay => '1 h');
+SELECT runs_in(1), payload FROM idem_job(1);
+
+-- snooze: the job waits for later with the key it has, and a duplicate does not pull it forward
+CALL anew();
+SELECT job_id FROM idem_enqueue('wait', '1', 'k');
+SELECT job_id, token FROM idem_fetch('wait', lease => '1 h') \gset
+SELECT idem_snooze(:job_id, :token, '1 h') > idem_clock() AS snoozed;
+SELECT job_id, outcome FROM idem_enqueue('wait', '2', 'k', delay => '2 h', include_scheduled => true);
+SELECT state FROM idem_job(1);
+SELECT row_of(1) AS before \gset
+SELECT job_id, outcome FROM idem_enqueue('wait', '3', 'k');
+SELECT row_of(1) = :'before' AS untouched;
+SELECT job_id, outcome FROM idem_enqueue('wait', '4', 'k', on_duplicate => 'replace');
+SELECT state, payload, attempt FROM idem_job(1);
+CALL anew();
+DROP PROCEDURE anew;
+DROP FUNCTION row_of, runs_in;

@@ -1,0 +1,245 @@
+--
+-- Direct access would bypass what others hang on the tables of jobs: it is
+-- refused, as for idem.keys
+--
+SET client_min_messages = warning;
+TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
+ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
+CREATE FUNCTION refused(command text, OUT state text, OUT message text, OUT detail text, OUT hint text)
+LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE command;
+	message := 'no error';
+EXCEPTION WHEN others THEN
+	GET STACKED DIAGNOSTICS
+		state = RETURNED_SQLSTATE,
+		message = MESSAGE_TEXT,
+		detail = PG_EXCEPTION_DETAIL,
+		hint = PG_EXCEPTION_HINT;
+END
+$$;
+-- in short: what becomes of an enqueue, a fetch and a job that ends
+CREATE FUNCTION all_refused(OUT enqueue text, OUT many text, OUT fetched text, OUT complete text, OUT cancel text)
+LANGUAGE sql AS $$
+	SELECT (refused($c$ SELECT idem_enqueue('shape', '1', 'new') $c$)).state,
+		   (refused($c$ SELECT idem_enqueue_many('shape', '{1}', '{new}') $c$)).state,
+		   (refused($c$ SELECT idem_fetch('shape', lease => '1 h') $c$)).state,
+		   (refused($c$ SELECT idem_complete(j.job_id, j.token) FROM idem.jobs AS j WHERE j.token IS NOT NULL $c$)).state,
+		   (refused($c$ SELECT idem_cancel(2) $c$)).state
+$$;
+SELECT count(*) FROM idem_enqueue_many('shape', '{1,2}', '{a,b}');
+SELECT job_id FROM idem_fetch('shape', lease => '1 h');
+\x on
+-- unlogged
+BEGIN;
+ALTER TABLE idem.jobs SET UNLOGGED;
+SELECT * FROM refused($$ SELECT idem_enqueue('shape') $$);
+ROLLBACK;
+\x off
+-- the rest in short
+BEGIN;
+ALTER TABLE idem.jobs SET UNLOGGED;
+SELECT * FROM all_refused();
+ROLLBACK;
+-- row security
+BEGIN;
+ALTER TABLE idem.jobs ENABLE ROW LEVEL SECURITY;
+SELECT * FROM all_refused();
+ROLLBACK;
+-- triggers
+CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+BEGIN;
+CREATE TRIGGER t BEFORE INSERT ON idem.jobs FOR EACH ROW EXECUTE FUNCTION nothing();
+SELECT * FROM all_refused();
+ROLLBACK;
+BEGIN;
+CREATE TRIGGER t AFTER DELETE ON idem.jobs FOR EACH STATEMENT EXECUTE FUNCTION nothing();
+SELECT * FROM all_refused();
+ROLLBACK;
+-- a foreign key
+BEGIN;
+CREATE TABLE referencing (job_id bigint REFERENCES idem.jobs);
+SELECT * FROM all_refused();
+ROLLBACK;
+-- a rule
+BEGIN;
+CREATE RULE r AS ON INSERT TO idem.jobs DO INSTEAD NOTHING;
+SELECT * FROM all_refused();
+ROLLBACK;
+-- a check constraint
+BEGIN;
+ALTER TABLE idem.jobs ADD CHECK (queue <> 'forbidden');
+SELECT * FROM all_refused();
+ROLLBACK;
+-- a not-null constraint on a column that the row of a waiting job does not even store
+BEGIN;
+DELETE FROM idem.jobs;
+ALTER TABLE idem.jobs ALTER COLUMN error SET NOT NULL;
+SELECT enqueue, many, fetched, cancel FROM all_refused();
+ROLLBACK;
+-- indexes on expressions, on a part, unique ones, exclusion constraints: for what needs an entry there
+BEGIN;
+CREATE INDEX ON idem.jobs (lower(key));
+SELECT enqueue, many FROM all_refused();
+ROLLBACK;
+BEGIN;
+CREATE INDEX ON idem.jobs (queue) WHERE queue <> 'shape';
+SELECT enqueue, many FROM all_refused();
+ROLLBACK;
+BEGIN;
+CREATE INDEX ON idem.jobs (key_hash) WHERE key IS NOT NULL;
+SELECT enqueue, many FROM all_refused();
+ROLLBACK;
+BEGIN;
+CREATE INDEX ON idem.jobs (key_hash) WHERE key_hash IS NULL;
+SELECT enqueue, many FROM all_refused();
+ROLLBACK;
+BEGIN;
+CREATE INDEX ON idem.jobs (key_hash) WHERE key_hash IS NOT NULL AND queue <> 'shape';
+SELECT enqueue, many FROM all_refused();
+ROLLBACK;
+BEGIN;
+CREATE UNIQUE INDEX ON idem.jobs (queue, key);
+SELECT enqueue, many FROM all_refused();
+ROLLBACK;
+BEGIN;
+ALTER TABLE idem.jobs ADD EXCLUDE USING btree (job_id WITH =);
+SELECT enqueue, many FROM all_refused();
+ROLLBACK;
+-- without the primary key, or the indexes that find a job
+BEGIN;
+ALTER TABLE idem.jobs DROP CONSTRAINT jobs_pkey;
+SELECT complete, cancel FROM all_refused();
+ROLLBACK;
+\x on
+BEGIN;
+DROP INDEX idem.jobs_fetch_idx;
+SELECT * FROM refused($$ SELECT idem_fetch('shape') $$);
+ROLLBACK;
+BEGIN;
+DROP INDEX idem.jobs_key_idx;
+SELECT * FROM refused($$ SELECT idem_enqueue('shape', '1', 'a') $$);
+ROLLBACK;
+\x off
+-- another index is not good enough
+BEGIN;
+DROP INDEX idem.jobs_fetch_idx;
+CREATE INDEX jobs_fetch_idx ON idem.jobs (queue, priority, run_at DESC, job_id);
+SELECT fetched FROM all_refused();
+ROLLBACK;
+BEGIN;
+DROP INDEX idem.jobs_fetch_idx;
+CREATE INDEX jobs_fetch_idx ON idem.jobs (queue, run_at, priority, job_id);
+SELECT fetched FROM all_refused();
+ROLLBACK;
+-- the same one under another name is
+BEGIN;
+ALTER INDEX idem.jobs_fetch_idx RENAME TO renamed;
+SELECT job_id FROM idem_fetch('shape');
+ROLLBACK;
+-- other columns
+BEGIN;
+ALTER TABLE idem.jobs ADD COLUMN extra text;
+SELECT * FROM all_refused();
+ROLLBACK;
+BEGIN;
+ALTER TABLE idem.jobs ALTER COLUMN payload TYPE text;
+SELECT * FROM all_refused();
+ROLLBACK;
+BEGIN;
+ALTER TABLE idem.jobs RENAME TO elsewhere;
+SELECT enqueue, many, fetched, cancel FROM all_refused();
+ROLLBACK;
+
+-- the other tables, where they are written
+BEGIN;
+CREATE TRIGGER t BEFORE INSERT ON idem.job_log FOR EACH ROW EXECUTE FUNCTION nothing();
+SELECT state FROM refused($$ SELECT idem_cancel(2) $$);
+SELECT state FROM refused($$ SELECT idem_fail(f.job_id, f.token, dead => true) FROM idem_fetch('shape') AS f $$);
+ROLLBACK;
+BEGIN;
+ALTER TABLE idem.job_log ADD COLUMN extra text;
+SELECT state FROM refused($$ SELECT idem_cancel(2) $$);
+SELECT state FROM refused($$ SELECT idem_retry(2) $$);
+ROLLBACK;
+BEGIN;
+SELECT outcome FROM idem_enqueue('expire', '1', 'a', 'until_expired', key_ttl => '1 h');
+CREATE TRIGGER t BEFORE INSERT ON idem.job_keys FOR EACH ROW EXECUTE FUNCTION nothing();
+SELECT state FROM refused($$ SELECT idem_enqueue('expire', '1', 'b', 'until_expired', key_ttl => '1 h') $$);
+SELECT state FROM refused($$ SELECT idem_complete(f.job_id, f.token) FROM idem_fetch('expire') AS f $$);
+ROLLBACK;
+BEGIN;
+ALTER TABLE idem.queues ADD COLUMN extra text;
+SELECT state FROM refused($$ SELECT idem_queue_set('shape') $$);
+SELECT enqueue, fetched FROM all_refused();
+ROLLBACK;
+BEGIN;
+CREATE TRIGGER t BEFORE INSERT ON idem.queues FOR EACH ROW EXECUTE FUNCTION nothing();
+SELECT state FROM refused($$ SELECT idem_pause('shape') $$);
+ROLLBACK;
+DROP FUNCTION nothing();
+-- cleanup needs its indexes
+\set VERBOSITY sqlstate
+BEGIN;
+DROP INDEX idem.job_log_expires_at_idx;
+SELECT idem_cleanup();
+ROLLBACK;
+BEGIN;
+DROP INDEX idem.job_keys_expires_at_idx;
+SELECT idem_cleanup();
+ROLLBACK;
+
+-- library and SQL objects of different versions: other functions
+CREATE FUNCTION old_enqueue(text, jsonb, text, OUT job_id bigint, OUT outcome text, OUT result jsonb)
+AS '$libdir/idem', 'idem_enqueue' LANGUAGE C;
+SELECT old_enqueue('shape', NULL, NULL);
+CREATE FUNCTION new_fetch(text, integer, interval, text, OUT job_id bigint, OUT token bigint) RETURNS SETOF record
+AS '$libdir/idem', 'idem_fetch' LANGUAGE C;
+SELECT * FROM new_fetch('shape', 1, NULL, NULL);
+CREATE FUNCTION new_many(bigint[], bigint[], OUT ord integer, OUT status text) RETURNS SETOF record
+AS '$libdir/idem', 'idem_complete_many' LANGUAGE C;
+SELECT * FROM new_many('{1}', '{1}');
+CREATE FUNCTION new_job(bigint, OUT queue text, OUT state text) RETURNS SETOF record
+AS '$libdir/idem', 'idem_job' LANGUAGE C;
+SELECT * FROM new_job(1);
+CREATE FUNCTION old_complete(bigint, bigint) RETURNS void
+AS '$libdir/idem', 'idem_complete' LANGUAGE C;
+SELECT old_complete(1, 1);
+DROP FUNCTION old_enqueue, new_fetch, new_many, new_job, old_complete;
+
+-- an index that is added, also concurrently, is kept up to date; so is one of the rows with a key
+CREATE INDEX CONCURRENTLY extra_1 ON idem.jobs (enqueued_at);
+CREATE INDEX extra_2 ON idem.jobs (key_hash) WHERE key_hash IS NOT NULL;
+CREATE INDEX extra_3 ON idem.jobs (lease_until, job_id) WHERE lease_until IS NOT NULL;
+SELECT count(*) FROM idem_enqueue_many('shape', '{3,4,5}', ARRAY['c', NULL, 'd']);
+SELECT key FROM idem_fetch('shape', 2, lease => '1 h');
+SELECT outcome FROM idem_enqueue('shape', '6', 'd', on_duplicate => 'replace');
+REINDEX TABLE CONCURRENTLY idem.jobs;
+SELECT outcome FROM idem_enqueue('shape', '7', 'e');
+SET enable_seqscan = off;
+SET enable_bitmapscan = off;
+SELECT count(*) FROM idem.jobs WHERE enqueued_at > '-infinity';
+SELECT count(*) FROM idem.jobs WHERE lease_until > '-infinity' AND lease_until IS NOT NULL;
+-- only the new one can be used for this
+DROP INDEX idem.extra_1;
+ALTER INDEX idem.jobs_key_idx RENAME TO old_key_idx;
+SELECT count(*), count(DISTINCT key) FROM idem.jobs WHERE key_hash IS NOT NULL;
+ALTER INDEX idem.old_key_idx RENAME TO jobs_key_idx;
+RESET enable_seqscan;
+RESET enable_bitmapscan;
+DROP INDEX idem.extra_2;
+DROP INDEX idem.extra_3;
+-- a publication needs to tell rows apart, as it does for any UPDATE and DELETE
+BEGIN;
+SET LOCAL client_min_messages = error;
+CREATE PUBLICATION shape FOR TABLE idem.jobs;
+SELECT outcome FROM idem_enqueue('shape', '8', 'f');
+SELECT outcome FROM idem_enqueue('shape', '9', 'f', on_duplicate => 'replace');
+ALTER TABLE idem.jobs REPLICA IDENTITY NOTHING;
+SELECT outcome FROM idem_enqueue('shape', '10', 'g');
+SELECT enqueue, fetched, complete, cancel FROM all_refused();
+ROLLBACK;
+-- with everything gone again, it works as before
+SELECT * FROM all_refused();
+DROP FUNCTION refused, all_refused;
+TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
