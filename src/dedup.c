@@ -361,8 +361,9 @@ absorb(IdemTable *jobs, Attempt *attempt, const Look *look, IdemEnqueued *answer
 		attempt->not_to_be_had.n = 0;
 		return false;
 	}
-	(void) change_waiting(jobs, attempt->enqueue, attempt->job, &answer->outcome);
-	idem_jobrow_store(jobs);
+	/* the wait may have changed what there is to change */
+	if (change_waiting(jobs, attempt->enqueue, attempt->job, &answer->outcome) != NULL)
+		idem_jobrow_store(jobs);
 	return true;
 }
 
