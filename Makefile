@@ -70,7 +70,8 @@ REGRESS = \
 	job_history \
 	job_status \
 	job_privileges \
-	job_shape
+	job_shape \
+	job_edges
 REGRESS_OPTS = \
 	--temp-instance=tmp_check_regress \
 	--temp-config=$(srcdir)/test/temp.conf \

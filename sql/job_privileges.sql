@@ -78,6 +78,9 @@ SELECT idem_queue_set('team', owner => 'idem_job_team', keep => '1 h', lease => 
 SELECT idem_pause('team');
 SELECT idem_resume('team');
 SELECT idem_queue_set('dropped', owner => 'idem_job_team');
+-- what belongs to a role is not opened by the way
+SELECT idem_queue_drop('dropped');
+SELECT idem_queue_set('dropped', owner => '-');
 SELECT idem_queue_drop('dropped');
 SELECT job_id, queue, key, state FROM idem.job_status;
 SELECT queue, running, owner FROM idem.queue_status ORDER BY queue;

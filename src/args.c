@@ -259,6 +259,29 @@ idem_args_lease_or_none(Datum interval, const char *name)
 }
 
 text *
+idem_args_queue(FunctionCallInfo fcinfo, int arg)
+{
+	text *queue;
+	int len;
+
+	if (PG_ARGISNULL(arg))
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("name of the queue must not be null"),
+				errdetail("Jobs live in queues."),
+				errhint("Pass a short name of the kind of work, for example 'mail'."));
+	queue = PG_GETARG_TEXT_PP(arg);
+	len = VARSIZE_ANY_EXHDR(queue);
+	if (len < 1 || len > IDEM_MAX_QUEUE_LEN)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid length of the name of a queue"),
+				errdetail("The name has %d bytes; it must have between 1 and %d.", len, IDEM_MAX_QUEUE_LEN),
+				errhint("Use a short name of the kind of work, for example 'mail'."));
+	return queue;
+}
+
+text *
 idem_args_worker(FunctionCallInfo fcinfo, int arg)
 {
 	text *worker;

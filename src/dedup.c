@@ -12,14 +12,17 @@
  * that enqueued the duplicate, for as long as that lasts.  Fetch takes FOR
  * UPDATE and skips what it does not get.  So the job cannot start before that
  * transaction has ended, and sees what it has committed.  If the lock is not to
- * be had, the job runs in an open transaction.
+ * be had, the job runs in an open transaction.  The lock is taken under the one
+ * on the hash, so that no update of the job is under way: heap_update() may let
+ * go of the page in between, and would forget it.
  *
  * A job that somebody has fetched with a lease absorbs nothing that way, not
  * even when the lease has run out, because it may be completed all the same.
  *
  * Who waits for whom: an enqueue waits for another open one that has inserted a
- * job of the same key, and where it wants to change a waiting job for another
- * one that has changed it.  It never waits for a job that runs.
+ * job of the same key or changed the one that waits; and, if it is to be absorbed
+ * by a job that runs, for whoever is just removing that.  It never waits for a
+ * job that runs.
  */
 #include "postgres.h"
 
@@ -39,14 +42,16 @@ typedef struct IdSet
 	int64 *ids;
 } IdSet;
 
-/* What is known about the jobs of a key after a look at them */
+/* What is known about the jobs of a key after a look at them; of several the last one */
 typedef struct Look
 {
 	ItemPointerData waiting; /* a job that nobody has fetched, invalid: none */
 	int64 waiting_id;
 	bool waiting_is_rerun;
+	TransactionId changing;	 /* who is changing that one, if somebody is */
+	TM_Result lock;			 /* what became of the attempt to lock it, if nobody is */
 	int64 running;			 /* a job that somebody has fetched, 0: none */
-	TransactionId removing;	 /* who is about to remove that one, if it is so */
+	TransactionId removing;	 /* who is about to remove that one, if somebody is */
 	TransactionId inserting; /* who has inserted one and is open, if somebody has */
 } Look;
 
@@ -71,14 +76,16 @@ has_id(const IdSet *set, int64 id)
 	return false;
 }
 
-static void
+/* False: it was there already */
+static bool
 add_id(IdSet *set, int64 id)
 {
 	if (has_id(set, id))
-		return;
+		return false;
 	set->ids = set->ids == NULL ? palloc(sizeof(int64)) :
 								  repalloc_array(set->ids, int64, set->n + 1);
 	set->ids[set->n++] = id;
+	return true;
 }
 
 static void
@@ -108,7 +115,7 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, i
 	if (after_job != 0)
 		idem_row_set(slot, IDEM_JOBS_AFTER_JOB, Int64GetDatum(after_job));
 	if (!idem_table_insert(jobs))
-		elog(ERROR, "number of a job was used before");
+		idem_jobtable_refuse_number();
 }
 
 pg_noreturn static void
@@ -139,43 +146,45 @@ counts(IdemTable *jobs, const Attempt *attempt, bool runs)
 
 /* Take down what a job that is committed, or this transaction's, means for us */
 static void
-note_job(IdemTable *jobs, const SnapshotData *dirty, const Attempt *attempt, Look *look)
+note_job(IdemTable *jobs, TransactionId xmax, const Attempt *attempt, Look *look)
 {
 	int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
 	bool leased = idem_jobrow_is_leased(jobs);
-	bool runs = leased || has_id(&attempt->not_to_be_had, job_id);
+	bool removed = TransactionIdIsValid(xmax) && idem_row_is_last_version(jobs);
+	bool runs = leased || removed || has_id(&attempt->not_to_be_had, job_id);
 
 	if (!counts(jobs, attempt, runs))
 		return;
-	if (!runs)
+	if (runs)
 	{
-		/* of several, the one that was made for duplicates like this one */
-		if (!look->waiting_is_rerun)
-		{
-			look->waiting = jobs->found->tts_tid;
-			look->waiting_id = job_id;
-			look->waiting_is_rerun = !idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB);
-		}
-		return;
+		look->running = job_id;
+		/* with a live lease it does not matter who is removing it */
+		if (removed && !(leased && idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) > attempt->enqueue->now))
+			look->removing = xmax;
 	}
-	look->running = job_id;
-	/* fetch would have made a later version; with a live lease it does not matter */
-	if (TransactionIdIsValid(dirty->xmax) && idem_row_is_last_version(jobs) &&
-		!(leased && idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) > attempt->enqueue->now))
-		look->removing = dirty->xmax;
+	else if (!look->waiting_is_rerun)
+	{
+		/* a rerun was made for duplicates like this one, so it goes before others */
+		look->waiting = jobs->found->tts_tid;
+		look->waiting_id = job_id;
+		look->waiting_is_rerun = !idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB);
+		look->changing = xmax;
+	}
 }
 
 /*
- * Look at all jobs of the key.  False: a job was seen in the middle of a
- * change, only as it will be if that is committed, because by the time that we
- * came to its present version the change was.  Look again.
+ * Look at all jobs of the key.  False, look again: a job was seen only as it
+ * will be if the change of an open transaction is committed, because when we
+ * came to its present version it just was; or that change turned out to be a
+ * fetch.
  */
 static bool
-look_at_jobs(IdemTable *jobs, Relation index, const Attempt *attempt, Look *look)
+look_at_jobs(IdemTable *jobs, Relation index, Attempt *attempt, Look *look)
 {
 	IdemLookup lookup = idem_jobtable_by_key(jobs, index, attempt->key_hash);
 	IdSet seen = {0};
 	IdSet changing = {0};
+	bool settled = true;
 	SnapshotData dirty;
 	IndexScanDesc scan;
 
@@ -188,49 +197,55 @@ look_at_jobs(IdemTable *jobs, Relation index, const Attempt *attempt, Look *look
 		int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
 
 		CHECK_FOR_INTERRUPTS();
+		/* versions that an open transaction has made or is replacing come in pairs */
 		if (!TransactionIdIsValid(dirty.xmin))
 		{
-			add_id(&seen, job_id);
-			note_job(jobs, &dirty, attempt, look);
+			if (TransactionIdIsValid(dirty.xmax))
+				add_id(&seen, job_id);
+			note_job(jobs, dirty.xmax, attempt, look);
 		}
-		else if (idem_row_is_later_version(jobs))
-			add_id(&changing, job_id);
-		else
+		else if (!idem_row_is_later_version(jobs))
 		{
-			/* its transaction may have changed it as well */
 			add_id(&seen, job_id);
 			if (counts(jobs, attempt, false))
 				look->inserting = dirty.xmin;
+		}
+		else
+		{
+			add_id(&changing, job_id);
+			if (idem_jobrow_is_leased(jobs) && add_id(&attempt->not_to_be_had, job_id))
+				settled = false;
 		}
 	}
 	index_endscan(scan);
 	ExecClearTuple(jobs->found);
 
 	for (int i = 0; i < changing.n; i++)
-	{
-		if (!has_id(&seen, changing.ids[i]))
-			return false;
-	}
-	return true;
+		settled = settled && has_id(&seen, changing.ids[i]);
+	return settled;
 }
 
-/* until_expired: is the job of this key done, and the key not expired? */
+/*
+ * until_expired: is the job of this key done, and the key not expired?  What is
+ * not committed belongs to a job that is still there, so we have seen that.
+ */
 static bool
 find_done(const Attempt *attempt, IdemEnqueued *answer)
 {
 	IdemTable *keys = attempt->keys;
 	IdemLookup lookup;
-	Snapshot snapshot;
+	SnapshotData dirty;
 	IndexScanDesc scan;
 	bool found = false;
 
 	if (keys == NULL)
 		return false;
+	InitDirtySnapshot(dirty);
 	lookup = idem_jobtable_by_key(keys, keys->pkey, attempt->key_hash);
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	scan = idem_probe_begin(keys, &lookup, snapshot);
+	scan = idem_probe_begin(keys, &lookup, &dirty);
 	while (!found && index_getnext_slot(scan, ForwardScanDirection, keys->found))
-		found = idem_row_timestamp(keys, IDEM_JOB_KEYS_EXPIRES_AT) > attempt->enqueue->now &&
+		found = !TransactionIdIsValid(dirty.xmin) &&
+			idem_row_timestamp(keys, IDEM_JOB_KEYS_EXPIRES_AT) > attempt->enqueue->now &&
 			idem_row_varlena_equals(keys, IDEM_JOB_KEYS_KEY, attempt->job->key) &&
 			idem_row_varlena_equals(keys, IDEM_JOB_KEYS_QUEUE, attempt->enqueue->queue.name);
 	if (found)
@@ -240,7 +255,6 @@ find_done(const Attempt *attempt, IdemEnqueued *answer)
 		answer->result = idem_row_jsonb(keys, IDEM_JOB_KEYS_RESULT);
 	}
 	index_endscan(scan);
-	UnregisterSnapshot(snapshot);
 	return found;
 }
 
@@ -264,11 +278,11 @@ may_insert(const Attempt *attempt, const Look *look, int64 *after_job)
 }
 
 /*
- * Look at the jobs of the key, and insert one if none is in the way.  True:
- * the answer is there.
+ * Look at the jobs of the key, and insert one if none is in the way, or lock the
+ * one that waits.  True: the answer is there.
  */
 static bool
-look_or_insert(IdemTable *jobs, Relation index, const Attempt *attempt, Look *look, IdemEnqueued *answer)
+look_or_insert(IdemTable *jobs, Relation index, Attempt *attempt, Look *look, IdemEnqueued *answer)
 {
 	int64 after_job;
 	bool answered = false;
@@ -282,6 +296,8 @@ look_or_insert(IdemTable *jobs, Relation index, const Attempt *attempt, Look *lo
 			insert_job(jobs, attempt->enqueue, attempt->job, attempt->key_hash, true, after_job, answer);
 		answered = true;
 	}
+	else if (ItemPointerIsValid(&look->waiting) && !TransactionIdIsValid(look->changing))
+		look->lock = idem_table_lock(jobs, look->waiting, LockTupleKeyShare, LockWaitSkip);
 	idem_table_unlock_hash(jobs, (uint32) attempt->key_hash);
 
 	if (answered && answer->outcome == IDEM_DONE && attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
@@ -337,21 +353,14 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 }
 
 /*
- * Let a waiting job absorb the duplicate.  False: it was changed meanwhile, or
- * somebody has it.
+ * Let a job that waits, which we have locked, absorb the duplicate.  False: it
+ * was changed meanwhile.
  */
 static bool
-absorb(IdemTable *jobs, Attempt *attempt, const Look *look, IdemEnqueued *answer)
+absorb_waiting(IdemTable *jobs, Attempt *attempt, const Look *look, IdemEnqueued *answer)
 {
-	TM_Result result = idem_table_lock(jobs, look->waiting, LockTupleKeyShare, LockWaitSkip);
-
-	if (result == TM_WouldBlock)
-		add_id(&attempt->not_to_be_had, look->waiting_id);
-	if (result != TM_Ok)
-		return false;
 	if (attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
 		refuse_duplicate("A job with this key waits.");
-
 	answer->job_id = look->waiting_id;
 	if (change_waiting(jobs, attempt->enqueue, attempt->job, &answer->outcome) == NULL)
 		return true;
@@ -368,6 +377,25 @@ absorb(IdemTable *jobs, Attempt *attempt, const Look *look, IdemEnqueued *answer
 }
 
 static void
+absorb_running(const Attempt *attempt, const Look *look, IdemEnqueued *answer)
+{
+	if (attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
+		refuse_duplicate("A job with this key runs.");
+	answer->job_id = look->running;
+	answer->outcome = IDEM_ABSORBED;
+}
+
+/* Who has to end before more is known, if somebody has */
+static TransactionId
+in_the_way(const Look *look)
+{
+	if (ItemPointerIsValid(&look->waiting))
+		return look->changing;
+	return TransactionIdIsValid(look->inserting) ? look->inserting : look->removing;
+}
+
+/* Each round looks at the key and either answers or waits for who is in the way */
+static void
 enqueue_keyed(IdemTable *jobs, Attempt *attempt, IdemEnqueued *answer)
 {
 	Relation index = idem_jobtable_key_index(jobs);
@@ -375,29 +403,26 @@ enqueue_keyed(IdemTable *jobs, Attempt *attempt, IdemEnqueued *answer)
 	for (;;)
 	{
 		Look look;
+		TransactionId other;
 
 		CHECK_FOR_INTERRUPTS();
 		if (look_or_insert(jobs, index, attempt, &look, answer))
-			break;
-		if (ItemPointerIsValid(&look.waiting))
+			return;
+		other = in_the_way(&look);
+		if (TransactionIdIsValid(other))
 		{
-			if (absorb(jobs, attempt, &look, answer))
-				break;
-		}
-		else if (TransactionIdIsValid(look.inserting) || TransactionIdIsValid(look.removing))
-		{
-			idem_probe_wait(jobs, TransactionIdIsValid(look.inserting) ? look.inserting : look.removing);
-			/* what somebody held may be to be had by now */
+			idem_probe_wait(jobs, other);
 			attempt->not_to_be_had.n = 0;
 		}
-		else
+		else if (!ItemPointerIsValid(&look.waiting))
 		{
-			if (attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
-				refuse_duplicate("A job with this key runs.");
-			answer->job_id = look.running;
-			answer->outcome = IDEM_ABSORBED;
-			break;
+			absorb_running(attempt, &look, answer);
+			return;
 		}
+		else if (look.lock == TM_WouldBlock)
+			(void) add_id(&attempt->not_to_be_had, look.waiting_id);
+		else if (look.lock == TM_Ok && absorb_waiting(jobs, attempt, &look, answer))
+			return;
 	}
 }
 

@@ -124,7 +124,7 @@ get_time(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 static void
 get_enqueue(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 {
-	idem_queuestore_use(idem_jobargs_queue(fcinfo, ARG_QUEUE), &enqueue->queue);
+	idem_queuestore_use(idem_args_queue(fcinfo, ARG_QUEUE), &enqueue->queue);
 	get_policy(fcinfo, &enqueue->queue, &enqueue->policy);
 	get_time(fcinfo, enqueue);
 	enqueue->priority = PG_ARGISNULL(ARG_PRIORITY) ? 0 : PG_GETARG_INT32(ARG_PRIORITY);

@@ -227,7 +227,8 @@ take_job(Fetch *fetch, IdemFetched *job)
 		idem_table_lock(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip) != TM_Ok)
 		return false;
 	job->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) + 1;
-	if (job->attempt > idem_jobrow_max_attempts(jobs, queue))
+	/* one that waits for its retry has been granted it, whatever the queue says now */
+	if (idem_jobrow_is_leased(jobs) && job->attempt > idem_jobrow_max_attempts(jobs, queue))
 	{
 		idem_jobstore_bury(jobs, queue, cstring_to_text("The lease of the last attempt ran out."));
 		return false;
@@ -237,9 +238,9 @@ take_job(Fetch *fetch, IdemFetched *job)
 	job->payload = idem_row_jsonb(jobs, IDEM_JOBS_PAYLOAD);
 	job->key = idem_row_text(jobs, IDEM_JOBS_KEY);
 	job->enqueued_at = idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT);
-	/* whoever has had the job absorb a duplicate has committed before this */
-	job->lsn = GetXLogInsertRecPtr();
 	update_job(fetch, job);
+	/* whoever has had the job absorb a duplicate has committed before we locked it */
+	job->lsn = XactLastRecEnd;
 	return true;
 }
 
@@ -352,5 +353,5 @@ idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 	 * a lease it is a while until we commit: let it be written soon.
 	 */
 	if (args->lease == 0 && fetch.found > 0)
-		XLogSetAsyncXactLSN(GetXLogInsertRecPtr());
+		XLogSetAsyncXactLSN(XactLastRecEnd);
 }

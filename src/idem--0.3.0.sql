@@ -594,7 +594,7 @@ CREATE FUNCTION pg_catalog.idem_job(
 	OUT lease_until timestamp with time zone,
 	OUT ended_at timestamp with time zone)
 RETURNS SETOF record
-LANGUAGE C STABLE PARALLEL RESTRICTED ROWS 1
+LANGUAGE C STABLE PARALLEL UNSAFE ROWS 1
 AS 'MODULE_PATHNAME', 'idem_job';
 COMMENT ON FUNCTION pg_catalog.idem_job(bigint) IS
 	'where a job is and what became of it; no row if it is not known, or not any more';
@@ -728,7 +728,7 @@ COMMENT ON COLUMN idem.lease_status.state IS 'live, expired (the next claim gets
 /*
  * Jobs for people.  job_status shows keys and is for administrators;
  * queue_status is for monitors.  Neither shows a payload.  The states are those
- * of idem_jobrow_state() in jobrow.c; a job that runs in an open transaction
+ * of state_name() in jobrow.c; a job that runs in an open transaction
  * looks as if it were waiting.
  */
 CREATE VIEW idem.job_status AS

@@ -27,6 +27,7 @@
 #define IDEM_MAX_KEY_LEN	   1024
 #define IDEM_MAX_SCOPE_LEN	   255
 #define IDEM_MAX_WORKER_LEN	   255
+#define IDEM_MAX_QUEUE_LEN	   255
 #define IDEM_MAX_CLEANUP_BATCH 1000000
 
 /*
@@ -221,6 +222,7 @@ extern int64 idem_args_longer_than_zero(Datum interval, const char *name);
 extern int64 idem_args_zero_or_longer(Datum interval, const char *name);
 extern int64 idem_args_span(Datum interval);
 extern int idem_args_word(text *value, const char *what, const char *const *words);
+extern text *idem_args_queue(FunctionCallInfo fcinfo, int arg);
 extern text *idem_args_worker(FunctionCallInfo fcinfo, int arg);
 extern int idem_args_max_attempts(FunctionCallInfo fcinfo, int arg);
 extern int64 idem_args_token(FunctionCallInfo fcinfo, int arg);
@@ -286,6 +288,7 @@ extern TupleTableSlot *idem_row_copy(IdemTable *table, bool full);
 extern IndexScanDesc idem_probe_begin(IdemTable *table, IdemLookup *lookup, Snapshot snapshot);
 extern void idem_probe_classify(const SnapshotData *dirty, IdemProbe *probe);
 extern void idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbe *probe);
+extern bool idem_probe_latest(IdemTable *table, IdemLookup *lookup, TupleTableSlot *slot);
 extern void idem_probe_existing(IdemTable *table, IdemLookup *lookup, IdemProbe *probe);
 extern void idem_probe_wait(IdemTable *table, TransactionId xid);
 

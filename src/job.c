@@ -15,6 +15,7 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/memutils.h"
 #include "utils/pg_lsn.h"
 #include "utils/timestamp.h"
 
@@ -119,7 +120,7 @@ idem_fetch(PG_FUNCTION_ARGS)
 
 	idem_args_begin(fcinfo, 4, "idem_fetch()");
 	rsinfo = idem_args_row_set(fcinfo, fetch_types, FETCH_NATTS);
-	idem_queuestore_use(idem_jobargs_queue(fcinfo, 0), &fetch.queue);
+	idem_queuestore_use(idem_args_queue(fcinfo, 0), &fetch.queue);
 	fetch.batch = get_batch(fcinfo, 1);
 	fetch.lease = PG_ARGISNULL(2) ? fetch.queue.lease : idem_args_lease_or_none(PG_GETARG_DATUM(2), "lease");
 	fetch.worker = idem_args_worker(fcinfo, 3);
@@ -219,6 +220,7 @@ typedef struct Batch
 	Datum *tokens;
 	int *order; /* by number, so that two batches cannot wait for each other in a circle */
 	IdemHold *holds;
+	MemoryContext job_context; /* for what one job needs */
 } Batch;
 
 static int
@@ -245,6 +247,7 @@ get_batch_of_jobs(FunctionCallInfo fcinfo, Batch *batch)
 	for (int i = 0; i < batch->n; i++)
 		batch->order[i] = i;
 	qsort_arg(batch->order, batch->n, sizeof(int), compare_ids, batch->ids);
+	batch->job_context = AllocSetContextCreate(CurrentMemoryContext, "idem job", ALLOCSET_DEFAULT_SIZES);
 }
 
 /* ord, job_id, status, and perhaps lease_until */
@@ -280,10 +283,13 @@ idem_complete_many(PG_FUNCTION_ARGS)
 	for (int i = 0; i < batch.n; i++)
 	{
 		int ord = batch.order[i];
+		MemoryContext oldcontext = MemoryContextSwitchTo(batch.job_context);
 
 		CHECK_FOR_INTERRUPTS();
 		batch.holds[ord] = idem_jobstore_complete(&jobs, DatumGetInt64(batch.ids[ord]),
 												  DatumGetInt64(batch.tokens[ord]), NULL, &queue);
+		MemoryContextSwitchTo(oldcontext);
+		MemoryContextReset(batch.job_context);
 	}
 	idem_table_close(&jobs);
 	for (int i = 0; i < batch.n; i++)
@@ -311,10 +317,13 @@ idem_heartbeat(PG_FUNCTION_ARGS)
 	for (int i = 0; i < batch.n; i++)
 	{
 		int ord = batch.order[i];
+		MemoryContext oldcontext = MemoryContextSwitchTo(batch.job_context);
 
 		CHECK_FOR_INTERRUPTS();
 		batch.holds[ord] = idem_jobstore_heartbeat(&jobs, DatumGetInt64(batch.ids[ord]),
 												   DatumGetInt64(batch.tokens[ord]), lease, &queue, &until[ord]);
+		MemoryContextSwitchTo(oldcontext);
+		MemoryContextReset(batch.job_context);
 	}
 	idem_table_close(&jobs);
 	for (int i = 0; i < batch.n; i++)
@@ -379,7 +388,7 @@ put_job(ReturnSetInfo *rsinfo, const IdemJobInfo *info)
 	nulls[4] = info->result == NULL;
 	nulls[8] = info->worker == NULL;
 	nulls[9] = info->error == NULL;
-	nulls[11] = info->run_at == 0;
+	nulls[11] = info->ended_at != 0;
 	nulls[12] = info->lease_until == 0;
 	nulls[13] = info->ended_at == 0;
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);

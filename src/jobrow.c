@@ -9,10 +9,8 @@
  */
 #include "postgres.h"
 
-#include "access/relscan.h"
 #include "executor/executor.h"
 #include "utils/builtins.h"
-#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "jobs.h"
@@ -37,21 +35,15 @@ bool
 idem_jobrow_waits_for_other(IdemTable *jobs)
 {
 	IdemLookup lookup;
-	Snapshot snapshot;
-	IndexScanDesc scan;
 	TupleTableSlot *slot;
 	bool found;
 
 	if (idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB))
 		return false;
 	lookup = idem_jobtable_by_id(jobs, idem_row_int64(jobs, IDEM_JOBS_AFTER_JOB));
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	slot = table_slot_create(jobs->heap, NULL);
-	scan = idem_probe_begin(jobs, &lookup, snapshot);
-	found = index_getnext_slot(scan, ForwardScanDirection, slot);
-	index_endscan(scan);
+	found = idem_probe_latest(jobs, &lookup, slot);
 	ExecDropSingleTupleTableSlot(slot);
-	UnregisterSnapshot(snapshot);
 	return found;
 }
 

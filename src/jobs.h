@@ -12,7 +12,6 @@
 
 #include "idem.h"
 
-#define IDEM_MAX_QUEUE_LEN	 255
 #define IDEM_MAX_FETCH_BATCH 10000
 #define IDEM_MAX_ERROR_LEN	 8192
 
@@ -222,9 +221,6 @@ typedef struct IdemJobInfo
 	TimestampTz ended_at;
 } IdemJobInfo;
 
-/* queue.c */
-extern text *idem_jobargs_queue(FunctionCallInfo fcinfo, int arg);
-
 /* jobtable.c */
 extern void idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode);
 extern void idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode);
@@ -232,6 +228,7 @@ extern void idem_jobtable_open_log(IdemTable *log, LOCKMODE lockmode);
 extern bool idem_jobtable_exists(void);
 extern void idem_jobtable_lock_ids(void);
 extern int64 idem_jobtable_next_id(void);
+pg_noreturn extern void idem_jobtable_refuse_number(void);
 extern int64 idem_jobtable_key_hash(const text *queue, const text *key);
 extern IdemLookup idem_jobtable_by_id(IdemTable *table, int64 job_id);
 extern IdemLookup idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash);
@@ -272,6 +269,7 @@ extern void idem_jobstore_bury(IdemTable *jobs, const IdemQueue *queue, text *er
 extern bool idem_jobstore_cancel(IdemTable *jobs, int64 job_id);
 extern bool idem_jobstore_retry(IdemTable *jobs, int64 job_id);
 extern bool idem_jobstore_get(int64 job_id, IdemJobInfo *info);
+extern bool idem_jobstore_has_jobs(text *queue);
 extern int idem_jobstore_cleanup(int batch);
 pg_noreturn extern void idem_jobstore_refuse(IdemHold hold, int64 job_id);
 

@@ -16,11 +16,13 @@
 #include "postgres.h"
 
 #include "access/relscan.h"
+#include "access/stratnum.h"
 #include "access/xact.h"
 #include "common/pg_prng.h"
 #include "executor/executor.h"
 #include "mb/pg_wchar.h"
 #include "utils/builtins.h"
+#include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
@@ -30,8 +32,13 @@
 static void
 use_queue_of(IdemTable *table, AttrNumber attno, IdemQueue *queue)
 {
-	if (queue->name == NULL || !idem_row_varlena_equals(table, attno, queue->name))
-		idem_queuestore_use(idem_row_text(table, attno), queue);
+	MemoryContext oldcontext;
+
+	if (queue->name != NULL && idem_row_varlena_equals(table, attno, queue->name))
+		return;
+	oldcontext = MemoryContextSwitchTo(table->context);
+	idem_queuestore_use(idem_row_text(table, attno), queue);
+	MemoryContextSwitchTo(oldcontext);
 }
 
 /* Find a job by its number; false if there is none */
@@ -327,7 +334,7 @@ insert_again(IdemTable *jobs, IdemTable *log)
 		idem_row_set(slot, IDEM_JOBS_KEY, PointerGetDatum(key));
 	}
 	if (!idem_table_insert(jobs))
-		elog(ERROR, "number of a job was used before");
+		idem_jobtable_refuse_number();
 }
 
 static bool
@@ -402,6 +409,22 @@ idem_jobstore_get(int64 job_id, IdemJobInfo *info)
 	if (found)
 		idem_jobrow_read_log(&table, &queue, info);
 	idem_table_close(&table);
+	return found;
+}
+
+/* Does the queue have a job that waits or runs? */
+bool
+idem_jobstore_has_jobs(text *queue)
+{
+	IdemTable jobs;
+	IdemLookup lookup = {.nkeys = 1};
+	bool found;
+
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	lookup.index = idem_jobtable_fetch_index(&jobs);
+	ScanKeyInit(&lookup.keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(queue));
+	found = idem_probe_latest(&jobs, &lookup, jobs.found);
+	idem_table_close(&jobs);
 	return found;
 }
 

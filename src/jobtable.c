@@ -110,6 +110,17 @@ idem_jobtable_next_id(void)
 	return nextval_internal(get_sequence(), false);
 }
 
+/* A number that was used before has come again */
+void
+idem_jobtable_refuse_number(void)
+{
+	ereport(ERROR,
+			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("number of a job is in use already"),
+			errdetail("The sequence idem.jobs_job_id_seq is behind the jobs."),
+			errhint("Run SELECT setval('idem.jobs_job_id_seq', max(job_id)) over idem.jobs and idem.job_log."));
+}
+
 /* FNV-1a, because it is stored and dumped: the same on every machine and version */
 static uint64
 hash_more(uint64 hash, const text *value)

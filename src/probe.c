@@ -60,14 +60,13 @@ idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbe *probe)
 	index_endscan(scan);
 }
 
-/* Does a snapshot taken now show it? */
-static bool
-has_committed_row(IdemTable *table, IdemLookup *lookup)
+/* Is there a row in a snapshot taken now?  The first one is in the slot. */
+bool
+idem_probe_latest(IdemTable *table, IdemLookup *lookup, TupleTableSlot *slot)
 {
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	IndexScanDesc scan = idem_probe_begin(table, lookup, snapshot);
-	bool found = index_getnext_slot(scan, ForwardScanDirection, table->found) &&
-		!idem_row_is_replaced_by_me(table);
+	bool found = index_getnext_slot(scan, ForwardScanDirection, slot);
 
 	index_endscan(scan);
 	UnregisterSnapshot(snapshot);
@@ -85,7 +84,8 @@ idem_probe_existing(IdemTable *table, IdemLookup *lookup, IdemProbe *probe)
 	{
 		CHECK_FOR_INTERRUPTS();
 		idem_probe(table, lookup, probe);
-	} while (probe->found != IDEM_FOUND_ROW && has_committed_row(table, lookup));
+	} while (probe->found != IDEM_FOUND_ROW &&
+			 idem_probe_latest(table, lookup, table->found) && !idem_row_is_replaced_by_me(table));
 }
 
 /* Wait for a transaction in the way, as long as lock_timeout allows */

@@ -5,12 +5,7 @@
  */
 #include "postgres.h"
 
-#include "access/relscan.h"
-#include "access/stratnum.h"
-#include "executor/executor.h"
 #include "utils/builtins.h"
-#include "utils/fmgroids.h"
-#include "utils/snapmgr.h"
 
 #include "jobs.h"
 
@@ -18,30 +13,6 @@ PG_FUNCTION_INFO_V1(idem_queue_set);
 PG_FUNCTION_INFO_V1(idem_queue_drop);
 PG_FUNCTION_INFO_V1(idem_pause);
 PG_FUNCTION_INFO_V1(idem_resume);
-
-/* Name of a queue, for all functions that take one */
-text *
-idem_jobargs_queue(FunctionCallInfo fcinfo, int arg)
-{
-	text *queue;
-	int len;
-
-	if (PG_ARGISNULL(arg))
-		ereport(ERROR,
-				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				errmsg("name of the queue must not be null"),
-				errdetail("Jobs live in queues."),
-				errhint("Pass a short name of the kind of work, for example 'mail'."));
-	queue = PG_GETARG_TEXT_PP(arg);
-	len = VARSIZE_ANY_EXHDR(queue);
-	if (len < 1 || len > IDEM_MAX_QUEUE_LEN)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid length of the name of a queue"),
-				errdetail("The name has %d bytes; it must have between 1 and %d.", len, IDEM_MAX_QUEUE_LEN),
-				errhint("Use a short name of the kind of work, for example 'mail'."));
-	return queue;
-}
 
 /* Arguments of idem_queue_set() after the name, and the columns that they go to */
 static const struct
@@ -73,7 +44,7 @@ idem_queue_set(PG_FUNCTION_ARGS)
 	text *queue;
 
 	idem_args_begin(fcinfo, lengthof(settings) + 1, "idem_queue_set()");
-	queue = idem_jobargs_queue(fcinfo, 0);
+	queue = idem_args_queue(fcinfo, 0);
 	for (int i = 0; i <= IDEM_QUEUES_NATTS; i++)
 		columns[i].isnull = true;
 	for (int i = 0; i < (int) lengthof(settings); i++)
@@ -92,40 +63,18 @@ idem_queue_set(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* Does the queue have a job that waits or runs? */
-static bool
-has_jobs(text *queue)
-{
-	IdemTable jobs;
-	IdemLookup lookup = {.nkeys = 1};
-	Snapshot snapshot;
-	IndexScanDesc scan;
-	bool found;
-
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	lookup.index = idem_jobtable_fetch_index(&jobs);
-	ScanKeyInit(&lookup.keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(queue));
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	scan = idem_probe_begin(&jobs, &lookup, snapshot);
-	found = index_getnext_slot(scan, ForwardScanDirection, jobs.found);
-	index_endscan(scan);
-	UnregisterSnapshot(snapshot);
-	idem_table_close(&jobs);
-	return found;
-}
-
 Datum
 idem_queue_drop(PG_FUNCTION_ARGS)
 {
 	text *queue;
 
 	idem_args_begin(fcinfo, 1, "idem_queue_drop()");
-	queue = idem_jobargs_queue(fcinfo, 0);
-	if (has_jobs(queue))
+	queue = idem_args_queue(fcinfo, 0);
+	if (idem_jobstore_has_jobs(queue))
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_IN_USE),
 				errmsg("queue has jobs"),
-				errdetail("They would go by the defaults, and be open to every role that may call the functions."),
+				errdetail("They would go by the defaults from now on."),
 				errhint("Let the jobs end or cancel them, or change the settings with idem_queue_set()."));
 	PG_RETURN_BOOL(idem_queuestore_drop(queue));
 }
@@ -134,12 +83,12 @@ Datum
 idem_pause(PG_FUNCTION_ARGS)
 {
 	idem_args_begin(fcinfo, 1, "idem_pause()");
-	PG_RETURN_BOOL(idem_queuestore_pause(idem_jobargs_queue(fcinfo, 0), true));
+	PG_RETURN_BOOL(idem_queuestore_pause(idem_args_queue(fcinfo, 0), true));
 }
 
 Datum
 idem_resume(PG_FUNCTION_ARGS)
 {
 	idem_args_begin(fcinfo, 1, "idem_resume()");
-	PG_RETURN_BOOL(idem_queuestore_pause(idem_jobargs_queue(fcinfo, 0), false));
+	PG_RETURN_BOOL(idem_queuestore_pause(idem_args_queue(fcinfo, 0), false));
 }

@@ -10,7 +10,6 @@
  */
 #include "postgres.h"
 
-#include "access/relscan.h"
 #include "access/stratnum.h"
 #include "access/table.h"
 #include "catalog/pg_type.h"
@@ -18,7 +17,6 @@
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/fmgroids.h"
-#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "jobs.h"
@@ -48,16 +46,9 @@ static bool
 find_queue(IdemTable *table, text *name)
 {
 	IdemLookup lookup = {.index = table->pkey, .nkeys = 1};
-	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-	IndexScanDesc scan;
-	bool found;
 
 	ScanKeyInit(&lookup.keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(name));
-	scan = idem_probe_begin(table, &lookup, snapshot);
-	found = index_getnext_slot(scan, ForwardScanDirection, table->found);
-	index_endscan(scan);
-	UnregisterSnapshot(snapshot);
-	return found;
+	return idem_probe_latest(table, &lookup, table->found);
 }
 
 static void
@@ -173,13 +164,22 @@ idem_queuestore_set(text *name, const NullableDatum *columns)
 	idem_table_close(&table);
 }
 
-/* Forget what was declared; false if nothing was */
+/*
+ * Forget what was declared; false if nothing was.  A queue that belongs to a
+ * role is not opened by the way: others could read what its jobs have left.
+ */
 bool
 idem_queuestore_drop(text *name)
 {
 	IdemTable table;
 	bool exists = open_for_change(&table, name);
 
+	if (exists && !idem_row_isnull(&table, IDEM_QUEUES_OWNER))
+		ereport(ERROR,
+				errcode(ERRCODE_OBJECT_IN_USE),
+				errmsg("queue belongs to a role"),
+				errdetail("Without its settings it would be open to every role that may call the functions."),
+				errhint("Open it first with idem_queue_set(queue, owner => '-'), if that is meant."));
 	if (exists && idem_table_delete(&table, true) != TM_Ok)
 		elog(ERROR, "could not remove the settings of a queue");
 	idem_table_close(&table);

@@ -312,6 +312,9 @@ idem_table_open_indexes(IdemTable *table)
 
 	if (table->indexes != NULL)
 		return;
+	/* nobody who locks the TOAST table shall make us wait in the middle of a write */
+	if (OidIsValid(table->heap->rd_rel->reltoastrelid))
+		LockRelationOid(table->heap->rd_rel->reltoastrelid, RowExclusiveLock);
 	oldcontext = MemoryContextSwitchTo(table->context);
 	oids = RelationGetIndexList(table->heap);
 	table->indexes = palloc_array(Relation, list_length(oids));
@@ -446,11 +449,9 @@ idem_table_insert(IdemTable *table)
 TM_Result
 idem_table_lock(IdemTable *table, ItemPointerData tid, LockTupleMode mode, LockWaitPolicy policy)
 {
-	/* a share lock goes along to the version that somebody is just making */
-	uint8 flags = mode == LockTupleKeyShare ? TUPLE_LOCK_FLAG_LOCK_UPDATE_IN_PROGRESS : 0;
 	TM_FailureData tmfd;
 	TM_Result result = table_tuple_lock(table->heap, &tid, GetActiveSnapshot(), table->found,
-										GetCurrentCommandId(true), mode, policy, flags, &tmfd);
+										GetCurrentCommandId(true), mode, policy, 0, &tmfd);
 
 	if (result == TM_Invisible || result == TM_SelfModified)
 		elog(ERROR, "unexpected result %d of a lock in idem.%s", result, table->def->name);

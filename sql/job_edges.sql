@@ -1,0 +1,64 @@
+--
+-- Jobs: what is easily overlooked
+--
+TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
+ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
+
+-- A retry was granted: it comes, although the queue allows less by now, and so does what it
+-- has absorbed (J2); its own error is what is told of it then
+SELECT job_id FROM idem_enqueue('limit', '"job"', 'k', max_attempts => NULL);
+SELECT job_id, token FROM idem_fetch('limit', lease => '1 h') \gset
+SELECT idem_fail(:job_id, :token, 'first', retry_in => '0');
+SELECT job_id, token FROM idem_fetch('limit', lease => '1 h') \gset
+SELECT idem_fail(:job_id, :token, 'second', retry_in => '0');
+SELECT idem_queue_set('limit', max_attempts => 2);
+SELECT job_id, outcome FROM idem_enqueue('limit', '"again"', 'k');
+SELECT job_id, token, attempt FROM idem_fetch('limit', lease => '1 h') \gset
+\echo attempt :attempt
+SELECT idem_fail(:job_id, :token, 'third');
+SELECT state, attempt, max_attempts, error FROM idem_job(:job_id);
+
+-- the time that stands for no time inside the server
+SELECT job_id FROM idem_enqueue('epoch', run_at => '2000-01-01 00:00:00+00') \gset
+SELECT run_at = '2000-01-01 00:00:00+00' AS epoch, ended_at, lease_until FROM idem_job(:job_id);
+SELECT job_id = :job_id AS fetched FROM idem_fetch('epoch', lease => '1 h');
+
+-- a sequence that was set back: an error that says what to do, and nothing is changed
+\set VERBOSITY terse
+SELECT count(*) AS jobs FROM idem.jobs;
+SELECT setval('idem.jobs_job_id_seq', :job_id, false) = :job_id AS set_back;
+SELECT * FROM idem_enqueue('epoch', key => 'k');
+SELECT count(*) AS jobs FROM idem.jobs;
+SELECT setval('idem.jobs_job_id_seq', max(job_id)) IS NOT NULL AS set_right FROM idem.jobs;
+SELECT outcome FROM idem_enqueue('epoch', key => 'k');
+\set VERBOSITY default
+
+-- one transaction does all of it
+BEGIN;
+SELECT job_id, outcome FROM idem_enqueue('own', '1', 'k') \gset
+SELECT outcome FROM idem_enqueue('own', '2', 'k', on_duplicate => 'replace');
+SELECT job_id, token, payload FROM idem_fetch('own') \gset
+\echo payload :payload
+SELECT outcome FROM idem_enqueue('own', '3', 'k');
+SELECT idem_complete(:job_id, :token);
+SELECT payload FROM idem_fetch('own');
+ROLLBACK;
+SELECT count(*) FROM idem.jobs WHERE queue = 'own';
+
+-- what goes through TOAST comes back whole: in the queue, in the history, and out of it
+SELECT idem_queue_set('large', keep => '1 h');
+CREATE TEMP TABLE large AS
+SELECT jsonb_build_object('text', string_agg(md5(i::text), '')) AS payload FROM generate_series(1, 2000) AS i;
+SELECT job_id FROM idem_enqueue('large', (SELECT payload FROM large), 'k') \gset
+SELECT outcome FROM idem_enqueue('large', (SELECT payload || '{"n": 2}' FROM large), 'k', on_duplicate => 'replace');
+SELECT f.payload = l.payload || '{"n": 2}' AS whole FROM idem_fetch('large', lease => '1 h') AS f, large AS l;
+SELECT idem_cancel(:job_id);
+SELECT j.state, j.payload = l.payload || '{"n": 2}' AS whole FROM idem_job(:job_id) AS j, large AS l;
+SELECT idem_retry(:job_id);
+VACUUM idem.job_log;
+SELECT f.payload = l.payload || '{"n": 2}' AS whole FROM idem_fetch('large', lease => '1 h') AS f, large AS l;
+
+-- functions that look past the snapshot cannot run beside parallel workers
+SELECT proname FROM pg_proc WHERE proname LIKE 'idem\_%' AND proparallel <> 'u' ORDER BY 1;
+
+TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
