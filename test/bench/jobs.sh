@@ -21,6 +21,8 @@ line_jobs_wal() {
 				job_costs bench "${side}_$name" "${side}_$name($count)" >>"$samples"
 			done
 		done
+	done
+	for round in 1 2 3 4 5 6 7; do
 		for name in hashed:false,true plain:false,false keyed:true,false; do
 			empty_jobs
 			job_costs bench "${name%:*}" "idem_enqueued($count, ${name#*:})" >>"$samples"
@@ -98,21 +100,28 @@ lines hand_in_tx_100 'BEGIN;' "WITH j AS (SELECT id, payload $hand_next LIMIT 10
 	SELECT array_agg(id) AS ids, array_agg(payload) AS payloads FROM j \\gset job_" \
 	'DELETE FROM hand.jobs WHERE id = ANY (CAST(:job_ids AS bigint[]));' 'COMMIT;'
 
-# job_rates SIDE COUNT >>$samples: microseconds per transaction, or per job from PL/pgSQL
+# drain_us SIDE NAME COUNT >>$samples: microseconds of a transaction that leaves nothing
+drain_us() {
+	admin bench -c "VACUUM ANALYZE $1.jobs"
+	printf '%s %s\n' "${1}_$2" "$(pgbench_us "${1}_$2" 1 -t "$3")"
+	[[ $(admin bench -c "SELECT count(*) FROM $1.jobs") == 0 ]] || idem_die "bench: ${1}_$2 has left jobs"
+}
+
+# job_rates SIDE COUNT >>$samples: microseconds of a transaction, or of a job from PL/pgSQL
 job_rates() {
-	local name vacuum
-	vacuum="VACUUM ANALYZE $1.jobs"
+	local name
 	empty_jobs
 	printf '%s %s\n' "${1}_enqueue" "$(pgbench_us "${1}_enqueue" 1 -t "$2")"
-	for name in leased in_tx leased_100 in_tx_100; do
-		admin bench -c "$vacuum"
-		printf '%s %s\n' "${1}_$name" "$(pgbench_us "${1}_$name" 1 -t "$(($2 / (${#name} > 6 ? 100 : 1)))")"
-		[[ $(admin bench -c "SELECT count(*) FROM $1.jobs") == 0 ]] || idem_die "bench: $1_$name has left jobs"
-		measured bench -c "CALL bench.${1}_fill($2)"
+	drain_us "$1" leased "$2"
+	measured bench -c "CALL bench.${1}_fill($2)"
+	drain_us "$1" in_tx "$2"
+	for name in leased_100 in_tx_100; do
+		measured bench -c "CALL bench.${1}_fill($((4 * $2)), 100)"
+		drain_us "$1" "$name" "$((4 * $2 / 100))"
 	done
 	for name in 100 1000; do
 		empty_jobs
-		printf '%s %s\n' "${1}_bulk_$name" "$(measured bench -c "CALL bench.${1}_bulk_us($2, $name)")"
+		printf '%s %s\n' "${1}_bulk_$name" "$(measured bench -c "CALL bench.${1}_bulk_us($((4 * $2)), $name)")"
 	done
 }
 
@@ -264,7 +273,7 @@ install_peers() {
 peer() {
 	empty_jobs peers
 	admin peers -c 'DROP SCHEMA IF EXISTS pgboss CASCADE' -c 'DROP SCHEMA IF EXISTS graphile_worker CASCADE' 2>/dev/null
-	idem_run env PGUSER=bench PGDATABASE=peers NO_LOG_SUCCESS=1 "$1" "$IDEM_TMP/peers/peers.mjs" "${@:2}" |
+	idem_run env PGUSER=bench PGDATABASE=peers NO_LOG_SUCCESS=1 timeout 120 "$1" "$IDEM_TMP/peers/peers.mjs" "${@:2}" |
 		sed "s/^/$2_/"
 }
 
@@ -282,15 +291,27 @@ compare_peers() {
 		for step in enqueue drain; do
 			compare "  $step; $name" /s "idem_$step" "${system}_$step" ''
 		done
-		compare "  CPU of a job, client and server; $name" us idem_cpu "${system}_cpu" ''
+		if grep -q '^idem_cpu ' "$samples"; then
+			compare "  CPU of a job, client and server; $name" us idem_cpu "${system}_cpu" ''
+		fi
 		compare "  WAL of a job; $name" B idem_wal "${system}_wal" ''
 	done
+}
+
+# peer_rounds NODE CLIENTS BATCH >$samples: all systems in turn
+peer_rounds() {
+	local round system jobs=$((${BENCH_PEER_JOBS:-3000} * ($3 > 1 ? 10 : 1)))
+	for round in 1 2 3; do
+		for system in idem pgboss graphile; do
+			peer "$1" "$system" "$2" "$3" "$jobs" || return
+		done
+	done >"$samples"
 }
 
 # idem against other queues: the same number of connections from one Node.js process,
 # the same batch, an empty handler.
 line_jobs_peers() {
-	local node clients batch round system jobs
+	local node clients batch
 	if ! node=$(install_peers); then
 		idem_say 'skipped: the libraries of the other queues cannot be installed'
 		return 0
@@ -299,15 +320,13 @@ line_jobs_peers() {
 	setting full_page_writes off
 	for clients in 1 4; do
 		for batch in 1 100; do
-			jobs=$((${BENCH_PEER_JOBS:-3000} * (batch > 1 ? 10 : 1)))
-			for round in 1 2 3; do
-				for system in idem pgboss graphile; do
-					peer "$node" "$system" "$clients" "$batch" "$jobs"
-				done
-			done >"$samples"
-			compare_peers "$clients" "$batch"
+			if peer_rounds "$node" "$clients" "$batch"; then
+				compare_peers "$clients" "$batch"
+			else
+				idem_say "skipped: $clients client(s), batch of $batch"
+			fi
 		done
 	done
 	setting full_page_writes on
-	admin postgres -c 'DROP DATABASE peers'
+	admin postgres -c 'DROP DATABASE peers WITH (FORCE)'
 }

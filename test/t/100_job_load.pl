@@ -60,14 +60,15 @@ $node->safe_psql(
 	CREATE INDEX ON looks (job_id);
 	CREATE INDEX ON runs (job_id);
 	CREATE SEQUENCE n;
+	CREATE SEQUENCE tick;
 
 	CREATE FUNCTION random_key() RETURNS text LANGUAGE sql VOLATILE AS $$
 		SELECT CASE WHEN random() < 0.3
 			   THEN 'hot ' || trunc(random() * 5)
 			   ELSE 'key ' || trunc(random() * 1000) END $$;
 
-	-- A change of some keys, and a job for each.  dedup is what the arguments of
-	-- idem_enqueue() are; duplicates replace the payload now and then.
+	-- A change of some keys, and a job for each.  dedup and rerun are arguments of
+	-- idem_enqueue(); duplicates replace the payload now and then.
 	CREATE FUNCTION produce_keys(q text, dedup text, rerun text, ks text[])
 	RETURNS void LANGUAGE plpgsql AS $$
 	DECLARE
@@ -332,25 +333,24 @@ sub left_to_produce
 		"SELECT last_value * is_called::int FROM produced_$number");
 }
 
-# kill -9 of a server process, which takes all others with it
+# kill -9 of a server process that has fetched, which takes all others with it
 my $crashes = 0;
 
 sub crash
 {
+	my ($queue) = @_;
 	my $offset = -s $node->logfile;
-	my $pid = $node->safe_psql(
-		'postgres', q{
-		SELECT pid FROM pg_stat_activity
-		 WHERE application_name = 'load' AND backend_xid IS NOT NULL
-		 ORDER BY pid LIMIT 1});
+	my $victim = session($node);
 
-	return 0 if $pid eq '';
-	kill 9, $pid;
+	$victim->query("BEGIN; SELECT take('$queue', 3, NULL)");
+	kill 9, $victim->{pid};
 	$node->wait_for_log(qr/all server processes terminated; reinitializing/,
 		$offset);
+	$victim->lost;
 	$node->poll_query_until('postgres', 'SELECT true')
 	  or die 'server does not come back';
-	return 1;
+	$crashes++;
+	return;
 }
 
 # Producers and workers until everything is produced, and dead ones replaced.
@@ -382,8 +382,8 @@ sub run_clients
 		$ends{ $end & 127 ? 'killed' : $end >> 8 }++;
 		if ($crash && left_to_produce(1, $share) < $share / 2)
 		{
-			$crash = !crash();
-			$crashes++ unless $crash;
+			crash($replace{QUEUE});
+			$crash = 0;
 		}
 		$left = left_to_produce($ended->{number}, $share)
 		  if $ended->{role} eq 'producer';
@@ -532,7 +532,7 @@ sub check_load
 			 WHERE queue = '$queue' AND outcome IN ('absorbed', 'replaced')}),
 		'>',
 		$number / 100,
-		"J1: $queue: there were duplicates");
+		"J1: $queue: there were duplicates") unless $opt{crash};
 	check_queue($queue, $dedup =~ /until_executed/);
 	return;
 }
@@ -547,6 +547,72 @@ foreach my $mode ('in transaction', 'leased')
 		crash => 1);
 }
 is($crashes, 2, 'the server was crashed in each mode');
+
+#
+# Nobody fetches: one job for each key
+#
+
+sub check_one_job
+{
+	my ($queue) = @_;
+
+	is_none(
+		qq{SELECT key, c.ids, j.ids
+			 FROM (SELECT key, array_agg(DISTINCT job_id) AS ids FROM changes
+					WHERE queue = '$queue' GROUP BY key) AS c
+			 FULL JOIN (SELECT key, array_agg(job_id) AS ids FROM idem.jobs
+						 WHERE queue = '$queue' GROUP BY key) AS j USING (key)
+			WHERE c.ids IS DISTINCT FROM j.ids OR cardinality(j.ids) <> 1},
+		"J1: $queue: every key has one job, which all enqueues were told");
+	return;
+}
+
+# all clients meet on one key at a time, which nobody had before
+foreach my $dedup ('until_executing', 'until_executed', 'until_expired')
+{
+	my $queue = "meet, $dedup";
+
+	$node->safe_psql('postgres',
+		"SELECT idem_queue_set('$queue', dedup => '$dedup', key_ttl => '1 hour')");
+	ok( pgbench_run(
+			$node,
+			[ "--client=$workers", '--jobs=2', '--transactions=250' ],
+			[
+				[
+					qq{BEGIN; SELECT produce_keys('$queue', NULL, NULL,
+						ARRAY['key ' || nextval('tick') / $workers]);}
+					  . end_transaction(25),
+					1
+				]
+			]),
+		"J6: $queue: many enqueue the same key at once");
+	check_one_job($queue);
+}
+
+# Jobs that are changed all the time, so that they move in the indexes: who looks
+# for them at that moment finds them all the same.
+my $push = q{
+BEGIN \; INSERT INTO changes
+SELECT 0, 'push', :k, e.job_id, e.outcome, pg_current_xact_id()
+  FROM idem_enqueue('push', key => :k::text, delay => '10 min', MORE) AS e;
+};
+
+ok( pgbench_run(
+		$node,
+		[ "--client=$workers", '--jobs=2', '--transactions=1000' ],
+		[
+			map {
+				[
+					"\\set k random(1, 3)\n"
+					  . $push =~ s/MORE/$_/r
+					  . end_transaction(10), 1
+				]
+			} q{on_duplicate => 'debounce'},
+			q{on_duplicate => 'replace', include_scheduled => true},
+			q{include_scheduled => true}
+		]),
+	'J1: push: jobs are changed all the time');
+check_one_job('push');
 
 # Errors that clients have seen: only those that they wanted.
 my %errors;
