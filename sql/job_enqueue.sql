@@ -265,9 +265,9 @@ CALL meets($$, 'until_expired', key_ttl => '1 h'$$, '');
 SELECT moment, outcome, job FROM what WHERE moment IN ('waiting', 'running', 'expired', 'done');
 CALL meets($$, 'until_expired', key_ttl => '1 h'$$, $$, 'until_executed'$$);
 SELECT moment, outcome, job FROM what WHERE moment IN ('waiting', 'running', 'expired', 'done');
--- and one that did not ask to be remembered is not
+-- and one that did not ask to be remembered is not, from its start on
 CALL meets('', $$, 'until_expired', key_ttl => '1 h'$$);
-SELECT moment, outcome, job FROM what WHERE moment IN ('waiting', 'done');
+SELECT moment, outcome, job FROM what WHERE moment IN ('waiting', 'running', 'expired', 'done');
 DROP VIEW what;
 DROP TABLE met;
 DROP PROCEDURE meets;

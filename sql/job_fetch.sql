@@ -133,7 +133,7 @@ SELECT job_id FROM idem_enqueue('lease', '1', 'k');
 SELECT job_id, token, enqueued_at FROM idem_fetch('lease', lease => '1 min', worker => 'w1') \gset a_
 SELECT state, attempt FROM idem_job(1);
 SELECT job_id FROM idem_fetch('lease');
-SET idem.clock_offset = '59 s';
+SET idem.clock_offset = '40 s';
 SELECT job_id FROM idem_fetch('lease', lease => '1 min', worker => 'w1');
 -- then the next one does, without anybody's help, with a higher token and one attempt more
 SET idem.clock_offset = '61 s';

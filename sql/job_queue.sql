@@ -55,6 +55,9 @@ SELECT job_id FROM idem_enqueue('dedup', '3', 'k', 'until_executing', if_running
 SELECT idem_cancel(3);
 SELECT idem_queue_set('dedup', if_running => 'rerun');
 SELECT job_id, outcome FROM idem_enqueue('dedup', '4', 'k');
+-- for another strategy that one is a job that waits
+SELECT job_id, outcome FROM idem_enqueue('dedup', '5', 'k', 'until_executing');
+SELECT payload FROM idem_job(4);
 SELECT idem_cancel(4);
 SELECT job_id, outcome FROM idem_enqueue('dedup', '5', 'k', if_running => 'skip');
 -- it is no error where it does not apply, since nobody has asked for it here

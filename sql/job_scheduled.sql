@@ -80,6 +80,8 @@ SELECT runs_in(1) < interval '1 min' AS pulled, state, payload FROM idem_job(1);
 SELECT row_of(1) AS before \gset
 SELECT job_id, outcome FROM idem_enqueue('incl', '6', 'k');
 SELECT job_id, outcome FROM idem_enqueue('incl', '7', 'k', delay => '1 h', include_scheduled => true);
+-- one that is due is early enough
+SELECT job_id, outcome FROM idem_enqueue('incl', '7', 'k', run_at => '2020-01-01 00:00:00+00');
 SELECT row_of(1) = :'before' AS untouched;
 SELECT job_id, payload, attempt FROM idem_fetch('incl', 10, lease => '1 h');
 -- now it runs, and the next one for later has the key

@@ -30,6 +30,7 @@ use Time::HiRes qw(usleep);
 our @EXPORT = qw(
   amcheck_ok
   claim_status
+  crash_backend
   crash_postmaster
   log_ok
   new_node
@@ -220,6 +221,27 @@ sub pgbench_run
 
 	diag("exit status of pgbench: $status\n$out\n$err");
 	return 0;
+}
+
+=pod
+
+=item crash_backend($node, $pid)
+
+kill -9 of a server process, which takes all others with it.  Returns once the
+server takes connections again.
+
+=cut
+
+sub crash_backend
+{
+	my ($node, $pid) = @_;
+	my $offset = -s $node->logfile;
+
+	kill 9, $pid;
+	$node->wait_for_log(
+		qr/all server processes terminated; reinitializing.*ready to accept connections/s,
+		$offset);
+	return;
 }
 
 =pod

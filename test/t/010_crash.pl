@@ -136,11 +136,8 @@ sub check_after_crash
 
 my @sessions = open_transactions('backend killed');
 
-kill 9, $sessions[0]{pid};
-$node->wait_for_log(qr/all server processes terminated; reinitializing/);
+crash_backend($node, $sessions[0]{pid});
 $_->lost foreach @sessions;
-$node->poll_query_until('postgres', 'SELECT true')
-  or die 'server does not come back';
 
 check_after_crash('backend killed', 'kill -9 of a backend');
 

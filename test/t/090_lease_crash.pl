@@ -258,11 +258,8 @@ check_death(
 check_death(
 	'backend killed',
 	sub {
-		kill 9, $_[$finishing]{pid};
-		$node->wait_for_log(qr/all server processes terminated; reinitializing/);
+		crash_backend($node, $_[$finishing]{pid});
 		$_->lost foreach @_;
-		$node->poll_query_until('postgres', 'SELECT true')
-		  or die 'server does not come back';
 	});
 
 check_death(

@@ -339,16 +339,11 @@ my $crashes = 0;
 sub crash
 {
 	my ($queue) = @_;
-	my $offset = -s $node->logfile;
 	my $victim = session($node);
 
 	$victim->query("BEGIN; SELECT take('$queue', 3, NULL)");
-	kill 9, $victim->{pid};
-	$node->wait_for_log(qr/all server processes terminated; reinitializing/,
-		$offset);
+	crash_backend($node, $victim->{pid});
 	$victim->lost;
-	$node->poll_query_until('postgres', 'SELECT true')
-	  or die 'server does not come back';
 	$crashes++;
 	return;
 }

@@ -465,11 +465,8 @@ $_->quit foreach @waiters;
 check_death(
 	'backend killed',
 	sub {
-		kill 9, $_[2]{pid};
-		$node->wait_for_log(qr/all server processes terminated; reinitializing/);
+		crash_backend($node, $_[2]{pid});
 		$_->lost foreach @_;
-		$node->poll_query_until('postgres', 'SELECT true')
-		  or die 'server does not come back';
 	});
 
 #
