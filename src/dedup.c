@@ -30,6 +30,7 @@
 #include "access/xact.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
+#include "storage/procarray.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
@@ -150,7 +151,8 @@ note_job(IdemTable *jobs, TransactionId xmax, const Attempt *attempt, Look *look
 {
 	int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
 	bool leased = idem_jobrow_is_leased(jobs);
-	bool removed = TransactionIdIsValid(xmax) && idem_row_is_last_version(jobs);
+	/* in this order: whoever has ended may have left the row to somebody who only locks it */
+	bool removed = TransactionIdIsValid(xmax) && idem_row_is_last_version(jobs) && TransactionIdIsInProgress(xmax);
 	bool runs = leased || removed || has_id(&attempt->not_to_be_had, job_id);
 
 	if (!counts(jobs, attempt, runs))

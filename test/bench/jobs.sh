@@ -262,7 +262,7 @@ install_peers() {
 		node=$dir/node_modules/node-linux-$arch/bin/node
 	fi
 	idem_run npm install --prefix "$dir" --ignore-scripts --no-save --no-audit --no-fund --no-update-notifier \
-		--loglevel=error "${peer_packages[@]}" >"$IDEM_TMP/npm.log" 2>&1 || {
+		--fetch-retries=1 --fetch-retry-mintimeout=1000 --loglevel=error "${peer_packages[@]}" >"$IDEM_TMP/npm.log" 2>&1 || {
 		cat "$IDEM_TMP/npm.log" >&2
 		return 1
 	}
