@@ -8,7 +8,8 @@
  * as its queue wants.  There is no state column: what a job is like follows from
  * run_at, lease_until and row locks.  Column order: what never changes stands
  * first; the rows of jobs that nobody has fetched yet end with the payload.  Every
- * job leaves dead entries at the head of an index, so VACUUM comes early.
+ * job leaves dead entries at the head of an index, so VACUUM comes early.  The pages
+ * have room for the jobs that a batch fetches all at once to stay where they are.
  */
 CREATE SEQUENCE idem.jobs_job_id_seq AS bigint;
 COMMENT ON SEQUENCE idem.jobs_job_id_seq IS 'numbers of jobs';
@@ -31,7 +32,7 @@ CREATE TABLE idem.jobs (
 	worker text COLLATE "C",
 	error text COLLATE "C",
 	CONSTRAINT jobs_pkey PRIMARY KEY (job_id)
-) USING heap WITH (fillfactor = 70, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02);
+) USING heap WITH (fillfactor = 40, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02);
 ALTER TABLE idem.jobs ALTER COLUMN queue SET STORAGE MAIN, ALTER COLUMN key SET STORAGE MAIN;
 CREATE INDEX jobs_fetch_idx ON idem.jobs USING btree (queue, priority, run_at, job_id);
 CREATE INDEX jobs_key_idx ON idem.jobs USING btree (key_hash) WHERE key_hash IS NOT NULL;
