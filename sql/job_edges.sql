@@ -18,6 +18,16 @@ SELECT job_id, token, attempt FROM idem_fetch('limit', lease => '1 h') \gset
 SELECT idem_fail(:job_id, :token, 'third');
 SELECT state, attempt, max_attempts, error FROM idem_job(:job_id);
 
+-- of two that wait the one that is due first absorbs, wherever it lies
+SELECT job_id AS one FROM idem_enqueue('two', '"one"', 'k') \gset
+SELECT token FROM idem_fetch('two', lease => '1 h') \gset
+SELECT job_id AS two FROM idem_enqueue('two', '"two"', 'k') \gset
+SELECT idem_fail(:one, :token, retry_in => '1 day');
+SELECT job_id = :two AS two, outcome FROM idem_enqueue('two', '"three"', 'k', on_duplicate => 'replace');
+SELECT token FROM idem_fetch('two', lease => '1 h') \gset
+SELECT idem_fail(:two, :token, retry_in => '2 days');
+SELECT job_id = :one AS one, outcome FROM idem_enqueue('two', '"four"', 'k');
+
 -- the time that stands for no time inside the server
 SELECT job_id FROM idem_enqueue('epoch', run_at => '2000-01-01 00:00:00+00') \gset
 SELECT run_at = '2000-01-01 00:00:00+00' AS epoch, ended_at, lease_until FROM idem_job(:job_id);

@@ -43,12 +43,13 @@ typedef struct IdSet
 	int64 *ids;
 } IdSet;
 
-/* What is known about the jobs of a key after a look at them; of several the last one */
+/* What is known about the jobs of a key after a look at them; of several that run the last one */
 typedef struct Look
 {
 	ItemPointerData waiting; /* a job that nobody has fetched, invalid: none */
 	int64 waiting_id;
 	bool waiting_is_rerun;
+	TimestampTz waiting_run_at;
 	TransactionId changing;	 /* who is changing that one, if somebody is */
 	TM_Result lock;			 /* what became of the attempt to lock it, if nobody is */
 	int64 running;			 /* a job that somebody has fetched, 0: none */
@@ -120,13 +121,13 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, i
 }
 
 pg_noreturn static void
-refuse_duplicate(const char *detail)
+refuse_duplicate(int64 job_id, const char *state)
 {
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_DUPLICATE_JOB),
 			errmsg("duplicate job"),
-			errdetail("%s", detail),
-			errhint("Leave \"%s\" out to let the job absorb its duplicates.", "on_duplicate"));
+			errdetail("Job " INT64_FORMAT " has this key and %s.", job_id, state),
+			errhint("Pass %s to let the job absorb its duplicates.", "on_duplicate => 'skip'"));
 }
 
 /* Does a job of the key count for this enqueue? */
@@ -143,6 +144,20 @@ counts(IdemTable *jobs, const Attempt *attempt, bool runs)
 	if (idem_row_isnull(jobs, IDEM_JOBS_KEY_UNTIL))
 		return !runs;
 	return idem_row_timestamp(jobs, IDEM_JOBS_KEY_UNTIL) > enqueue->now;
+}
+
+/*
+ * Of several jobs that wait, which one is to absorb the duplicate?  A rerun was
+ * made for such; else the one that is due first.
+ */
+static bool
+is_better(IdemTable *jobs, const Look *look)
+{
+	bool is_rerun = !idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB);
+
+	if (!ItemPointerIsValid(&look->waiting) || is_rerun != look->waiting_is_rerun)
+		return !ItemPointerIsValid(&look->waiting) || is_rerun;
+	return idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT) < look->waiting_run_at;
 }
 
 /* Take down what a job that is committed, or this transaction's, means for us */
@@ -164,12 +179,12 @@ note_job(IdemTable *jobs, TransactionId xmax, const Attempt *attempt, Look *look
 		if (removed && !(leased && idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) > attempt->enqueue->now))
 			look->removing = xmax;
 	}
-	else if (!look->waiting_is_rerun)
+	else if (is_better(jobs, look))
 	{
-		/* a rerun was made for duplicates like this one, so it goes before others */
 		look->waiting = jobs->found->tts_tid;
 		look->waiting_id = job_id;
 		look->waiting_is_rerun = !idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB);
+		look->waiting_run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
 		look->changing = xmax;
 	}
 }
@@ -303,7 +318,7 @@ look_or_insert(IdemTable *jobs, Relation index, Attempt *attempt, Look *look, Id
 	idem_table_unlock_hash(jobs, (uint32) attempt->key_hash);
 
 	if (answered && answer->outcome == IDEM_DONE && attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
-		refuse_duplicate("The job of this key is done, and the key has not expired.");
+		refuse_duplicate(answer->job_id, "is done");
 	return answered;
 }
 
@@ -362,7 +377,7 @@ static bool
 absorb_waiting(IdemTable *jobs, Attempt *attempt, const Look *look, IdemEnqueued *answer)
 {
 	if (attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
-		refuse_duplicate("A job with this key waits.");
+		refuse_duplicate(look->waiting_id, "waits");
 	answer->job_id = look->waiting_id;
 	if (change_waiting(jobs, attempt->enqueue, attempt->job, &answer->outcome) == NULL)
 		return true;
@@ -382,7 +397,7 @@ static void
 absorb_running(const Attempt *attempt, const Look *look, IdemEnqueued *answer)
 {
 	if (attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
-		refuse_duplicate("A job with this key runs.");
+		refuse_duplicate(look->running, "runs");
 	answer->job_id = look->running;
 	answer->outcome = IDEM_ABSORBED;
 }

@@ -780,7 +780,7 @@ COMMENT ON COLUMN idem.job_status.priority IS 'lower numbers are fetched first';
 COMMENT ON COLUMN idem.job_status.age IS 'time since the job was enqueued';
 COMMENT ON COLUMN idem.job_status.attempt IS 'how often the job was fetched';
 COMMENT ON COLUMN idem.job_status.max_attempts IS 'how often it may be fetched';
-COMMENT ON COLUMN idem.job_status.worker IS 'name that the last worker has given';
+COMMENT ON COLUMN idem.job_status.worker IS 'name that the worker has given; null if nobody has the job';
 COMMENT ON COLUMN idem.job_status.last_error IS 'what idem_fail() was given last, or why the job is dead';
 COMMENT ON COLUMN idem.job_status.run_at IS 'from when on the job may be fetched; null if it has ended';
 COMMENT ON COLUMN idem.job_status.lease_until IS 'until when the worker has the job; null if nobody has it';

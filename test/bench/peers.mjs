@@ -15,9 +15,10 @@
 //
 // pgboss: a queue of policy `short` (a key absorbs duplicates until its job starts, as
 // with idem) with a table of its own (`partition`).  One by one send() and fetch() +
-// complete(), because work() with batchSize 1 sleeps between two jobs; in batches
-// insert(), and work() with localConcurrency and burstWhenBatchFull.  No scheduling, no
-// maintenance.  It keeps finished jobs; their removal days later is not counted.
+// complete(), because work() with batchSize 1 sleeps half a second between two jobs; in
+// batches insert(), and work() with localConcurrency and burstWhenBatchFull.  No
+// scheduling, no maintenance.  It keeps finished jobs; their removal days later is not
+// counted.
 //
 // graphile: addJob() or addJobs() with jobKey, run() with concurrency.  In batches
 // localQueue.size = BATCH and completeJobBatchDelay = 0, and 24 concurrent jobs, as in
