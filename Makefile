@@ -173,7 +173,7 @@ help:
 	@echo 'make test           build and run all tests in a temporary directory'
 	@echo 'make demo           see it work, on a throw-away server (KEEP=1 leaves it running)'
 	@echo 'make demo-stop      remove what make demo KEEP=1 has left'
-	@echo 'make bench          measure it against SQL written by hand'
+	@echo 'make bench          measure it against SQL written by hand, and other queues'
 	@echo 'make model          check the model of the lease protocol (Spin)'
 	@echo 'make format         format the C files; format-check only looks'
 	@echo 'make clean          remove what was built'

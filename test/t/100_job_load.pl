@@ -1,4 +1,4 @@
-# 16 workers and 8 producers over 20,000 keyed jobs, in four modes, with failures,
+# 16 workers and 8 producers over 10,000 keyed jobs in each of four modes, with failures,
 # rollbacks, and clients and connections that end anywhere: no change is
 # overlooked, no job is lost, and what a job does in the database is there
 # exactly once.
@@ -19,7 +19,7 @@
 # of 50 ms, or so long that only the workers at the end see them run out, by their
 # clock.
 #
-# IDEM_LOAD_JOBS: number of enqueues in each of the four modes.
+# IDEM_LOAD_JOBS: another number of enqueues in each mode.
 
 use strict;
 use warnings FATAL => 'all';
@@ -31,7 +31,7 @@ use POSIX ();
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $jobs = $ENV{IDEM_LOAD_JOBS} // 5_000;
+my $jobs = $ENV{IDEM_LOAD_JOBS} // 10_000;
 my $producers = 8;
 my $workers = 16;
 
