@@ -6,6 +6,8 @@
 EXTENSION = idem
 MODULE_big = idem
 DATA = \
+	src/idem--0.4.0.sql \
+	src/idem--0.3.0--0.4.0.sql \
 	src/idem--0.3.0.sql \
 	src/idem--0.2.0--0.3.0.sql \
 	src/idem--0.2.0.sql \
@@ -17,6 +19,8 @@ OBJS = \
 	src/args.o \
 	src/arrays.o \
 	src/clock.o \
+	src/shared.o \
+	src/stats.o \
 	src/table.o \
 	src/row.o \
 	src/probe.o \
@@ -37,7 +41,10 @@ OBJS = \
 	src/queue.o \
 	src/enqueue.o \
 	src/job.o \
-	src/admin.o
+	src/admin.o \
+	src/monitor.o \
+	src/cleanup.o \
+	src/launcher.o
 PGFILEDESC = "idem - idempotency keys inside the caller's own transaction"
 
 # Every suite brings up a private server, also in installcheck.

@@ -26,8 +26,8 @@ PG_FUNCTION_INFO_V1(idem_key_state);
 typedef struct PrivilegeSet
 {
 	const char *name;
-	const char *functions[40];
-	const char *relations[8];
+	const char *functions[48];
+	const char *relations[16];
 } PrivilegeSet;
 
 #define APP_FUNCTIONS                                                       \
@@ -37,22 +37,34 @@ typedef struct PrivilegeSet
 		"idem_enqueue", "idem_enqueue_many", "idem_fetch", "idem_complete", \
 		"idem_complete_many", "idem_fail", "idem_heartbeat", "idem_snooze", \
 		"idem_cancel", "idem_retry", "idem_job"
-#define VIEW_FUNCTIONS \
-	"idem_clock", "idem_key_state"
+#define VIEW_FUNCTIONS                                              \
+	"idem_clock", "idem_key_state", "idem_doctor",                  \
+		"idem_stat_databases", "idem_stat_queues", "idem_stat_cleanup", \
+		"idem_stat_worker"
+#define MONITOR_RELATIONS \
+	"key_summary", "queue_status", "stats", "queue_stats", "cleanup_progress", "worker_status", "health"
 
 static const PrivilegeSet privilege_sets[] = {
 	{"app", {APP_FUNCTIONS}, {NULL}},
 	{"admin",
 	 {APP_FUNCTIONS, VIEW_FUNCTIONS, "idem_forget", "idem_cleanup",
-	  "idem_queue_set", "idem_queue_drop", "idem_pause", "idem_resume"},
-	 {"key_status", "key_summary", "lease_status", "job_status", "queue_status", "queues"}},
-	{"monitor", {VIEW_FUNCTIONS}, {"key_summary", "queue_status"}},
+	  "idem_queue_set", "idem_queue_drop", "idem_pause", "idem_resume", "idem_stats_reset"},
+	 {MONITOR_RELATIONS, "key_status", "lease_status", "job_status", "queues"}},
+	{"monitor", {VIEW_FUNCTIONS}, {MONITOR_RELATIONS}},
 };
+
+static int
+clean(void (*cleanup_table)(IdemCleanup *), int batch)
+{
+	IdemCleanup cleanup = {.batch = batch, .from = DT_NOBEGIN};
+
+	cleanup_table(&cleanup);
+	return cleanup.removed;
+}
 
 Datum
 idem_cleanup(PG_FUNCTION_ARGS)
 {
-	IdemTable table;
 	int batch;
 	int removed;
 
@@ -72,11 +84,11 @@ idem_cleanup(PG_FUNCTION_ARGS)
 						  batch, IDEM_MAX_CLEANUP_BATCH),
 				errhint("Call %s again until it returns 0.", "idem_cleanup()"));
 
-	idem_keytable_open(&table, RowExclusiveLock);
-	removed = idem_keystore_cleanup(&table, batch);
-	idem_table_close(&table);
+	removed = clean(idem_keystore_cleanup, batch);
 	if (idem_jobtable_exists())
-		removed += idem_jobstore_cleanup(batch);
+		removed += clean(idem_jobstore_cleanup_keys, batch) +
+			clean(idem_jobstore_cleanup_log, batch) +
+			clean(idem_jobstore_cleanup_jobs, batch);
 	PG_RETURN_INT32(removed);
 }
 

@@ -145,7 +145,7 @@ idem_call(PG_FUNCTION_ARGS)
 
 	/* the handler may have made another one */
 	desc = idem_args_row_desc(fcinfo, call_types, CALL_NATTS, &row_desc);
-	values[0] = CStringGetTextDatum(idem_claim_status_name(row.status));
+	values[0] = CStringGetTextDatum(idem_keyrow_status_name(row.status));
 	values[1] = JsonbPGetDatum(row.result);
 	nulls[1] = row.result == NULL;
 	values[2] = BoolGetDatum(replayed);

@@ -30,40 +30,12 @@ PG_FUNCTION_INFO_V1(idem_release);
 PG_FUNCTION_INFO_V1(idem_get);
 PG_FUNCTION_INFO_V1(idem_forget);
 
-const char *
-idem_claim_status_name(IdemStatus status)
-{
-	switch (status)
-	{
-		case IDEM_CLAIMED:
-			return "claimed";
-		case IDEM_RESUMED:
-			return "resumed";
-		case IDEM_BUSY:
-			return "busy";
-		case IDEM_HELD:
-			return "held";
-		case IDEM_FINISHED:
-			return "finished";
-		case IDEM_PARKED:
-			return "parked";
-		case IDEM_EXHAUSTED:
-			return "exhausted";
-		case IDEM_LIVE:
-			return "live";
-		case IDEM_EXPIRED:
-		case IDEM_GONE:
-			return "expired";
-	}
-	pg_unreachable();
-}
-
 /* claimed, status, result, created_at, expires_at */
 void
 idem_claim_row_values(const IdemRow *row, Datum *values, bool *nulls)
 {
 	values[0] = BoolGetDatum(row->status == IDEM_CLAIMED);
-	values[1] = CStringGetTextDatum(idem_claim_status_name(row->status));
+	values[1] = CStringGetTextDatum(idem_keyrow_status_name(row->status));
 	values[2] = JsonbPGetDatum(row->result);
 	values[3] = TimestampTzGetDatum(row->created_at);
 	values[4] = TimestampTzGetDatum(row->expires_at);
@@ -163,7 +135,7 @@ put_get_row(ReturnSetInfo *rsinfo, const IdemRow *row)
 
 	memset(nulls, true, sizeof(nulls));
 #define SET(i, datum) (values[i] = (datum), nulls[i] = false)
-	SET(0, CStringGetTextDatum(idem_claim_status_name(row->status)));
+	SET(0, CStringGetTextDatum(idem_keyrow_status_name(row->status)));
 	if (row->result != NULL)
 		SET(1, JsonbPGetDatum(row->result));
 	SET(2, ObjectIdGetDatum(row->owner));

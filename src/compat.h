@@ -11,7 +11,9 @@
 #include "access/amapi.h"
 #include "access/genam.h"
 #include "access/tableam.h"
+#include "catalog/pg_database.h"
 #include "storage/lmgr.h"
+#include "storage/proc.h"
 #include "utils/acl.h"
 #include "utils/rel.h"
 #include "utils/relcache.h"
@@ -158,6 +160,38 @@ idem_compat_tuple_delete(Relation rel, ItemPointer tid, CommandId cid,
 	return table_tuple_delete(rel, tid, cid, snapshot, InvalidSnapshot, wait, tmfd, false);
 #endif
 }
+
+/* 19: flags */
+static inline TableScanDesc
+idem_compat_beginscan_tidrange(Relation rel, Snapshot snapshot, ItemPointer mintid, ItemPointer maxtid)
+{
+#if PG_VERSION_NUM >= 190000
+	return table_beginscan_tidrange(rel, snapshot, mintid, maxtid, SO_NONE);
+#else
+	return table_beginscan_tidrange(rel, snapshot, mintid, maxtid);
+#endif
+}
+
+/* 17: backends are numbered otherwise */
+static inline uint32
+idem_compat_proc_number(void)
+{
+#if PG_VERSION_NUM >= 170000
+	return (uint32) MyProcNumber;
+#else
+	return (uint32) MyBackendId;
+#endif
+}
+
+/* 19: a worker that may be ended by who wants to change its database */
+#if PG_VERSION_NUM < 190000
+#define BGWORKER_INTERRUPTIBLE 0
+#endif
+
+/* 15.4: a database that is being dropped, or whose drop was interrupted */
+#ifndef DATCONNLIMIT_INVALID_DB
+#define DATCONNLIMIT_INVALID_DB (-2)
+#endif
 
 /* 18: can log a lock that was not to be had at once */
 static inline bool

@@ -67,6 +67,27 @@ typedef struct Attempt
 	IdSet not_to_be_had; /* jobs that wait, by their rows, but were held by somebody since the last wait */
 } Attempt;
 
+const char *
+idem_dedup_outcome_name(IdemOutcome outcome)
+{
+	switch (outcome)
+	{
+		case IDEM_ENQUEUED:
+			return "enqueued";
+		case IDEM_ABSORBED:
+			return "absorbed";
+		case IDEM_REPLACED:
+			return "replaced";
+		case IDEM_POSTPONED:
+			return "postponed";
+		case IDEM_RERUN:
+			return "rerun";
+		case IDEM_DONE:
+			return "done";
+	}
+	pg_unreachable();
+}
+
 static bool
 has_id(const IdSet *set, int64 id)
 {
@@ -121,8 +142,9 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, i
 }
 
 pg_noreturn static void
-refuse_duplicate(int64 job_id, const char *state)
+refuse_duplicate(const Attempt *attempt, int64 job_id, const char *state)
 {
+	idem_stats_count_queue(attempt->enqueue->queue.name, IDEM_QUEUE_STAT_REFUSED);
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_DUPLICATE_JOB),
 			errmsg("duplicate job"),
@@ -318,7 +340,7 @@ look_or_insert(IdemTable *jobs, Relation index, Attempt *attempt, Look *look, Id
 	idem_table_unlock_hash(jobs, (uint32) attempt->key_hash);
 
 	if (answered && answer->outcome == IDEM_DONE && attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
-		refuse_duplicate(answer->job_id, "is done");
+		refuse_duplicate(attempt, answer->job_id, "is done");
 	return answered;
 }
 
@@ -377,7 +399,7 @@ static bool
 absorb_waiting(IdemTable *jobs, Attempt *attempt, const Look *look, IdemEnqueued *answer)
 {
 	if (attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
-		refuse_duplicate(look->waiting_id, "waits");
+		refuse_duplicate(attempt, look->waiting_id, "waits");
 	answer->job_id = look->waiting_id;
 	if (change_waiting(jobs, attempt->enqueue, attempt->job, &answer->outcome) == NULL)
 		return true;
@@ -397,7 +419,7 @@ static void
 absorb_running(const Attempt *attempt, const Look *look, IdemEnqueued *answer)
 {
 	if (attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
-		refuse_duplicate(look->running, "runs");
+		refuse_duplicate(attempt, look->running, "runs");
 	answer->job_id = look->running;
 	answer->outcome = IDEM_ABSORBED;
 }
@@ -443,9 +465,8 @@ enqueue_keyed(IdemTable *jobs, Attempt *attempt, IdemEnqueued *answer)
 	}
 }
 
-/* Put a job into its queue, or say which job has absorbed it */
-void
-idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, IdemEnqueued *answer)
+static void
+enqueue_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, IdemEnqueued *answer)
 {
 	Attempt attempt = {.enqueue = enqueue, .job = job};
 	IdemTable keys;
@@ -467,4 +488,12 @@ idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob
 	enqueue_keyed(jobs, &attempt, answer);
 	if (attempt.keys != NULL)
 		idem_table_close(&keys);
+}
+
+/* Put a job into its queue, or say which job has absorbed it */
+void
+idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, IdemEnqueued *answer)
+{
+	enqueue_job(jobs, enqueue, job, answer);
+	idem_stats_count_enqueue(enqueue->queue.name, job->key, answer->outcome);
 }

@@ -151,33 +151,12 @@ check_no_policy(FunctionCallInfo fcinfo)
 	}
 }
 
-static const char *
-outcome_name(IdemOutcome outcome)
-{
-	switch (outcome)
-	{
-		case IDEM_ENQUEUED:
-			return "enqueued";
-		case IDEM_ABSORBED:
-			return "absorbed";
-		case IDEM_REPLACED:
-			return "replaced";
-		case IDEM_POSTPONED:
-			return "postponed";
-		case IDEM_RERUN:
-			return "rerun";
-		case IDEM_DONE:
-			return "done";
-	}
-	pg_unreachable();
-}
-
 /* job_id, outcome, result */
 static void
 fill_answer(const IdemEnqueued *answer, Datum *values, bool *nulls)
 {
 	values[0] = Int64GetDatum(answer->job_id);
-	values[1] = CStringGetTextDatum(outcome_name(answer->outcome));
+	values[1] = CStringGetTextDatum(idem_dedup_outcome_name(answer->outcome));
 	values[2] = JsonbPGetDatum(answer->result);
 	nulls[0] = nulls[1] = false;
 	nulls[2] = answer->result == NULL;

@@ -221,18 +221,13 @@ static bool
 take_job(Fetch *fetch, IdemFetched *job)
 {
 	IdemTable *jobs = fetch->jobs;
-	const IdemQueue *queue = &fetch->args->queue;
 
 	if (!is_due(fetch) ||
 		idem_table_lock(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip) != TM_Ok)
 		return false;
-	job->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) + 1;
-	/* one that waits for its retry has been granted it, whatever the queue says now */
-	if (idem_jobrow_is_leased(jobs) && job->attempt > idem_jobrow_max_attempts(jobs, queue))
-	{
-		idem_jobstore_bury(jobs, queue, cstring_to_text("The lease of the last attempt ran out."));
+	if (idem_jobstore_bury_spent(jobs, &fetch->args->queue))
 		return false;
-	}
+	job->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) + 1;
 	job->job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
 	job->token = idem_clock_next_token(idem_row_int64(jobs, IDEM_JOBS_TOKEN), fetch->now);
 	job->payload = idem_row_jsonb(jobs, IDEM_JOBS_PAYLOAD);
@@ -275,7 +270,10 @@ fetch_job(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *ar
 	oldcontext = MemoryContextSwitchTo(fetch->job_context);
 	taken = take_job(fetch, &job);
 	if (taken)
+	{
 		put(&job, arg);
+		idem_stats_count_queue(fetch->args->queue.name, IDEM_QUEUE_STAT_FETCHED);
+	}
 	MemoryContextSwitchTo(oldcontext);
 	MemoryContextReset(fetch->job_context);
 	return taken;

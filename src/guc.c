@@ -6,6 +6,7 @@
 
 #include <limits.h>
 
+#include "miscadmin.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
 
@@ -15,6 +16,11 @@ int idem_guc_ttl;
 char *idem_guc_scope;
 char *idem_guc_owner;
 int idem_guc_max_result_size;
+bool idem_guc_cleanup = true;
+int idem_guc_cleanup_naptime = 60;
+int idem_guc_cleanup_batch_size = 1000;
+bool idem_guc_log_duplicates = false;
+int idem_guc_stats_max = 1000;
 int idem_guc_clock_offset;
 
 static bool
@@ -71,6 +77,58 @@ idem_guc_init(void)
 							PGC_USERSET,
 							GUC_UNIT_BYTE,
 							NULL, NULL, NULL);
+
+	DefineCustomBoolVariable("idem.cleanup",
+							 "Whether the background worker cleans up.",
+							 "Can be switched for a database. A change there counts from the next visit on; a reload brings that about at once.",
+							 &idem_guc_cleanup,
+							 true,
+							 PGC_SUSET,
+							 0,
+							 NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idem.cleanup_naptime",
+							"Time between two rounds of cleanup in a database.",
+							NULL,
+							&idem_guc_cleanup_naptime,
+							60,
+							1,
+							24 * 60 * 60,
+							PGC_SIGHUP,
+							GUC_UNIT_S,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idem.cleanup_batch_size",
+							"Number of rows that cleanup removes in one transaction at most.",
+							NULL,
+							&idem_guc_cleanup_batch_size,
+							1000,
+							1,
+							100000,
+							PGC_SUSET,
+							0,
+							NULL, NULL, NULL);
+
+	/* of use with a preloaded library only, and then it cannot change any more */
+	DefineCustomIntVariable("idem.stats_max",
+							"Number of databases and queues that have statistics at most.",
+							NULL,
+							&idem_guc_stats_max,
+							1000,
+							100,
+							100000,
+							process_shared_preload_libraries_in_progress ? PGC_POSTMASTER : PGC_SIGHUP,
+							0,
+							NULL, NULL, NULL);
+
+	DefineCustomBoolVariable("idem.log_duplicates",
+							 "Writes a line into the server log for every duplicate.",
+							 "It shows a hash of the key, never the key.",
+							 &idem_guc_log_duplicates,
+							 false,
+							 PGC_SUSET,
+							 0,
+							 NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idem.clock_offset",
 							"Added to the clock by which keys expire.",

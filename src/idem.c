@@ -4,7 +4,9 @@
  */
 #include "postgres.h"
 
-#include "idem.h"
+#include "miscadmin.h"
+
+#include "shared.h"
 
 PG_MODULE_MAGIC_EXT(.name = "idem", .version = IDEM_VERSION);
 
@@ -15,4 +17,10 @@ void
 _PG_init(void)
 {
 	idem_guc_init();
+	if (!process_shared_preload_libraries_in_progress)
+		return;
+	idem_shared_init();
+	/* pg_upgrade wants the server for itself */
+	if (!IsBinaryUpgrade)
+		idem_launcher_register();
 }

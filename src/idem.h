@@ -22,7 +22,7 @@
 #include "compat.h"
 #include "errors.h"
 
-#define IDEM_VERSION "0.3.0"
+#define IDEM_VERSION "0.4.0"
 
 #define IDEM_MAX_KEY_LEN	   1024
 #define IDEM_MAX_SCOPE_LEN	   255
@@ -193,6 +193,37 @@ typedef struct IdemTable
 	int nindexes;
 } IdemTable;
 
+/* How much to clean up, and how far that got */
+typedef struct IdemCleanup
+{
+	int batch;			  /* rows to remove at most */
+	TimestampTz deadline; /* when to leave off, by the clock of the machine; 0: never */
+	TimestampTz from;	  /* rows that expired before are not looked at; then: where to go on */
+	int removed;
+	bool more;	/* left off before the end */
+	int64 left; /* if so: estimate of how many there are */
+} IdemCleanup;
+
+/* What is counted for a database: answers to claims, as in IdemStatus, and more */
+typedef enum IdemStat
+{
+	IDEM_STAT_CLAIMS,
+	IDEM_STAT_RESUMED,
+	IDEM_STAT_BUSY,
+	IDEM_STAT_HELD,
+	IDEM_STAT_REPLAYS,
+	IDEM_STAT_PARKED,
+	IDEM_STAT_EXHAUSTED,
+	IDEM_STAT_MISMATCHES,
+	IDEM_STAT_TAKEOVERS,
+	IDEM_STAT_STALE_TOKENS,
+	IDEM_STAT_EXPIRED_KEYS,
+	IDEM_STAT_ABANDONED_LEASES, /* of these the leases that were not finished */
+	IDEM_STAT_EXPIRED_JOB_KEYS,
+	IDEM_STAT_EXPIRED_JOB_HISTORY,
+	IDEM_STAT_N
+} IdemStat;
+
 /* How to find a row */
 typedef struct IdemLookup
 {
@@ -207,6 +238,11 @@ extern char *idem_guc_scope;
 extern char *idem_guc_owner;
 extern int idem_guc_max_result_size;
 extern int idem_guc_clock_offset;
+extern bool idem_guc_cleanup;
+extern int idem_guc_cleanup_naptime;
+extern int idem_guc_cleanup_batch_size;
+extern bool idem_guc_log_duplicates;
+extern int idem_guc_stats_max;
 extern void idem_guc_init(void);
 
 /* args.c */
@@ -246,6 +282,10 @@ extern void idem_arrays_say_element(void *arg);
 extern TimestampTz idem_clock_now(void);
 extern int64 idem_clock_next_token(int64 last, TimestampTz now);
 
+/* stats.c */
+extern void idem_stats_count(IdemStat counter);
+extern void idem_stats_count_claim(const IdemClaim *claim, IdemStatus status);
+
 /* table.c */
 extern bool idem_table_exists(IdemTableDef *def);
 extern void idem_table_open(IdemTable *table, IdemTableDef *def, LOCKMODE lockmode);
@@ -260,7 +300,8 @@ extern TM_Result idem_table_lock(IdemTable *table, ItemPointerData tid, LockTupl
 extern TM_Result idem_table_update(IdemTable *table);
 extern void idem_table_update_hashed(IdemTable *table, uint32 hash);
 extern TM_Result idem_table_delete(IdemTable *table, bool wait);
-extern int idem_table_cleanup(IdemTable *table, AttrNumber expires_at, bool (*is_gone)(IdemTable *), int batch);
+extern bool idem_table_may_go_on(IdemCleanup *cleanup);
+extern void idem_table_cleanup(IdemTable *table, AttrNumber expires_at, bool (*remove)(IdemTable *), IdemCleanup *cleanup);
 
 /* row.c */
 extern bool idem_row_isnull(IdemTable *table, AttrNumber attno);
@@ -305,6 +346,7 @@ extern bool idem_keyrow_is_leased(IdemTable *table);
 extern bool idem_keyrow_has_worker(IdemTable *table, text *worker);
 extern IdemStatus idem_keyrow_judge(IdemTable *table, int max_attempts);
 extern const char *idem_keyrow_state_name(TransactionId xmin, bool finished, TimestampTz expires_at);
+extern const char *idem_keyrow_status_name(IdemStatus status);
 extern void idem_keyrow_read(IdemTable *table, IdemStatus status, IdemRow *row);
 extern Oid idem_keyrow_current_owner(void);
 extern void idem_keyrow_check_owner(Oid owner);
@@ -322,7 +364,7 @@ extern void idem_keystore_finish(IdemTable *table, const IdemKey *key, Jsonb *re
 extern void idem_keystore_release(IdemTable *table, const IdemKey *key);
 extern bool idem_keystore_forget(IdemTable *table, const IdemKey *key);
 extern bool idem_keystore_get(IdemTable *table, const IdemKey *key, IdemRow *row);
-extern int idem_keystore_cleanup(IdemTable *table, int batch);
+extern void idem_keystore_cleanup(IdemCleanup *cleanup);
 
 /* leasestore.c */
 extern void idem_leasestore_finish(IdemTable *table, const IdemKey *key, int64 token, Jsonb *result);
@@ -332,7 +374,6 @@ extern TimestampTz idem_leasestore_checkpoint(IdemTable *table, const IdemKey *k
 extern void idem_leasestore_fence(IdemTable *table, const IdemKey *key, int64 token);
 
 /* claim.c */
-extern const char *idem_claim_status_name(IdemStatus status);
 extern void idem_claim_row_values(const IdemRow *row, Datum *values, bool *nulls);
 
 #endif /* IDEM_H */

@@ -165,6 +165,26 @@ typedef enum IdemOutcome
 	IDEM_DONE
 } IdemOutcome;
 
+/* What is counted for a queue: outcomes of enqueues, as in IdemOutcome, and more */
+typedef enum IdemQueueStat
+{
+	IDEM_QUEUE_STAT_ENQUEUED,
+	IDEM_QUEUE_STAT_ABSORBED,
+	IDEM_QUEUE_STAT_REPLACED,
+	IDEM_QUEUE_STAT_POSTPONED,
+	IDEM_QUEUE_STAT_RERUN,
+	IDEM_QUEUE_STAT_DONE,
+	IDEM_QUEUE_STAT_REFUSED,
+	IDEM_QUEUE_STAT_FETCHED,
+	IDEM_QUEUE_STAT_COMPLETED,
+	IDEM_QUEUE_STAT_FAILED,
+	IDEM_QUEUE_STAT_DEAD,
+	IDEM_QUEUE_STAT_SNOOZED,
+	IDEM_QUEUE_STAT_CANCELLED,
+	IDEM_QUEUE_STAT_RETRIED,
+	IDEM_QUEUE_STAT_N
+} IdemQueueStat;
+
 /* The answer to an enqueue */
 typedef struct IdemEnqueued
 {
@@ -221,6 +241,10 @@ typedef struct IdemJobInfo
 	TimestampTz ended_at;
 } IdemJobInfo;
 
+/* stats.c */
+extern void idem_stats_count_queue(const text *queue, IdemQueueStat counter);
+extern void idem_stats_count_enqueue(const text *queue, const text *key, IdemOutcome outcome);
+
 /* jobtable.c */
 extern void idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode);
 extern void idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode);
@@ -248,12 +272,14 @@ extern void idem_jobrow_read_log(IdemTable *log, const IdemQueue *queue, IdemJob
 extern const char *const idem_dedup_words[];
 extern const char *const idem_on_duplicate_words[];
 extern const char *const idem_if_running_words[];
+extern void idem_queuestore_get(text *name, IdemQueue *queue);
 extern void idem_queuestore_use(text *name, IdemQueue *queue);
 extern void idem_queuestore_set(text *name, const NullableDatum *columns);
 extern bool idem_queuestore_drop(text *name);
 extern bool idem_queuestore_pause(text *name, bool pause);
 
 /* dedup.c */
+extern const char *idem_dedup_outcome_name(IdemOutcome outcome);
 extern void idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, IdemEnqueued *answer);
 
 /* fetchstore.c */
@@ -266,11 +292,14 @@ extern IdemHold idem_jobstore_fail(IdemTable *jobs, int64 job_id, int64 token, t
 extern IdemHold idem_jobstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, TimestampTz *run_at);
 extern IdemHold idem_jobstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease, IdemQueue *queue, TimestampTz *lease_until);
 extern void idem_jobstore_bury(IdemTable *jobs, const IdemQueue *queue, text *error);
+extern bool idem_jobstore_bury_spent(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobstore_cancel(IdemTable *jobs, int64 job_id);
 extern bool idem_jobstore_retry(IdemTable *jobs, int64 job_id);
 extern bool idem_jobstore_get(int64 job_id, IdemJobInfo *info);
 extern bool idem_jobstore_has_jobs(text *queue);
-extern int idem_jobstore_cleanup(int batch);
+extern void idem_jobstore_cleanup_keys(IdemCleanup *cleanup);
+extern void idem_jobstore_cleanup_log(IdemCleanup *cleanup);
+extern void idem_jobstore_cleanup_jobs(IdemCleanup *cleanup);
 pg_noreturn extern void idem_jobstore_refuse(IdemHold hold, int64 job_id);
 
 #endif /* IDEM_JOBS_H */

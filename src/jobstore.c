@@ -21,12 +21,16 @@
 #include "common/pg_prng.h"
 #include "executor/executor.h"
 #include "mb/pg_wchar.h"
+#include "storage/bufmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "jobs.h"
+
+/* Of a longer table cleanup searches this much at a time: 64 MB */
+#define MAX_PAGES_TO_SEARCH 8192
 
 /* Settings of the queue that the row names, if they are not at hand already */
 static void
@@ -59,13 +63,14 @@ find_job(IdemTable *jobs, int64 job_id, IdemQueue *queue)
 static IdemHold
 find_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
 {
-	if (!find_job(jobs, job_id, queue))
-		return IDEM_HOLD_STALE;
-	if (idem_row_isnull(jobs, IDEM_JOBS_TOKEN))
+	bool exists = find_job(jobs, job_id, queue);
+
+	if (exists && idem_row_isnull(jobs, IDEM_JOBS_TOKEN))
 		return IDEM_HOLD_NONE;
-	return idem_jobrow_is_leased(jobs) && idem_row_int64(jobs, IDEM_JOBS_TOKEN) == token ?
-		IDEM_HOLD_OK :
-		IDEM_HOLD_STALE;
+	if (exists && idem_jobrow_is_leased(jobs) && idem_row_int64(jobs, IDEM_JOBS_TOKEN) == token)
+		return IDEM_HOLD_OK;
+	idem_stats_count(IDEM_STAT_STALE_TOKENS);
+	return IDEM_HOLD_STALE;
 }
 
 /* The same, and keep others from changing it */
@@ -181,6 +186,7 @@ idem_jobstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result
 	} while (idem_table_delete(jobs, true) != TM_Ok);
 	write_log(jobs, "done", queue->keep, result, NULL);
 	keep_key(jobs, result);
+	idem_stats_count_queue(queue->name, IDEM_QUEUE_STAT_COMPLETED);
 	return hold;
 }
 
@@ -191,6 +197,22 @@ idem_jobstore_bury(IdemTable *jobs, const IdemQueue *queue, text *error)
 	if (idem_table_delete(jobs, true) != TM_Ok)
 		elog(ERROR, "a job locked by this transaction was changed by another one");
 	write_log(jobs, "dead", queue->keep_dead, NULL, error);
+	idem_stats_count_queue(queue->name, IDEM_QUEUE_STAT_DEAD);
+}
+
+/*
+ * If the lease of the job found, which is locked and has run out, was that of the
+ * last attempt: give it up.  One that waits for its retry has been granted it,
+ * whatever the queue says now.
+ */
+bool
+idem_jobstore_bury_spent(IdemTable *jobs, const IdemQueue *queue)
+{
+	if (!idem_jobrow_is_leased(jobs) ||
+		idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) < idem_jobrow_max_attempts(jobs, queue))
+		return false;
+	idem_jobstore_bury(jobs, queue, cstring_to_text("The lease of the last attempt ran out."));
+	return true;
 }
 
 /* Let the job found, which is locked, wait until then; whoever had it has it no more */
@@ -252,6 +274,7 @@ idem_jobstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, cons
 		idem_jobstore_bury(jobs, &queue, error);
 	else
 		give_back(jobs, idem_clock_now() + (retry_in ? *retry_in : backoff(&queue, attempt)), attempt, error);
+	idem_stats_count_queue(queue.name, IDEM_QUEUE_STAT_FAILED);
 	return hold;
 }
 
@@ -266,6 +289,7 @@ idem_jobstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, Ti
 		return hold;
 	*run_at = idem_clock_now() + delay;
 	give_back(jobs, *run_at, idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) - 1, NULL);
+	idem_stats_count_queue(queue.name, IDEM_QUEUE_STAT_SNOOZED);
 	return hold;
 }
 
@@ -302,6 +326,7 @@ idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 			return false;
 	} while (idem_table_delete(jobs, true) != TM_Ok);
 	write_log(jobs, "cancelled", queue.keep_dead, NULL, NULL);
+	idem_stats_count_queue(queue.name, IDEM_QUEUE_STAT_CANCELLED);
 	return true;
 }
 
@@ -369,7 +394,10 @@ idem_jobstore_retry(IdemTable *jobs, int64 job_id)
 		removed = found && idem_table_delete(&log, true) == TM_Ok;
 	} while (found && !removed);
 	if (removed)
+	{
 		insert_again(jobs, &log);
+		idem_stats_count_queue(queue.name, IDEM_QUEUE_STAT_RETRIED);
+	}
 	idem_table_close(&log);
 	return removed;
 }
@@ -428,19 +456,112 @@ idem_jobstore_has_jobs(text *queue)
 	return found;
 }
 
-/* Remove what is not kept any longer, at most a batch of keys and one of the history */
-int
-idem_jobstore_cleanup(int batch)
+static bool
+remove_key(IdemTable *keys)
 {
-	IdemTable table;
-	int removed;
+	if (idem_table_delete(keys, false) != TM_Ok)
+		return false;
+	idem_stats_count(IDEM_STAT_EXPIRED_JOB_KEYS);
+	return true;
+}
 
-	idem_jobtable_open_keys(&table, RowExclusiveLock);
-	removed = idem_table_cleanup(&table, IDEM_JOB_KEYS_EXPIRES_AT, NULL, batch);
-	idem_table_close(&table);
+/* Remove keys of jobs that are done, from when on they absorb nothing */
+void
+idem_jobstore_cleanup_keys(IdemCleanup *cleanup)
+{
+	IdemTable keys;
 
-	idem_jobtable_open_log(&table, RowExclusiveLock);
-	removed += idem_table_cleanup(&table, IDEM_JOB_LOG_EXPIRES_AT, NULL, batch);
-	idem_table_close(&table);
-	return removed;
+	idem_jobtable_open_keys(&keys, RowExclusiveLock);
+	idem_table_cleanup(&keys, IDEM_JOB_KEYS_EXPIRES_AT, remove_key, cleanup);
+	idem_table_close(&keys);
+}
+
+static bool
+remove_log(IdemTable *log)
+{
+	if (idem_table_delete(log, false) != TM_Ok)
+		return false;
+	idem_stats_count(IDEM_STAT_EXPIRED_JOB_HISTORY);
+	return true;
+}
+
+/* Remove the history that is kept no longer */
+void
+idem_jobstore_cleanup_log(IdemCleanup *cleanup)
+{
+	IdemTable log;
+
+	idem_jobtable_open_log(&log, RowExclusiveLock);
+	idem_table_cleanup(&log, IDEM_JOB_LOG_EXPIRES_AT, remove_log, cleanup);
+	idem_table_close(&log);
+}
+
+static bool
+lease_has_run_out(IdemTable *jobs, TimestampTz now)
+{
+	return idem_jobrow_is_leased(jobs) && idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) <= now;
+}
+
+/* Give up the job found if its last lease has run out, unless somebody is at it */
+static bool
+bury_found(IdemTable *jobs, IdemQueue *queue, TimestampTz now)
+{
+	if (!lease_has_run_out(jobs, now) || idem_row_is_mine(jobs))
+		return false;
+	if (queue->name == NULL || !idem_row_varlena_equals(jobs, IDEM_JOBS_QUEUE, queue->name))
+		idem_queuestore_get(idem_row_text(jobs, IDEM_JOBS_QUEUE), queue);
+	if (idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) < idem_jobrow_max_attempts(jobs, queue))
+		return false;
+	return idem_table_lock(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip) == TM_Ok &&
+		idem_jobstore_bury_spent(jobs, queue);
+}
+
+/* Look at the jobs on these pages, as long as cleanup may go on */
+static void
+bury_on_pages(IdemTable *jobs, BlockNumber begin, BlockNumber end, IdemQueue *queue, IdemCleanup *cleanup)
+{
+	TimestampTz now = idem_clock_now();
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	ItemPointerData mintid;
+	ItemPointerData maxtid;
+	TableScanDesc scan;
+
+	ItemPointerSet(&mintid, begin, 1);
+	ItemPointerSet(&maxtid, end - 1, MaxOffsetNumber);
+	scan = idem_compat_beginscan_tidrange(jobs->heap, snapshot, &mintid, &maxtid);
+	while (idem_table_may_go_on(cleanup) &&
+		   table_scan_getnextslot_tidrange(scan, ForwardScanDirection, jobs->found))
+	{
+		if (bury_found(jobs, queue, now))
+			cleanup->removed++;
+	}
+	table_endscan(scan);
+	UnregisterSnapshot(snapshot);
+}
+
+/*
+ * Give up jobs whose last lease has run out.  Fetch does that with those that
+ * it meets; this is for queues from which nobody fetches.  An index to find
+ * them by would cost every fetch, so this goes through the table: through all of it
+ * if it is not large, else through a part, each time another one.
+ */
+void
+idem_jobstore_cleanup_jobs(IdemCleanup *cleanup)
+{
+	IdemTable jobs;
+	IdemQueue queue = {0};
+	BlockNumber nblocks;
+	BlockNumber begin = 0;
+	BlockNumber end;
+
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	nblocks = end = RelationGetNumberOfBlocks(jobs.heap);
+	if (nblocks > MAX_PAGES_TO_SEARCH)
+	{
+		begin = pg_prng_uint64_range(&pg_global_prng_state, 0, nblocks - MAX_PAGES_TO_SEARCH);
+		end = begin + MAX_PAGES_TO_SEARCH;
+	}
+	if (nblocks > 0)
+		bury_on_pages(&jobs, begin, end, &queue, cleanup);
+	idem_table_close(&jobs);
 }

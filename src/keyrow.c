@@ -84,6 +84,35 @@ idem_keyrow_state_name(TransactionId xmin, bool finished, TimestampTz expires_at
 	return expires_at <= idem_clock_now() ? "expired" : "finished";
 }
 
+/* The word for an answer or a state */
+const char *
+idem_keyrow_status_name(IdemStatus status)
+{
+	switch (status)
+	{
+		case IDEM_CLAIMED:
+			return "claimed";
+		case IDEM_RESUMED:
+			return "resumed";
+		case IDEM_BUSY:
+			return "busy";
+		case IDEM_HELD:
+			return "held";
+		case IDEM_FINISHED:
+			return "finished";
+		case IDEM_PARKED:
+			return "parked";
+		case IDEM_EXHAUSTED:
+			return "exhausted";
+		case IDEM_LIVE:
+			return "live";
+		case IDEM_EXPIRED:
+		case IDEM_GONE:
+			return "expired";
+	}
+	pg_unreachable();
+}
+
 void
 idem_keyrow_read(IdemTable *table, IdemStatus status, IdemRow *row)
 {
@@ -148,6 +177,7 @@ idem_keyrow_check_request(IdemTable *table, bytea *request)
 	if (request == NULL || idem_row_isnull(table, IDEM_KEYS_REQUEST) ||
 		idem_row_varlena_equals(table, IDEM_KEYS_REQUEST, request))
 		return;
+	idem_stats_count(IDEM_STAT_MISMATCHES);
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_REQUEST_MISMATCH),
 			errmsg("idempotency key was used with another request"),

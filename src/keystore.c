@@ -208,6 +208,8 @@ take_over(IdemTable *table, const IdemClaim *claim, IdemRow *row)
 	slot = state == IDEM_GONE ? idem_table_new_row(table, row->token != 0) : idem_keyrow_copy(table);
 	fill_claim(slot, claim, now, row);
 	idem_keytable_update_indexed(table, &claim->key);
+	if (state == IDEM_EXPIRED)
+		idem_stats_count(IDEM_STAT_TAKEOVERS);
 	return TM_Ok;
 }
 
@@ -272,12 +274,9 @@ probe_or_insert(IdemTable *table, const IdemClaim *claim, IdemProbe *probe, Idem
 	return inserted;
 }
 
-/*
- * Claim the key for this transaction, or lease it, or say why not.  Each round
- * looks at the key and either answers or waits for what is in the way.
- */
-void
-idem_keystore_claim(IdemTable *table, const IdemClaim *claim, IdemRow *row)
+/* Each round looks at the key and either answers or waits for what is in the way */
+static void
+claim_key(IdemTable *table, const IdemClaim *claim, IdemRow *row)
 {
 	for (;;)
 	{
@@ -313,6 +312,14 @@ idem_keystore_claim(IdemTable *table, const IdemClaim *claim, IdemRow *row)
 			return;
 		}
 	}
+}
+
+/* Claim the key for this transaction, or lease it, or say why not */
+void
+idem_keystore_claim(IdemTable *table, const IdemClaim *claim, IdemRow *row)
+{
+	claim_key(table, claim, row);
+	idem_stats_count_claim(claim, row->status);
 }
 
 /* Says what was found instead of a key held by this transaction */
@@ -485,14 +492,25 @@ idem_keystore_get(IdemTable *table, const IdemKey *key, IdemRow *row)
 }
 
 static bool
-is_gone(IdemTable *table)
+remove_gone(IdemTable *table)
 {
-	return idem_keyrow_judge(table, 0) == IDEM_GONE;
+	bool abandoned = idem_keyrow_is_leased(table) && idem_row_isnull(table, IDEM_KEYS_FINISHED_AT);
+
+	if (idem_keyrow_judge(table, 0) != IDEM_GONE || idem_table_delete(table, false) != TM_Ok)
+		return false;
+	idem_stats_count(IDEM_STAT_EXPIRED_KEYS);
+	if (abandoned)
+		idem_stats_count(IDEM_STAT_ABANDONED_LEASES);
+	return true;
 }
 
 /* Remove keys past their ttl, but none that this transaction holds or that is parked */
-int
-idem_keystore_cleanup(IdemTable *table, int batch)
+void
+idem_keystore_cleanup(IdemCleanup *cleanup)
 {
-	return idem_table_cleanup(table, IDEM_KEYS_EXPIRES_AT, is_gone, batch);
+	IdemTable table;
+
+	idem_keytable_open(&table, RowExclusiveLock);
+	idem_table_cleanup(&table, IDEM_KEYS_EXPIRES_AT, remove_gone, cleanup);
+	idem_table_close(&table);
 }

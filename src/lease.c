@@ -53,7 +53,7 @@ form_lease_row(TupleDesc desc, const IdemRow *row)
 	bool nulls[LEASE_NATTS];
 
 	values[0] = BoolGetDatum(granted);
-	values[1] = CStringGetTextDatum(idem_claim_status_name(row->status));
+	values[1] = CStringGetTextDatum(idem_keyrow_status_name(row->status));
 	values[2] = JsonbPGetDatum(row->result);
 	values[3] = Int64GetDatum(row->token);
 	values[4] = Int32GetDatum(row->attempt);

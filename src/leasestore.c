@@ -24,6 +24,7 @@
 pg_noreturn static void
 stale_token(IdemTable *table, bool exists)
 {
+	idem_stats_count(IDEM_STAT_STALE_TOKENS);
 	if (!exists)
 		ereport(ERROR,
 				errcode(ERRCODE_IDEM_STALE_TOKEN),

@@ -88,8 +88,9 @@ read_settings(IdemTable *table, IdemQueue *queue)
 	get_span(table, IDEM_QUEUES_KEEP_DEAD, &queue->keep_dead);
 }
 
-static void
-get_queue(text *name, IdemQueue *queue)
+/* Settings of a queue, whoever asks */
+void
+idem_queuestore_get(text *name, IdemQueue *queue)
 {
 	IdemTable table;
 
@@ -111,7 +112,7 @@ get_queue(text *name, IdemQueue *queue)
 void
 idem_queuestore_use(text *name, IdemQueue *queue)
 {
-	get_queue(name, queue);
+	idem_queuestore_get(name, queue);
 	if (OidIsValid(queue->owner) && !has_privs_of_role(GetUserId(), queue->owner))
 		ereport(ERROR,
 				errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),

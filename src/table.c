@@ -27,6 +27,7 @@
 #include "miscadmin.h"
 #include "nodes/primnodes.h"
 #include "utils/fmgroids.h"
+#include "utils/fmgrprotos.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
@@ -532,32 +533,79 @@ idem_table_delete(IdemTable *table, bool wait)
 	return result;
 }
 
+/* May cleanup remove another row?  If not, there may be more to remove. */
+bool
+idem_table_may_go_on(IdemCleanup *cleanup)
+{
+	CHECK_FOR_INTERRUPTS();
+	cleanup->more = cleanup->removed >= cleanup->batch ||
+		(cleanup->deadline != 0 && GetCurrentTimestamp() >= cleanup->deadline);
+	return !cleanup->more;
+}
+
+static IndexScanDesc
+begin_expired(IdemTable *table, Relation index, Snapshot snapshot, TimestampTz from)
+{
+	IndexScanDesc scan = idem_compat_index_beginscan(table->heap, index, snapshot, 2);
+	ScanKeyData keys[2];
+
+	ScanKeyInit(&keys[0], 1, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE, TimestampTzGetDatum(from));
+	ScanKeyInit(&keys[1], 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE, TimestampTzGetDatum(idem_clock_now()));
+	index_rescan(scan, keys, 2, NULL, 0);
+	return scan;
+}
+
+/* The last time in the index */
+static TimestampTz
+last_time(IdemTable *table, Relation index, AttrNumber expires_at, Snapshot snapshot)
+{
+	IndexScanDesc scan = idem_compat_index_beginscan(table->heap, index, snapshot, 0);
+	TimestampTz last = DT_NOBEGIN;
+
+	index_rescan(scan, NULL, 0, NULL, 0);
+	if (index_getnext_slot(scan, BackwardScanDirection, table->found))
+		last = idem_row_timestamp(table, expires_at);
+	index_endscan(scan);
+	return last;
+}
+
+/* How many rows have expired since then, if they come evenly? */
+static int64
+estimate_expired(IdemTable *table, TimestampTz from, TimestampTz last)
+{
+	TimestampTz now = idem_clock_now();
+	double rows = DatumGetInt64(DirectFunctionCall1(pg_stat_get_live_tuples,
+													ObjectIdGetDatum(RelationGetRelid(table->heap))));
+
+	if (rows == 0)
+		rows = Max(table->heap->rd_rel->reltuples, 0);
+	if (last <= now || last <= from)
+		return (int64) rows;
+	return (int64) (rows * ((double) (now - from) / (double) (last - from)));
+}
+
 /*
- * Remove rows whose time in this column has passed, oldest first, at most
- * batch of them.  A row that somebody else has locked, replaced or removed is
- * left alone, and so is one that does not count as gone (NULL: all do).
+ * Remove rows whose time in this column has passed, oldest first; remove() says
+ * whether it has removed the row found.  A row that somebody else has locked,
+ * replaced or removed is left alone.
  */
-int
-idem_table_cleanup(IdemTable *table, AttrNumber expires_at, bool (*is_gone)(IdemTable *), int batch)
+void
+idem_table_cleanup(IdemTable *table, AttrNumber expires_at, bool (*remove)(IdemTable *), IdemCleanup *cleanup)
 {
 	Relation index = idem_table_find_index(table, &expires_at, 1,
 										   "There is no index that orders the rows by expires_at.",
 										   psprintf("Run CREATE INDEX CONCURRENTLY ON idem.%s (expires_at).", table->def->name));
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-	IndexScanDesc scan = idem_compat_index_beginscan(table->heap, index, snapshot, 1);
-	ScanKeyData skey;
-	int removed = 0;
+	IndexScanDesc scan = begin_expired(table, index, snapshot, cleanup->from);
 
-	ScanKeyInit(&skey, 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
-				TimestampTzGetDatum(idem_clock_now()));
-	index_rescan(scan, &skey, 1, NULL, 0);
-	while (removed < batch && index_getnext_slot(scan, ForwardScanDirection, table->found))
+	while (idem_table_may_go_on(cleanup) && index_getnext_slot(scan, ForwardScanDirection, table->found))
 	{
-		CHECK_FOR_INTERRUPTS();
-		if ((is_gone == NULL || is_gone(table)) && idem_table_delete(table, false) == TM_Ok)
-			removed++;
+		cleanup->from = idem_row_timestamp(table, expires_at);
+		if (remove(table))
+			cleanup->removed++;
 	}
 	index_endscan(scan);
+	if (cleanup->more)
+		cleanup->left = estimate_expired(table, cleanup->from, last_time(table, index, expires_at, snapshot));
 	UnregisterSnapshot(snapshot);
-	return removed;
 }

@@ -1,0 +1,254 @@
+/*
+ * monitor.c
+ *		What shared memory holds, for the views: counters, the progress of
+ *		cleanup, the launcher.
+ *
+ * Without a preloaded library there is nothing to be seen but that.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "funcapi.h"
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "shared.h"
+
+#define DATABASE_NATTS (IDEM_STAT_N + 2)
+#define QUEUE_NATTS	   (IDEM_QUEUE_STAT_N + 3)
+#define CLEANUP_NATTS  9
+#define WORKER_NATTS   14
+
+static const char *const phase_names[] = {
+	"idle", "keys", "job keys", "job history", "jobs", "off", "failing"};
+static const char *const state_names[] = {
+	"stopped", "sleeping", "working", "waiting for a free slot"};
+
+static const Oid cleanup_types[CLEANUP_NATTS] = {
+	OIDOID, TEXTOID, INT8OID, FLOAT8OID, INT8OID, TIMESTAMPTZOID,
+	TIMESTAMPTZOID, TEXTOID, TIMESTAMPTZOID};
+static const Oid worker_types[WORKER_NATTS] = {
+	BOOLOID, TEXTOID, TEXTOID, INT4OID, TIMESTAMPTZOID, INT8OID,
+	TIMESTAMPTZOID, OIDOID, INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID, FLOAT8OID,
+	INT8OID, BOOLOID};
+
+PG_FUNCTION_INFO_V1(idem_stat_databases);
+PG_FUNCTION_INFO_V1(idem_stat_queues);
+PG_FUNCTION_INFO_V1(idem_stat_cleanup);
+PG_FUNCTION_INFO_V1(idem_stat_worker);
+PG_FUNCTION_INFO_V1(idem_stats_reset);
+
+/* A row to be returned, filled from the left */
+typedef struct Row
+{
+	ReturnSetInfo *rsinfo;
+	int n;
+	Datum values[IDEM_NCOUNTERS + 3];
+	bool nulls[IDEM_NCOUNTERS + 3];
+} Row;
+
+static void
+add(Row *row, Datum value, bool isnull)
+{
+	row->values[row->n] = value;
+	row->nulls[row->n++] = isnull;
+}
+
+static void
+add_time(Row *row, TimestampTz time)
+{
+	add(row, TimestampTzGetDatum(time), time == 0);
+}
+
+/* What was cut off or comes from a database of another encoding need not be valid in this one */
+static void
+add_text(Row *row, const char *value, int len)
+{
+	char *copy = pnstrdup(value, len);
+
+	for (char *c = copy; !pg_verifymbstr(copy, len, true) && *c != '\0'; c++)
+	{
+		if (IS_HIGHBIT_SET(*c))
+			*c = '?';
+	}
+	add(row, PointerGetDatum(cstring_to_text_with_len(copy, len)), false);
+}
+
+static void
+put(Row *row)
+{
+	tuplestore_putvalues(row->rsinfo->setResult, row->rsinfo->setDesc, row->values, row->nulls);
+	row->n = 0;
+}
+
+/* Copies of the entries of databases, or of queues, that are in use */
+static IdemEntry *
+copy_entries(bool of_queues, int *n)
+{
+	IdemEntry *copies;
+	int nused = 0;
+
+	*n = 0;
+	LWLockAcquire(idem_shared->lock, LW_SHARED);
+	for (int i = 0; i < idem_shared->nentries; i++)
+		nused += OidIsValid(idem_shared->entries[i].database);
+	copies = palloc_extended(mul_size(nused, sizeof(IdemEntry)), MCXT_ALLOC_HUGE);
+	for (int i = 0; i < idem_shared->nentries; i++)
+	{
+		IdemEntry *entry = &idem_shared->entries[i];
+
+		if (OidIsValid(entry->database) && (entry->queue_len >= 0) == of_queues)
+			copies[(*n)++] = *entry;
+	}
+	LWLockRelease(idem_shared->lock);
+	return copies;
+}
+
+/* Counters of databases or queues: whose they are, the counters, since when */
+static Datum
+put_counters(FunctionCallInfo fcinfo, bool of_queues)
+{
+	Oid types[IDEM_NCOUNTERS + 3];
+	Row row = {0};
+	int ncounters = of_queues ? IDEM_QUEUE_STAT_N : IDEM_STAT_N;
+	int natts = 0;
+	int n;
+	IdemEntry *entries;
+
+	types[natts++] = OIDOID;
+	if (of_queues)
+		types[natts++] = TEXTOID;
+	for (int i = 0; i < ncounters; i++)
+		types[natts++] = INT8OID;
+	types[natts++] = TIMESTAMPTZOID;
+
+	idem_args_begin(fcinfo, 0, NULL);
+	row.rsinfo = idem_args_row_set(fcinfo, types, natts);
+	if (idem_shared == NULL)
+		return (Datum) 0;
+	/* this database has a row, if nothing was counted yet, too */
+	(void) idem_shared_entry(MyDatabaseId, NULL);
+	entries = copy_entries(of_queues, &n);
+	for (int i = 0; i < n; i++)
+	{
+		add(&row, ObjectIdGetDatum(entries[i].database), false);
+		if (of_queues)
+			add_text(&row, entries[i].queue, entries[i].queue_len);
+		for (int j = 0; j < ncounters; j++)
+			add(&row, Int64GetDatum((int64) idem_shared_sum(&entries[i], j)), false);
+		add_time(&row, entries[i].stats_reset);
+		put(&row);
+	}
+	pfree(entries);
+	return (Datum) 0;
+}
+
+Datum
+idem_stat_databases(PG_FUNCTION_ARGS)
+{
+	return put_counters(fcinfo, false);
+}
+
+Datum
+idem_stat_queues(PG_FUNCTION_ARGS)
+{
+	return put_counters(fcinfo, true);
+}
+
+static void
+put_progress(Row *row, Oid database, const IdemProgress *progress)
+{
+	add(row, ObjectIdGetDatum(database), false);
+	add(row, CStringGetTextDatum(phase_names[progress->phase]), false);
+	add(row, Int64GetDatum(progress->removed), false);
+	add(row, Float8GetDatum(progress->removed * 1e6 / Max(progress->working, 1)), progress->working == 0);
+	add(row, Int64GetDatum(progress->backlog), progress->backlog < 0);
+	add_time(row, progress->started_at);
+	add_time(row, progress->finished_at);
+	if (progress->error_at != 0)
+		add_text(row, progress->error, strlen(progress->error));
+	else
+		add(row, (Datum) 0, true);
+	add_time(row, progress->error_at);
+	put(row);
+}
+
+Datum
+idem_stat_cleanup(PG_FUNCTION_ARGS)
+{
+	Row row = {0};
+	int n;
+	IdemEntry *entries;
+
+	idem_args_begin(fcinfo, 0, NULL);
+	row.rsinfo = idem_args_row_set(fcinfo, cleanup_types, CLEANUP_NATTS);
+	if (idem_shared == NULL)
+		return (Datum) 0;
+	(void) idem_shared_entry(MyDatabaseId, NULL);
+	entries = copy_entries(false, &n);
+	for (int i = 0; i < n; i++)
+		put_progress(&row, entries[i].database, &entries[i].progress);
+	pfree(entries);
+	return (Datum) 0;
+}
+
+Datum
+idem_stat_worker(PG_FUNCTION_ARGS)
+{
+	Row row = {0};
+	IdemLauncher launcher = {0};
+	IdemRun run = {0};
+	bool is_full = false;
+
+	idem_args_begin(fcinfo, 0, NULL);
+	row.rsinfo = idem_args_row_set(fcinfo, worker_types, WORKER_NATTS);
+	if (idem_shared != NULL)
+	{
+		LWLockAcquire(idem_shared->lock, LW_SHARED);
+		launcher = idem_shared->launcher;
+		run = idem_shared->run;
+		is_full = idem_shared->is_full;
+		LWLockRelease(idem_shared->lock);
+	}
+	add(&row, BoolGetDatum(idem_shared != NULL), false);
+	add(&row, CStringGetTextDatum(IDEM_VERSION), false);
+	add(&row, CStringGetTextDatum(state_names[launcher.state]), false);
+	add(&row, Int32GetDatum(launcher.pid), launcher.pid == 0);
+	add_time(&row, launcher.started_at);
+	add(&row, Int64GetDatum(launcher.runs), idem_shared == NULL);
+	add_time(&row, launcher.last_run_at);
+	add(&row, ObjectIdGetDatum(run.database), run.pid == 0);
+	add(&row, Int32GetDatum(run.pid), run.pid == 0);
+	add_time(&row, launcher.no_slot_since);
+	add_time(&row, launcher.clock_back_at);
+	add(&row, Float8GetDatum(launcher.clock_back_by / 1e6), launcher.clock_back_at == 0);
+	add(&row, Int64GetDatum(launcher.memory), launcher.pid == 0);
+	add(&row, BoolGetDatum(is_full), idem_shared == NULL);
+	put(&row);
+	return (Datum) 0;
+}
+
+/* Counting in this database and its queues begins anew */
+Datum
+idem_stats_reset(PG_FUNCTION_ARGS)
+{
+	TimestampTz now = GetCurrentTimestamp();
+
+	idem_args_begin(fcinfo, 0, NULL);
+	if (idem_shared == NULL)
+		ereport(ERROR,
+				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("there are no statistics"),
+				errdetail("The library was not loaded when the server was started."),
+				errhint("Add \"idem\" to \"%s\" and restart the server.", "shared_preload_libraries"));
+	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < idem_shared->nentries; i++)
+	{
+		if (idem_shared->entries[i].database == MyDatabaseId)
+			idem_shared_zero(&idem_shared->entries[i], now);
+	}
+	LWLockRelease(idem_shared->lock);
+	PG_RETURN_VOID();
+}

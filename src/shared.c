@@ -1,0 +1,285 @@
+/*
+ * shared.c
+ *		The shared memory of idem, and the file that carries the counters over a
+ *		restart.
+ *
+ * There is shared memory only if the library is preloaded; nothing but counters
+ * and the background worker depends on it.  The file is written by the
+ * postmaster when the server is shut down in good order and removed when it is
+ * read, so after a crash counting begins anew.
+ */
+#include "postgres.h"
+
+#include <unistd.h>
+
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "storage/fd.h"
+#include "storage/ipc.h"
+#include "storage/shmem.h"
+#include "utils/timestamp.h"
+
+#include "shared.h"
+
+#define STATS_FILE	PGSTAT_STAT_PERMANENT_DIRECTORY "/idem.stat"
+#define STATS_MAGIC UINT64CONST(0x6964656d00000400) /* changes with the format of the file */
+
+/* An entry in the file */
+typedef struct SavedEntry
+{
+	Oid database;
+	int queue_len;
+	char queue[IDEM_MAX_QUEUE_LEN];
+	TimestampTz stats_reset;
+	uint64 counters[IDEM_NCOUNTERS];
+} SavedEntry;
+
+IdemShared *idem_shared = NULL;
+
+static shmem_request_hook_type prev_shmem_request_hook = NULL;
+static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
+
+static Size
+shared_size(void)
+{
+	return add_size(offsetof(IdemShared, entries), mul_size(idem_guc_stats_max, sizeof(IdemEntry)));
+}
+
+static void
+request_memory(void)
+{
+	if (prev_shmem_request_hook)
+		prev_shmem_request_hook();
+	RequestAddinShmemSpace(shared_size());
+	RequestNamedLWLockTranche("idem", 1);
+}
+
+static void
+set_entry(IdemEntry *entry, Oid database, const char *queue, int queue_len)
+{
+	memset(&entry->progress, 0, sizeof(entry->progress));
+	entry->progress.backlog = -1;
+	entry->queue_len = queue_len;
+	if (queue_len > 0)
+		memcpy(entry->queue, queue, queue_len);
+	entry->database = database;
+}
+
+void
+idem_shared_zero(IdemEntry *entry, TimestampTz now)
+{
+	for (int i = 0; i < IDEM_NSTRIPES; i++)
+	{
+		for (int j = 0; j < IDEM_NCOUNTERS; j++)
+			pg_atomic_write_u64(&entry->stripes[i].values[j], 0);
+	}
+	entry->stats_reset = now;
+}
+
+uint64
+idem_shared_sum(IdemEntry *entry, int counter)
+{
+	uint64 sum = 0;
+
+	for (int i = 0; i < IDEM_NSTRIPES; i++)
+		sum += pg_atomic_read_u64(&entry->stripes[i].values[counter]);
+	return sum;
+}
+
+static bool
+write_entries(FILE *file)
+{
+	uint64 magic = STATS_MAGIC;
+
+	if (fwrite(&magic, sizeof(magic), 1, file) != 1)
+		return false;
+	for (int i = 0; i < idem_shared->nentries; i++)
+	{
+		IdemEntry *entry = &idem_shared->entries[i];
+		SavedEntry saved = {.database = entry->database, .queue_len = entry->queue_len, .stats_reset = entry->stats_reset};
+
+		if (!OidIsValid(entry->database))
+			continue;
+		memcpy(saved.queue, entry->queue, Max(entry->queue_len, 0));
+		for (int j = 0; j < IDEM_NCOUNTERS; j++)
+			saved.counters[j] = idem_shared_sum(entry, j);
+		if (fwrite(&saved, sizeof(saved), 1, file) != 1)
+			return false;
+	}
+	return true;
+}
+
+/* At the end of the postmaster: all others are gone */
+static void
+save_counters(int code, Datum arg)
+{
+	FILE *file;
+	bool written;
+
+	if (code != 0 || idem_shared == NULL)
+		return;
+	file = AllocateFile(STATS_FILE ".tmp", PG_BINARY_W);
+	written = file != NULL && write_entries(file);
+	if (file != NULL && FreeFile(file) != 0)
+		written = false;
+	if (!written)
+	{
+		ereport(LOG,
+				errcode_for_file_access(),
+				errmsg("could not write file \"%s\": %m", STATS_FILE ".tmp"),
+				errdetail("The statistics of idem begin anew with the next start."));
+		unlink(STATS_FILE ".tmp");
+		return;
+	}
+	(void) durable_rename(STATS_FILE ".tmp", STATS_FILE, LOG);
+}
+
+static bool
+read_entries(FILE *file)
+{
+	uint64 magic;
+	SavedEntry saved;
+
+	if (fread(&magic, sizeof(magic), 1, file) != 1 || magic != STATS_MAGIC)
+		return false;
+	for (int i = 0; i < idem_shared->nentries && fread(&saved, sizeof(saved), 1, file) == 1; i++)
+	{
+		IdemEntry *entry = &idem_shared->entries[i];
+
+		if (!OidIsValid(saved.database) || saved.queue_len < -1 || saved.queue_len > IDEM_MAX_QUEUE_LEN)
+			return false;
+		set_entry(entry, saved.database, saved.queue, saved.queue_len);
+		entry->stats_reset = saved.stats_reset;
+		for (int j = 0; j < IDEM_NCOUNTERS; j++)
+			pg_atomic_write_u64(&entry->stripes[0].values[j], saved.counters[j]);
+	}
+	return !ferror(file);
+}
+
+static void
+load_counters(void)
+{
+	FILE *file = AllocateFile(STATS_FILE, PG_BINARY_R);
+
+	if (file == NULL)
+		return;
+	if (!read_entries(file))
+		ereport(LOG,
+				errcode(ERRCODE_DATA_CORRUPTED),
+				errmsg("ignoring file \"%s\", which is not of this version of idem", STATS_FILE));
+	FreeFile(file);
+	unlink(STATS_FILE);
+}
+
+static void
+init_memory(void)
+{
+	idem_shared->lock = &GetNamedLWLockTranche("idem")->lock;
+	memset(&idem_shared->launcher, 0, sizeof(idem_shared->launcher));
+	memset(&idem_shared->run, 0, sizeof(idem_shared->run));
+	idem_shared->is_full = false;
+	idem_shared->nentries = idem_guc_stats_max;
+	for (int i = 0; i < idem_shared->nentries; i++)
+	{
+		IdemEntry *entry = &idem_shared->entries[i];
+
+		set_entry(entry, InvalidOid, NULL, -1);
+		for (int j = 0; j < IDEM_NSTRIPES; j++)
+		{
+			for (int k = 0; k < IDEM_NCOUNTERS; k++)
+				pg_atomic_init_u64(&entry->stripes[j].values[k], 0);
+		}
+	}
+}
+
+static void
+attach_memory(void)
+{
+	bool found;
+
+	if (prev_shmem_startup_hook)
+		prev_shmem_startup_hook();
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	idem_shared = ShmemInitStruct("idem", shared_size(), &found);
+	if (!found)
+	{
+		init_memory();
+		if (!IsBinaryUpgrade)
+			load_counters();
+	}
+	LWLockRelease(AddinShmemInitLock);
+	if (!IsUnderPostmaster && !IsBinaryUpgrade)
+		on_shmem_exit(save_counters, (Datum) 0);
+}
+
+/* From _PG_init, if the library is preloaded */
+void
+idem_shared_init(void)
+{
+	prev_shmem_request_hook = shmem_request_hook;
+	shmem_request_hook = request_memory;
+	prev_shmem_startup_hook = shmem_startup_hook;
+	shmem_startup_hook = attach_memory;
+}
+
+/* The entry of a database, or of a queue in it; NULL if there is none.  The caller has the lock. */
+IdemEntry *
+idem_shared_find(Oid database, const text *queue)
+{
+	int len = queue ? (int) VARSIZE_ANY_EXHDR(queue) : -1;
+
+	for (int i = 0; i < idem_shared->nentries; i++)
+	{
+		IdemEntry *entry = &idem_shared->entries[i];
+
+		if (entry->database == database && entry->queue_len == len &&
+			(len <= 0 || memcmp(entry->queue, VARDATA_ANY(queue), len) == 0))
+			return entry;
+	}
+	return NULL;
+}
+
+/*
+ * A free entry.  One in four is for databases, so that an application with queues
+ * without number does not hide the others.
+ */
+static IdemEntry *
+find_free(bool for_queue)
+{
+	int nfree = 0;
+	IdemEntry *found = NULL;
+
+	for (int i = 0; i < idem_shared->nentries; i++)
+	{
+		if (OidIsValid(idem_shared->entries[i].database))
+			continue;
+		nfree++;
+		found = found ? found : &idem_shared->entries[i];
+	}
+	return !for_queue || nfree > idem_shared->nentries / 4 ? found : NULL;
+}
+
+/* The same, made if there is none; NULL: there is no room */
+IdemEntry *
+idem_shared_entry(Oid database, const text *queue)
+{
+	IdemEntry *entry;
+
+	LWLockAcquire(idem_shared->lock, LW_SHARED);
+	entry = idem_shared_find(database, queue);
+	LWLockRelease(idem_shared->lock);
+	if (entry != NULL)
+		return entry;
+
+	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
+	entry = idem_shared_find(database, queue);
+	if (entry == NULL && (entry = find_free(queue != NULL)) != NULL)
+	{
+		idem_shared_zero(entry, GetCurrentTimestamp());
+		set_entry(entry, database, queue ? VARDATA_ANY(queue) : NULL, queue ? (int) VARSIZE_ANY_EXHDR(queue) : -1);
+	}
+	if (entry == NULL)
+		idem_shared->is_full = true;
+	LWLockRelease(idem_shared->lock);
+	return entry;
+}

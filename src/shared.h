@@ -1,0 +1,147 @@
+/*
+ * shared.h
+ *		What the processes of a server that preloads idem share: counters, the
+ *		progress of cleanup, and what launcher and worker tell each other.
+ *
+ * Everything but the counters is read and written under the lock, which is
+ * held for moments and never while waiting for anything.  Counters are added
+ * to without it: a process finds its entry once, and an entry stays in its
+ * place for as long as its database exists, so for as long as anybody counts.
+ * What two processes may add to at once is an atomic variable, and there are
+ * several of each so that they mostly do not meet.
+ */
+#ifndef IDEM_SHARED_H
+#define IDEM_SHARED_H
+
+#include "port/atomics.h"
+#include "storage/lwlock.h"
+
+#include "idem.h"
+#include "jobs.h"
+
+#define IDEM_NCOUNTERS		16
+#define IDEM_NSTRIPES		8
+#define IDEM_ERROR_TEXT_LEN 256
+
+/* One set of counters, of a database (IdemStat) or a queue (IdemQueueStat): two cache lines */
+typedef struct IdemCounters
+{
+	pg_atomic_uint64 values[IDEM_NCOUNTERS];
+} IdemCounters;
+
+/* What cleanup is doing; the order is that of phase_names in monitor.c */
+typedef enum IdemPhase
+{
+	IDEM_PHASE_IDLE,
+	IDEM_PHASE_KEYS,
+	IDEM_PHASE_JOB_KEYS,
+	IDEM_PHASE_JOB_HISTORY,
+	IDEM_PHASE_JOBS,
+	IDEM_PHASE_OFF,
+	IDEM_PHASE_FAILING
+} IdemPhase;
+
+#define IDEM_NPHASES (IDEM_PHASE_JOBS + 1)
+
+/*
+ * Cleanup of a database.  A round lasts until there is nothing left to remove,
+ * and takes as many runs of the worker as that takes.
+ */
+typedef struct IdemProgress
+{
+	IdemPhase phase;
+	TimestampTz started_at;			/* of the round; 0: there was none */
+	TimestampTz finished_at;		/* of the last round that came to its end; 0: none has */
+	int64 removed;					/* in this round */
+	int64 working;					/* microseconds spent on that, without pauses */
+	int64 backlog;					/* estimate of what is left; -1: not known */
+	TimestampTz from[IDEM_NPHASES]; /* where the next run of the round goes on, by phase */
+	TimestampTz error_at;			/* of the last error; 0: there was none */
+	char error[IDEM_ERROR_TEXT_LEN];
+} IdemProgress;
+
+/* A database, or a queue in one */
+typedef struct IdemEntry
+{
+	Oid database;	/* invalid: free */
+	int queue_len;	/* -1: of the database itself */
+	char queue[IDEM_MAX_QUEUE_LEN];
+	TimestampTz stats_reset;
+	IdemProgress progress; /* of the database itself */
+	IdemCounters stripes[IDEM_NSTRIPES] pg_attribute_aligned(PG_CACHE_LINE_SIZE);
+} IdemEntry;
+
+/* What has become of a run of the worker */
+typedef enum IdemOutcomeOfRun
+{
+	IDEM_RUN_LOST,		/* it has not come to say: no connection, or ended by somebody */
+	IDEM_RUN_DONE,		/* nothing is left to remove */
+	IDEM_RUN_MORE,		/* there is more */
+	IDEM_RUN_LOCKED,	/* somebody has locked a table */
+	IDEM_RUN_OFF,		/* idem.cleanup is off there */
+	IDEM_RUN_NOT_THERE, /* the extension is not installed there */
+	IDEM_RUN_FAILED		/* an error */
+} IdemOutcomeOfRun;
+
+/* The worker, of which there is one at a time */
+typedef struct IdemRun
+{
+	pid_t pid; /* 0: none, or not there yet */
+	Oid database;
+	bool goes_on; /* the last run there has left more */
+	int pause;	  /* times as long as the work shall the pauses be */
+	bool connected;
+	IdemOutcomeOfRun outcome;
+	int64 backlog;
+	int64 rest; /* microseconds until the next run, if there is more */
+	char error[IDEM_ERROR_TEXT_LEN];
+} IdemRun;
+
+/* What the launcher is doing; the order is that of state_names in monitor.c */
+typedef enum IdemLauncherState
+{
+	IDEM_LAUNCHER_STOPPED,
+	IDEM_LAUNCHER_SLEEPING,
+	IDEM_LAUNCHER_WORKING,
+	IDEM_LAUNCHER_NO_SLOT
+} IdemLauncherState;
+
+typedef struct IdemLauncher
+{
+	pid_t pid; /* 0: none */
+	IdemLauncherState state;
+	TimestampTz started_at;
+	TimestampTz no_slot_since; /* 0: there is one, as far as we know */
+	TimestampTz clock_back_at; /* when the clock last went back, 0: it has not */
+	int64 clock_back_by;	   /* microseconds */
+	int64 runs;
+	TimestampTz last_run_at;
+	int64 memory; /* bytes */
+} IdemLauncher;
+
+typedef struct IdemShared
+{
+	LWLock *lock;
+	IdemLauncher launcher;
+	IdemRun run;
+	bool is_full; /* there was no entry left for somebody */
+	int nentries;
+	IdemEntry entries[FLEXIBLE_ARRAY_MEMBER];
+} IdemShared;
+
+/* shared.c */
+extern IdemShared *idem_shared; /* NULL: idem is not preloaded */
+extern void idem_shared_init(void);
+extern IdemEntry *idem_shared_entry(Oid database, const text *queue);
+extern IdemEntry *idem_shared_find(Oid database, const text *queue);
+extern void idem_shared_zero(IdemEntry *entry, TimestampTz now);
+extern uint64 idem_shared_sum(IdemEntry *entry, int counter);
+
+/* cleanup.c */
+extern PGDLLEXPORT void idem_cleanup_main(Datum arg);
+
+/* launcher.c */
+extern void idem_launcher_register(void);
+extern PGDLLEXPORT void idem_launcher_main(Datum arg);
+
+#endif /* IDEM_SHARED_H */

@@ -1,0 +1,149 @@
+/*
+ * stats.c
+ *		Counting, and the log of duplicates.
+ *
+ * What is counted are answers: a claim that is rolled back later has been
+ * counted, like the rows that a rolled back INSERT leaves behind.  Where the
+ * entry of the database or of a queue is each process finds out once; from then
+ * on counting is adding to a variable that is mostly its own (shared.h).
+ */
+#include "postgres.h"
+
+#include "common/cryptohash.h"
+#include "common/hashfn.h"
+#include "common/sha2.h"
+#include "miscadmin.h"
+#include "utils/memutils.h"
+
+#include "shared.h"
+
+StaticAssertDecl((int) IDEM_STAT_CLAIMS == (int) IDEM_CLAIMED &&
+					 (int) IDEM_STAT_BUSY == (int) IDEM_BUSY &&
+					 (int) IDEM_STAT_REPLAYS == (int) IDEM_FINISHED &&
+					 (int) IDEM_STAT_EXHAUSTED == (int) IDEM_EXHAUSTED,
+				 "answers to claims are counted by their number");
+StaticAssertDecl((int) IDEM_QUEUE_STAT_ENQUEUED == (int) IDEM_ENQUEUED &&
+					 (int) IDEM_QUEUE_STAT_DONE == (int) IDEM_DONE,
+				 "outcomes of enqueues are counted by their number");
+StaticAssertDecl(IDEM_STAT_N <= IDEM_NCOUNTERS && IDEM_QUEUE_STAT_N <= IDEM_NCOUNTERS,
+				 "there is a place for every counter");
+
+/* Where this process counts for a queue; NULL: there is no room */
+typedef struct KnownQueue
+{
+	struct KnownQueue *next;
+	uint32 hash;
+	IdemCounters *counters;
+	int len;
+	char name[FLEXIBLE_ARRAY_MEMBER];
+} KnownQueue;
+
+static KnownQueue *known_queues[64];
+
+static IdemCounters *
+my_stripe(IdemEntry *entry)
+{
+	return entry ? &entry->stripes[idem_compat_proc_number() % IDEM_NSTRIPES] : NULL;
+}
+
+void
+idem_stats_count(IdemStat counter)
+{
+	static bool is_known = false;
+	static IdemCounters *counters = NULL;
+
+	if (!is_known)
+	{
+		if (idem_shared == NULL)
+			return;
+		counters = my_stripe(idem_shared_entry(MyDatabaseId, NULL));
+		is_known = true;
+	}
+	if (counters != NULL)
+		pg_atomic_fetch_add_u64(&counters->values[counter], 1);
+}
+
+static KnownQueue *
+get_known_queue(const text *queue)
+{
+	int len = VARSIZE_ANY_EXHDR(queue);
+	uint32 hash = hash_bytes((const unsigned char *) VARDATA_ANY(queue), len);
+	KnownQueue **bucket = &known_queues[hash % lengthof(known_queues)];
+	KnownQueue *known;
+
+	for (known = *bucket; known != NULL; known = known->next)
+	{
+		if (known->hash == hash && known->len == len && memcmp(known->name, VARDATA_ANY(queue), len) == 0)
+			return known;
+	}
+	known = MemoryContextAlloc(TopMemoryContext, offsetof(KnownQueue, name) + len);
+	known->hash = hash;
+	known->counters = my_stripe(idem_shared_entry(MyDatabaseId, queue));
+	known->len = len;
+	memcpy(known->name, VARDATA_ANY(queue), len);
+	known->next = *bucket;
+	*bucket = known;
+	return known;
+}
+
+void
+idem_stats_count_queue(const text *queue, IdemQueueStat counter)
+{
+	KnownQueue *known;
+
+	if (idem_shared == NULL)
+		return;
+	known = get_known_queue(queue);
+	if (known->counters != NULL)
+		pg_atomic_fetch_add_u64(&known->counters->values[counter], 1);
+}
+
+/* The first 16 digits of the SHA-256 of what stands before the key, a line feed, and the key */
+static void
+hash_key(const text *name_space, const text *key, char *hex)
+{
+	pg_cryptohash_ctx *ctx = pg_cryptohash_create(PG_SHA256);
+	uint8 digest[PG_SHA256_DIGEST_LENGTH];
+
+	if (pg_cryptohash_init(ctx) < 0 ||
+		pg_cryptohash_update(ctx, (uint8 *) VARDATA_ANY(name_space), VARSIZE_ANY_EXHDR(name_space)) < 0 ||
+		pg_cryptohash_update(ctx, (const uint8 *) "\n", 1) < 0 ||
+		pg_cryptohash_update(ctx, (uint8 *) VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key)) < 0 ||
+		pg_cryptohash_final(ctx, digest, sizeof(digest)) < 0)
+		elog(ERROR, "could not compute a hash of a key: %s", pg_cryptohash_error(ctx));
+	pg_cryptohash_free(ctx);
+	for (int i = 0; i < 8; i++)
+		sprintf(hex + 2 * i, "%02x", digest[i]);
+}
+
+/* One line in the log, without the statement, which may show the key */
+static void
+log_duplicate(const char *kind, const char *outcome, const text *name_space, const text *key)
+{
+	char hex[17];
+
+	hash_key(name_space, key, hex);
+	ereport(LOG_SERVER_ONLY,
+			errmsg("idem duplicate: kind=%s outcome=%s key_hash=%s", kind, outcome, hex),
+			errhidestmt(true),
+			errhidecontext(true));
+}
+
+/* Count the answer to a claim */
+void
+idem_stats_count_claim(const IdemClaim *claim, IdemStatus status)
+{
+	idem_stats_count((IdemStat) status);
+	if (unlikely(idem_guc_log_duplicates) &&
+		(status == IDEM_FINISHED || status == IDEM_BUSY || status == IDEM_PARKED || status == IDEM_EXHAUSTED))
+		log_duplicate(claim->lease ? "lease" : "claim", idem_keyrow_status_name(status), claim->key.scope, claim->key.key);
+}
+
+/* Count the outcome of an enqueue */
+void
+idem_stats_count_enqueue(const text *queue, const text *key, IdemOutcome outcome)
+{
+	idem_stats_count_queue(queue, (IdemQueueStat) outcome);
+	if (unlikely(idem_guc_log_duplicates) && outcome != IDEM_ENQUEUED)
+		log_duplicate("enqueue", idem_dedup_outcome_name(outcome), queue, key);
+}
