@@ -132,13 +132,14 @@ SELECT idem_complete(job_id, token) FROM idem_fetch('short');
 SET idem.clock_offset = '3 h';
 SELECT idem_cleanup(1);
 SELECT queue FROM idem.job_log;
--- live jobs are left alone, however old, and so are queues
+-- live jobs are left alone, however old, and so are queues; but one whose last lease ran out is dead
 SELECT job_id FROM idem_enqueue('old', NULL, 'k', run_at => '1990-01-01 00:00:00+00');
 SELECT job_id FROM idem_enqueue('old', max_attempts => 1);
 SELECT job_id FROM idem_fetch('old', 2, lease => '1 us');
 SET idem.clock_offset = '10000 h';
 SELECT idem_cleanup();
 SELECT job_id FROM idem.jobs ORDER BY job_id;
+SELECT job_id, state, error FROM idem.job_log WHERE queue = 'old';
 SELECT count(*) FROM idem.queues;
 -- works from a transaction with an old snapshot
 SELECT idem_cancel(3);

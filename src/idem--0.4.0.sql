@@ -1111,9 +1111,9 @@ j AS (
 	 WHERE g.state OPERATOR(pg_catalog.=) 'dead'),
 f AS (
 	SELECT pg_catalog.max(e.made_at) AS made_at
-	  FROM (SELECT k.created_at AS made_at FROM (SELECT k.* FROM idem.keys AS k ORDER BY k.expires_at DESC LIMIT 100) AS k
+	  FROM (SELECT k.created_at AS made_at FROM (SELECT k.created_at FROM idem.keys AS k ORDER BY k.expires_at DESC LIMIT 100) AS k
 			UNION ALL
-			SELECT q.enqueued_at FROM (SELECT q.* FROM idem.jobs AS q ORDER BY q.job_id DESC LIMIT 100) AS q) AS e)
+			SELECT q.enqueued_at FROM (SELECT q.enqueued_at FROM idem.jobs AS q ORDER BY q.job_id DESC LIMIT 100) AS q) AS e)
 SELECT h."check", h.status, h.detail, h.fix
   FROM (
 SELECT 1 AS ord, 'preload' AS "check",
