@@ -37,8 +37,8 @@ typedef struct PrivilegeSet
 		"idem_enqueue", "idem_enqueue_many", "idem_fetch", "idem_complete", \
 		"idem_complete_many", "idem_fail", "idem_heartbeat", "idem_snooze", \
 		"idem_cancel", "idem_retry", "idem_job"
-#define VIEW_FUNCTIONS                                              \
-	"idem_clock", "idem_key_state", "idem_doctor",                  \
+#define VIEW_FUNCTIONS                                                  \
+	"idem_clock", "idem_key_state", "idem_doctor",                      \
 		"idem_stat_databases", "idem_stat_queues", "idem_stat_cleanup", \
 		"idem_stat_worker"
 #define MONITOR_RELATIONS \

@@ -366,7 +366,9 @@ clean_database(const IdemRun *order)
 	}
 	begin_round(order->goes_on, &run);
 	left = clean_all(&run, &more);
-	report(more ? IDEM_RUN_MORE : run.was_locked ? IDEM_RUN_LOCKED : IDEM_RUN_DONE, left, run.rest, "");
+	report(more ? IDEM_RUN_MORE : run.was_locked ? IDEM_RUN_LOCKED :
+												   IDEM_RUN_DONE,
+		   left, run.rest, "");
 }
 
 void

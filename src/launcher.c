@@ -35,8 +35,8 @@
 #include "storage/latch.h"
 #include "storage/procsignal.h"
 #include "tcop/tcopprot.h"
-#include "utils/guc.h"
 #include "utils/fmgroids.h"
+#include "utils/guc.h"
 #include "utils/hsearch.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
@@ -75,6 +75,7 @@ static int64 next_list; /* when to read the list of databases */
 static BackgroundWorkerHandle *running = NULL;
 static Oid running_in;
 static int64 running_since;
+static bool run_is_outdated; /* there was a reload since */
 
 /* No free slot for a worker: when to try again, and the delay after that */
 static int64 slot_due = 0;
@@ -370,6 +371,7 @@ start_worker(const Database *database)
 	slot_is_there();
 	running_in = database->oid;
 	running_since = now_steady();
+	run_is_outdated = false;
 	set_state(IDEM_LAUNCHER_WORKING);
 }
 
@@ -490,7 +492,11 @@ end_run(void)
 	if (database != NULL && run.outcome == IDEM_RUN_LOST && get_access(running_in) == ACCESS_NO)
 		(void) hash_search(databases, &running_in, HASH_REMOVE, NULL);
 	else if (database != NULL)
+	{
 		judge_run(database, &run);
+		if (run_is_outdated)
+			database->due = 0;
+	}
 }
 
 static bool
@@ -565,6 +571,7 @@ reload(void)
 
 	ProcessConfigFile(PGC_SIGHUP);
 	next_list = slot_due = 0;
+	run_is_outdated = true;
 	hash_seq_init(&seq, databases);
 	while ((database = hash_seq_search(&seq)) != NULL)
 		database->due = 0;

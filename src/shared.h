@@ -63,8 +63,8 @@ typedef struct IdemProgress
 /* A database, or a queue in one */
 typedef struct IdemEntry
 {
-	Oid database;	/* invalid: free */
-	int queue_len;	/* -1: of the database itself */
+	Oid database;  /* invalid: free */
+	int queue_len; /* -1: of the database itself */
 	char queue[IDEM_MAX_QUEUE_LEN];
 	TimestampTz stats_reset;
 	IdemProgress progress; /* of the database itself */

@@ -162,6 +162,7 @@ is( join("\n", map { m{^(.*) / member / } ? $1 : () } @fresh),
 		'function idem_clock()',
 		'function idem_complete(bigint,bigint,jsonb)',
 		'function idem_complete_many(bigint[],bigint[])',
+		'function idem_doctor()',
 		"function idem_enqueue(text,jsonb,text,$enqueue)",
 		"function idem_enqueue_many(text,jsonb[],text[],$enqueue)",
 		'function idem_fail(bigint,bigint,text,interval,boolean)',
@@ -185,6 +186,11 @@ is( join("\n", map { m{^(.*) / member / } ? $1 : () } @fresh),
 		'function idem_retry(bigint)',
 		'function idem_revoke(name,text)',
 		'function idem_snooze(bigint,bigint,interval)',
+		'function idem_stat_cleanup()',
+		'function idem_stat_databases()',
+		'function idem_stat_queues()',
+		'function idem_stat_worker()',
+		'function idem_stats_reset()',
 		'schema idem',
 		'sequence idem.jobs_job_id_seq',
 		'table idem.job_keys',
@@ -192,11 +198,16 @@ is( join("\n", map { m{^(.*) / member / } ? $1 : () } @fresh),
 		'table idem.jobs',
 		'table idem.keys',
 		'table idem.queues',
+		'view idem.cleanup_progress',
+		'view idem.health',
 		'view idem.job_status',
 		'view idem.key_status',
 		'view idem.key_summary',
 		'view idem.lease_status',
-		'view idem.queue_status'),
+		'view idem.queue_stats',
+		'view idem.queue_status',
+		'view idem.stats',
+		'view idem.worker_status'),
 	'a fresh install has the expected members and no others');
 is( join("\n", grep { m{ / comment / none$} } @fresh),
 	'', 'every member has a comment');
@@ -299,6 +310,11 @@ my @older = split /\n/,
 my $all_keys = q{
 	SELECT key, scope, owner, request, result, created_at, expires_at
 	  FROM idem.keys ORDER BY key, scope};
+my $all_jobs = q{
+	SELECT * FROM idem.jobs ORDER BY job_id;
+	SELECT * FROM idem.job_keys ORDER BY job_id;
+	SELECT * FROM idem.job_log ORDER BY job_id;
+	SELECT * FROM idem.queues ORDER BY queue};
 
 note 'versions with an update path to ' . $current . ": @older";
 is( $node->safe_psql(
@@ -386,8 +402,14 @@ foreach my $old (@older)
 	is( $s->sqlstate(q{SELECT idem_finish('finished', token => 1)}),
 		'ID003', "L3: $old: a token is of no key before the update")
 	  if $old eq '0.1.0';
-	is($s->sqlstate("SELECT $_"), '42883', "$old: no jobs before the update: $_")
-	  foreach q{idem_enqueue('q')}, q{idem_fetch('q')};
+	my $has_jobs = $old ge '0.3.0';
+
+	foreach my $call (q{idem_enqueue('q')}, q{idem_fetch('q')})
+	{
+		is($s->sqlstate("SELECT $call"),
+			'42883', "$old: no jobs before the update: $call")
+		  unless $has_jobs;
+	}
 	is( $node->safe_psql(
 			$db, 'SELECT status, count(*) FROM idem.key_status GROUP BY status'),
 		'finished|5',
@@ -422,7 +444,22 @@ foreach my $old (@older)
 		"L1: $old: leases work with the new library before the update")
 	  if $has_leases;
 
+	# jobs in every state, where there are jobs
+	is( $s->query(
+			q{SELECT idem_queue_set('before', keep => '1 h');
+			  SELECT outcome FROM idem_enqueue_many('before', '{1, 2, 3}', '{a, b, c}',
+				  dedup => 'until_expired', key_ttl => '1 h');
+			  SELECT job_id, token FROM idem_fetch('before', lease => '1 h') \gset
+			  SELECT idem_complete(:job_id, :token, '"done"');
+			  SELECT job_id, token FROM idem_fetch('before', lease => '1 h') \gset
+			  SELECT outcome FROM idem_enqueue('before', '4', 'a',
+				  dedup => 'until_expired', key_ttl => '1 h')}),
+		join("\n", '', 'enqueued', 'enqueued', 'enqueued', '', 'done'),
+		"J5: $old: jobs work with the new library before the update")
+	  if $has_jobs;
+
 	my $keys = $node->safe_psql($db, $all_keys);
+	my $jobs = $has_jobs ? $node->safe_psql($db, $all_jobs) : '';
 
 	$node->safe_psql($db, 'ALTER EXTENSION idem UPDATE');
 
@@ -434,6 +471,21 @@ foreach my $old (@older)
 		'', "$old: the updated install equals a fresh one");
 	is($node->safe_psql($db, $all_keys),
 		$keys, "K2: $old: the keys are there as they were");
+	if ($has_jobs)
+	{
+		is($node->safe_psql($db, $all_jobs),
+			$jobs, "J5: $old: the jobs are there as they were");
+		is( $s->query(
+				q{SELECT idem_complete(:job_id, :token, '"done"');
+				  SELECT key, state FROM idem.job_status ORDER BY key;
+				  SELECT outcome FROM idem_enqueue('before', '4', 'b',
+					  dedup => 'until_expired', key_ttl => '1 h');
+				  SELECT payload FROM idem_fetch('before');
+				  DELETE FROM idem.jobs; DELETE FROM idem.job_log;
+				  DELETE FROM idem.job_keys; SELECT idem_queue_drop('before')}),
+			join("\n", '', 'a|done', 'b|done', 'c|waiting', 'done', '3', 't'),
+			"J5: $old: the jobs go on after the update");
+	}
 	is( $s->query(
 			q{SELECT status, result FROM idem_claim('finished', request => '1');
 			  SELECT status, result FROM idem_claim('not finished', scope => 'scope');
@@ -480,8 +532,8 @@ foreach my $old (@older)
 	# jobs
 	is( $s->query(
 			q{SELECT idem_queue_set('q', keep => '1 s');
-			  SELECT job_id, outcome FROM idem_enqueue('q', '"a"', 'k');
-			  SELECT job_id, outcome FROM idem_enqueue('q', '"b"', 'k',
+			  SELECT outcome FROM idem_enqueue('q', '"a"', 'k');
+			  SELECT outcome FROM idem_enqueue('q', '"b"', 'k',
 				  on_duplicate => 'replace');
 			  SELECT outcome FROM idem_enqueue_many('q', '{1, 2}', '{k, l}');
 			  SELECT job_id, token, payload FROM idem_fetch('q', lease => '1 min') \gset
@@ -500,7 +552,7 @@ foreach my $old (@older)
 			  SELECT key, state FROM idem.job_status;
 			  SELECT idem_queue_drop('q')}),
 		join("\n",
-			'', '1|enqueued', '1|replaced', 'absorbed', 'enqueued', '"b"', '',
+			'', 'enqueued', 'replaced', 'absorbed', 'enqueued', '"b"', '',
 			'done|"done"', '2|dead', 'q|0|1', 'k|done|', 'l|dead|error',
 			'1', 'l|dead', 't'),
 		"J1: $old: jobs work after the update");
@@ -549,10 +601,12 @@ foreach my $old (@older)
 		[ 'SELECT count(*) FROM idem.key_status', '42501 00000 42501' ],
 		[ 'SELECT count(*) FROM idem.key_summary', '42501 00000 00000' ],
 		[ 'SELECT idem_cleanup()', '42501 00000 42501' ],
-		[ q{SELECT idem_enqueue('q')}, '42501 42501 42501' ],
-		[ q{SELECT idem_fetch('q')}, '42501 42501 42501' ],
+		[ q{SELECT idem_enqueue('q')}, $has_jobs ? '00000 00000 42501' : '42501 42501 42501' ],
+		[ q{SELECT idem_fetch('q')}, $has_jobs ? '00000 00000 42501' : '42501 42501 42501' ],
 		[ 'SELECT count(*) FROM idem.jobs', '42501 42501 42501' ],
-		[ 'SELECT count(*) FROM idem.queue_status', '42501 42501 42501' ])
+		[ 'SELECT count(*) FROM idem.queue_status', $has_jobs ? '42501 00000 00000' : '42501 42501 42501' ],
+		[ 'SELECT count(*) FROM idem.stats', '42501 42501 42501' ],
+		[ 'SELECT idem_doctor()', '42501 42501 42501' ])
 	{
 		is($states->($may->[0]), $may->[1],
 			"$old: what app, admin and monitor were granted holds: $may->[0]");
@@ -568,7 +622,10 @@ foreach my $old (@older)
 		[ q{SELECT idem_queue_set('q', lease => '1 min')}, '42501 00000 42501' ],
 		[ 'SELECT count(*) FROM idem.jobs', '42501 42501 42501' ],
 		[ 'SELECT count(*) FROM idem.job_status', '42501 00000 42501' ],
-		[ 'SELECT count(*) FROM idem.queue_status', '42501 00000 00000' ])
+		[ 'SELECT count(*) FROM idem.queue_status', '42501 00000 00000' ],
+		[ 'SELECT count(*) FROM idem.stats', '42501 00000 00000' ],
+		[ 'SELECT count(*) FROM idem_doctor()', '42501 00000 00000' ],
+		[ 'SELECT idem_stats_reset()', '42501 55000 42501' ])
 	{
 		is($states->($may->[0]), $may->[1],
 			"$old: granted again, app, admin and monitor may: $may->[0]");
@@ -585,7 +642,7 @@ my $leftovers = q{
 	SELECT nspname FROM pg_namespace WHERE nspname LIKE 'idem%'
 	UNION ALL
 	SELECT relname FROM pg_class
-	 WHERE relname ~ '^(keys|key_status|key_summary|lease_status|jobs?|queue)(_|s|$)'
+	 WHERE relname ~ '^(keys|key_status|key_summary|lease_status|jobs?|queue|cleanup_progress|worker_status|health)(_|s|$)'
 	UNION ALL
 	SELECT description FROM pg_description WHERE description ~ '\midem'};
 
