@@ -6,6 +6,7 @@
 #	start_sql NAME SQL      the same without waiting for the output
 #	finish_sql NAME         ... which this waits for and shows
 #	show_waiting NAME       wait until the session waits for a lock, show that
+#	wait_for QUERY          ask the server until it answers t
 #	tell TEXT...            lines of the narrator
 
 declare -A session_in session_out session_pid
@@ -85,6 +86,19 @@ say_sql()
 {
 	start_sql "$1" "$2"
 	finish_sql "$1"
+}
+
+# Each question is a connection of its own, so this is not a busy loop.
+wait_for()
+{
+	local tries
+
+	for ((tries = 0; tries < 1000; tries++)); do
+		if [ "$(idem_run psql -XAt -d demo -c "$1")" = t ]; then
+			return
+		fi
+	done
+	idem_die "The server does not come to answer t: $1"
 }
 
 # Ask the server until it says that the session waits.
