@@ -117,6 +117,8 @@ note_outcome(IdemOutcomeOfRun outcome, int64 backlog, const char *error)
 		progress->finished_at = GetCurrentTimestamp();
 	if (outcome == IDEM_RUN_OFF)
 		progress->phase = IDEM_PHASE_OFF;
+	if (outcome == IDEM_RUN_NOT_THERE)
+		progress->phase = IDEM_PHASE_NOT_THERE;
 	if (outcome == IDEM_RUN_FAILED)
 	{
 		progress->phase = IDEM_PHASE_FAILING;
@@ -335,6 +337,15 @@ clean_all(Run *run, bool *more)
 	return left;
 }
 
+/* The entry of a database without the extension, which had it once */
+static void
+find_entry(void)
+{
+	LWLockAcquire(idem_shared->lock, LW_SHARED);
+	entry = idem_shared_find(MyDatabaseId, NULL);
+	LWLockRelease(idem_shared->lock);
+}
+
 static bool
 extension_exists(void)
 {
@@ -355,6 +366,7 @@ clean_database(const IdemRun *order)
 
 	if (!extension_exists())
 	{
+		find_entry();
 		report(IDEM_RUN_NOT_THERE, -1, 0, "");
 		return;
 	}

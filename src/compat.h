@@ -183,6 +183,11 @@ idem_compat_proc_number(void)
 #endif
 }
 
+/* 16: named anew */
+#if PG_VERSION_NUM < 160000
+#define pgstat_get_local_beentry_by_index(i) pgstat_fetch_stat_local_beentry(i)
+#endif
+
 /* 19: a worker that may be ended by who wants to change its database */
 #if PG_VERSION_NUM < 190000
 #define BGWORKER_INTERRUPTIBLE 0

@@ -116,7 +116,7 @@ idem_guc_init(void)
 							&idem_guc_stats_max,
 							1000,
 							100,
-							100000,
+							IDEM_MAX_STATS,
 							process_shared_preload_libraries_in_progress ? PGC_POSTMASTER : PGC_SIGHUP,
 							0,
 							NULL, NULL, NULL);

@@ -79,6 +79,7 @@ CREATE FUNCTION pg_catalog.idem_stat_worker(
 	OUT last_run_at timestamp with time zone,
 	OUT datid oid,
 	OUT worker_pid integer,
+	OUT used_slots integer,
 	OUT no_slot_since timestamp with time zone,
 	OUT clock_back_at timestamp with time zone,
 	OUT clock_back_seconds double precision,
@@ -197,7 +198,7 @@ SELECT c.datid,
 COMMENT ON VIEW idem.cleanup_progress IS 'what the background worker does and has done in each database that has the extension';
 COMMENT ON COLUMN idem.cleanup_progress.datid IS 'the database';
 COMMENT ON COLUMN idem.cleanup_progress.datname IS 'its name';
-COMMENT ON COLUMN idem.cleanup_progress.phase IS 'keys, job keys, job history, jobs (those without attempts left): at work there; idle, off (idem.cleanup), failing';
+COMMENT ON COLUMN idem.cleanup_progress.phase IS 'keys, job keys, job history, jobs (those without attempts left): at work there; idle, off (idem.cleanup), failing, not installed (any more)';
 COMMENT ON COLUMN idem.cleanup_progress.removed IS 'rows removed in this round, which ends when there is nothing left';
 COMMENT ON COLUMN idem.cleanup_progress.rows_per_second IS 'how fast, without the pauses';
 COMMENT ON COLUMN idem.cleanup_progress.backlog IS 'estimate of what is left, as of the end of the last run; null if it is not known';
@@ -215,6 +216,7 @@ SELECT w.preloaded,
 	   w.last_run_at,
 	   d.datname,
 	   w.worker_pid,
+	   w.used_slots,
 	   w.no_slot_since,
 	   w.memory_bytes,
 	   w.library_version
@@ -229,6 +231,7 @@ COMMENT ON COLUMN idem.worker_status.runs IS 'visits to databases since then';
 COMMENT ON COLUMN idem.worker_status.last_run_at IS 'when the last of them ended';
 COMMENT ON COLUMN idem.worker_status.datname IS 'the database that is being visited';
 COMMENT ON COLUMN idem.worker_status.worker_pid IS 'process that does so; null if there is none';
+COMMENT ON COLUMN idem.worker_status.used_slots IS 'background workers of all kinds; there may be max_worker_processes';
 COMMENT ON COLUMN idem.worker_status.no_slot_since IS 'since when no background worker slot is free; null if one is';
 COMMENT ON COLUMN idem.worker_status.memory_bytes IS 'memory of the launcher';
 COMMENT ON COLUMN idem.worker_status.library_version IS 'version of the library that this session has loaded';
@@ -237,14 +240,7 @@ CREATE VIEW idem.health AS
 WITH w AS (
 	SELECT s.*,
 		   pg_catalog.pg_is_in_recovery() AS standby,
-		   pg_catalog.current_setting('max_worker_processes')::integer AS max_workers,
-		   (SELECT pg_catalog.count(*)::integer
-			  FROM pg_catalog.pg_stat_get_activity(NULL) AS a
-			 WHERE a.backend_type OPERATOR(pg_catalog.<>) ALL (ARRAY[
-					'client backend', 'autovacuum launcher', 'autovacuum worker', 'background writer', 'checkpointer',
-					'startup', 'walreceiver', 'walsender', 'walwriter', 'archiver', 'logger', 'slotsync worker',
-					'walsummarizer', 'io worker', 'dead-end client backend', 'datachecksum launcher',
-					'datachecksum worker', 'standalone backend'])) AS used_workers
+		   pg_catalog.current_setting('max_worker_processes')::integer AS max_workers
 	  FROM pg_catalog.idem_stat_worker() AS s),
 c AS (
 	SELECT s.*
@@ -305,7 +301,7 @@ f AS (
 SELECT h."check", h.status, h.detail, h.fix
   FROM (
 SELECT 1 AS ord, 'preload' AS "check",
-	   CASE WHEN w.preloaded THEN 'ok' ELSE 'fail' END AS status,
+	   CASE WHEN w.preloaded THEN 'ok' ELSE 'warn' END AS status,
 	   CASE WHEN w.preloaded THEN 'the library is in shared_preload_libraries'
 	   ELSE 'the library is not in shared_preload_libraries: no background worker, no statistics; a restart is needed after the fix' END AS detail,
 	   CASE WHEN NOT w.preloaded
@@ -326,7 +322,7 @@ SELECT 2, 'role',
   FROM w
 UNION ALL
 SELECT 3, 'worker',
-	   CASE WHEN w.launcher_pid IS NOT NULL OR w.standby THEN 'ok' ELSE 'fail' END,
+	   CASE WHEN w.launcher_pid IS NOT NULL OR w.standby THEN 'ok' WHEN w.preloaded THEN 'fail' ELSE 'warn' END,
 	   CASE WHEN w.launcher_pid IS NOT NULL THEN pg_catalog.format('process %s, %s, %s visits', w.launcher_pid, w.state, w.runs)
 	   WHEN w.standby THEN 'none on a standby'
 	   WHEN NOT w.preloaded THEN 'none without preload; clean up with pg_cron until then'
@@ -337,11 +333,11 @@ SELECT 3, 'worker',
   FROM w
 UNION ALL
 SELECT 4, 'worker slots',
-	   CASE WHEN w.no_slot_since IS NOT NULL THEN 'fail' WHEN w.used_workers OPERATOR(pg_catalog.>=) w.max_workers THEN 'warn' ELSE 'ok' END,
+	   CASE WHEN w.no_slot_since IS NOT NULL THEN 'fail' WHEN w.used_slots OPERATOR(pg_catalog.>=) w.max_workers THEN 'warn' ELSE 'ok' END,
 	   CASE WHEN w.no_slot_since IS NOT NULL
 	   THEN pg_catalog.format('none was free for cleanup since %s; a restart is needed after the fix', w.no_slot_since)
-	   ELSE pg_catalog.format('%s of %s in use', w.used_workers, w.max_workers) END,
-	   CASE WHEN w.no_slot_since IS NOT NULL OR w.used_workers OPERATOR(pg_catalog.>=) w.max_workers
+	   ELSE pg_catalog.format('%s of %s in use', w.used_slots, w.max_workers) END,
+	   CASE WHEN w.no_slot_since IS NOT NULL OR w.used_slots OPERATOR(pg_catalog.>=) w.max_workers
 	   THEN pg_catalog.format('ALTER SYSTEM SET max_worker_processes = %s;', w.max_workers OPERATOR(pg_catalog.+) 8) END
   FROM w
 UNION ALL
@@ -437,11 +433,18 @@ SELECT 13, 'clock',
 		  FROM w, f, t) AS s
 UNION ALL
 SELECT 14, 'version',
-	   CASE WHEN e.extversion OPERATOR(pg_catalog.=) w.library_version THEN 'ok' ELSE 'fail' END,
-	   pg_catalog.format('library %s, SQL objects %s', w.library_version, e.extversion),
-	   CASE WHEN e.extversion OPERATOR(pg_catalog.<>) w.library_version THEN 'ALTER EXTENSION idem UPDATE;' END
-  FROM w, pg_catalog.pg_extension AS e
- WHERE e.extname OPERATOR(pg_catalog.=) 'idem'
+	   CASE WHEN v.library OPERATOR(pg_catalog.=) v.objects THEN 'ok' ELSE 'fail' END,
+	   pg_catalog.format('library %s, SQL objects %s', v.library_version, v.extversion)
+	   OPERATOR(pg_catalog.||) CASE WHEN v.library OPERATOR(pg_catalog.<) v.objects THEN ': the server, or this session, still has the old library' ELSE '' END,
+	   CASE WHEN v.library OPERATOR(pg_catalog.>) v.objects THEN 'ALTER EXTENSION idem UPDATE;'
+	   WHEN v.library OPERATOR(pg_catalog.<) v.objects THEN CASE WHEN v.preloaded THEN 'pg_ctl restart' ELSE '\connect' END END
+  FROM (SELECT w.library_version,
+			   e.extversion,
+			   w.preloaded,
+			   pg_catalog.string_to_array(w.library_version, '.')::integer[] AS library,
+			   pg_catalog.string_to_array(e.extversion, '.')::integer[] AS objects
+		  FROM w, pg_catalog.pg_extension AS e
+		 WHERE e.extname OPERATOR(pg_catalog.=) 'idem') AS v
 UNION ALL
 SELECT 15, 'statistics',
 	   CASE WHEN w.stats_full IS TRUE OR NOT w.preloaded THEN 'warn' ELSE 'ok' END,
@@ -476,12 +479,21 @@ FROM PUBLIC;
 
 /* Members of pg_monitor see numbers and health without idem_grant(). */
 GRANT USAGE ON SCHEMA idem TO pg_monitor;
-GRANT SELECT ON idem.stats, idem.queue_stats, idem.cleanup_progress, idem.worker_status, idem.health TO pg_monitor;
+GRANT SELECT ON
+	idem.key_summary,
+	idem.queue_status,
+	idem.stats,
+	idem.queue_stats,
+	idem.cleanup_progress,
+	idem.worker_status,
+	idem.health
+TO pg_monitor;
 GRANT EXECUTE ON FUNCTION
 	pg_catalog.idem_stat_databases(),
 	pg_catalog.idem_stat_queues(),
 	pg_catalog.idem_stat_cleanup(),
 	pg_catalog.idem_stat_worker(),
 	pg_catalog.idem_doctor(),
-	pg_catalog.idem_clock()
+	pg_catalog.idem_clock(),
+	pg_catalog.idem_key_state(xid, timestamp with time zone, timestamp with time zone)
 TO pg_monitor;

@@ -29,6 +29,7 @@
 #define IDEM_MAX_WORKER_LEN	   255
 #define IDEM_MAX_QUEUE_LEN	   255
 #define IDEM_MAX_CLEANUP_BATCH 1000000
+#define IDEM_MAX_STATS		   100000
 
 /*
  * Columns of idem.keys.  Those from the token on belong to leases: the row of a

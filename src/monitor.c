@@ -11,6 +11,7 @@
 #include "funcapi.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
+#include "utils/backend_status.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
@@ -19,10 +20,10 @@
 #define DATABASE_NATTS (IDEM_STAT_N + 2)
 #define QUEUE_NATTS	   (IDEM_QUEUE_STAT_N + 3)
 #define CLEANUP_NATTS  9
-#define WORKER_NATTS   14
+#define WORKER_NATTS   15
 
 static const char *const phase_names[] = {
-	"idle", "keys", "job keys", "job history", "jobs", "off", "failing"};
+	"idle", "keys", "job keys", "job history", "jobs", "off", "failing", "not installed"};
 static const char *const state_names[] = {
 	"stopped", "sleeping", "working", "waiting for a free slot"};
 
@@ -31,7 +32,7 @@ static const Oid cleanup_types[CLEANUP_NATTS] = {
 	TIMESTAMPTZOID, TEXTOID, TIMESTAMPTZOID};
 static const Oid worker_types[WORKER_NATTS] = {
 	BOOLOID, TEXTOID, TEXTOID, INT4OID, TIMESTAMPTZOID, INT8OID,
-	TIMESTAMPTZOID, OIDOID, INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID, FLOAT8OID,
+	TIMESTAMPTZOID, OIDOID, INT4OID, INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID, FLOAT8OID,
 	INT8OID, BOOLOID};
 
 PG_FUNCTION_INFO_V1(idem_stat_databases);
@@ -194,6 +195,17 @@ idem_stat_cleanup(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
+/* How many background workers are there, of all kinds? */
+static int
+count_slots(void)
+{
+	int used = 0;
+
+	for (int i = 1; i <= pgstat_fetch_stat_numbackends(); i++)
+		used += pgstat_get_local_beentry_by_index(i)->backendStatus.st_backendType == B_BG_WORKER;
+	return used;
+}
+
 Datum
 idem_stat_worker(PG_FUNCTION_ARGS)
 {
@@ -221,6 +233,7 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 	add_time(&row, launcher.last_run_at);
 	add(&row, ObjectIdGetDatum(run.database), run.pid == 0);
 	add(&row, Int32GetDatum(run.pid), run.pid == 0);
+	add(&row, Int32GetDatum(count_slots()), false);
 	add_time(&row, launcher.no_slot_since);
 	add_time(&row, launcher.clock_back_at);
 	add(&row, Float8GetDatum(launcher.clock_back_by / 1e6), launcher.clock_back_at == 0);

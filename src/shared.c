@@ -14,6 +14,7 @@
 
 #include "miscadmin.h"
 #include "pgstat.h"
+#include "port/pg_crc32c.h"
 #include "storage/fd.h"
 #include "storage/ipc.h"
 #include "storage/shmem.h"
@@ -33,6 +34,13 @@ typedef struct SavedEntry
 	TimestampTz stats_reset;
 	uint64 counters[IDEM_NCOUNTERS];
 } SavedEntry;
+
+typedef struct SavedFile
+{
+	uint64 magic;
+	int nentries;
+	SavedEntry entries[FLEXIBLE_ARRAY_MEMBER];
+} SavedFile;
 
 IdemShared *idem_shared = NULL;
 
@@ -86,27 +94,53 @@ idem_shared_sum(IdemEntry *entry, int counter)
 	return sum;
 }
 
-static bool
-write_entries(FILE *file)
+/* What the file holds is followed by a checksum of it */
+static SavedFile *
+make_file(Size *size)
 {
-	uint64 magic = STATS_MAGIC;
+	SavedFile *saved = palloc0(offsetof(SavedFile, entries) + idem_shared->nentries * sizeof(SavedEntry) + sizeof(pg_crc32c));
 
-	if (fwrite(&magic, sizeof(magic), 1, file) != 1)
-		return false;
+	saved->magic = STATS_MAGIC;
 	for (int i = 0; i < idem_shared->nentries; i++)
 	{
 		IdemEntry *entry = &idem_shared->entries[i];
-		SavedEntry saved = {.database = entry->database, .queue_len = entry->queue_len, .stats_reset = entry->stats_reset};
+		SavedEntry *to = &saved->entries[saved->nentries];
 
 		if (!OidIsValid(entry->database))
 			continue;
-		memcpy(saved.queue, entry->queue, Max(entry->queue_len, 0));
+		to->database = entry->database;
+		to->queue_len = entry->queue_len;
+		to->stats_reset = entry->stats_reset;
+		memcpy(to->queue, entry->queue, Max(entry->queue_len, 0));
 		for (int j = 0; j < IDEM_NCOUNTERS; j++)
-			saved.counters[j] = idem_shared_sum(entry, j);
-		if (fwrite(&saved, sizeof(saved), 1, file) != 1)
-			return false;
+			to->counters[j] = idem_shared_sum(entry, j);
+		saved->nentries++;
 	}
-	return true;
+	*size = offsetof(SavedFile, entries) + saved->nentries * sizeof(SavedEntry);
+	return saved;
+}
+
+static pg_crc32c
+checksum(const SavedFile *saved, Size size)
+{
+	pg_crc32c crc;
+
+	INIT_CRC32C(crc);
+	COMP_CRC32C(crc, saved, size);
+	FIN_CRC32C(crc);
+	return crc;
+}
+
+static bool
+write_file(FILE *file)
+{
+	Size size;
+	SavedFile *saved = make_file(&size);
+	pg_crc32c crc = checksum(saved, size);
+	bool written = fwrite(saved, size, 1, file) == 1 && fwrite(&crc, sizeof(crc), 1, file) == 1;
+
+	pfree(saved);
+	return written;
 }
 
 /* At the end of the postmaster: all others are gone */
@@ -119,7 +153,7 @@ save_counters(int code, Datum arg)
 	if (code != 0 || idem_shared == NULL)
 		return;
 	file = AllocateFile(STATS_FILE ".tmp", PG_BINARY_W);
-	written = file != NULL && write_entries(file);
+	written = file != NULL && write_file(file);
 	if (file != NULL && FreeFile(file) != 0)
 		written = false;
 	if (!written)
@@ -134,26 +168,37 @@ save_counters(int code, Datum arg)
 	(void) durable_rename(STATS_FILE ".tmp", STATS_FILE, LOG);
 }
 
-static bool
-read_entries(FILE *file)
+static void
+load_entry(IdemEntry *entry, const SavedEntry *saved)
 {
-	uint64 magic;
-	SavedEntry saved;
+	set_entry(entry, saved->database, saved->queue, saved->queue_len);
+	entry->stats_reset = saved->stats_reset;
+	for (int i = 0; i < IDEM_NCOUNTERS; i++)
+		pg_atomic_write_u64(&entry->stripes[0].values[i], saved->counters[i]);
+}
 
-	if (fread(&magic, sizeof(magic), 1, file) != 1 || magic != STATS_MAGIC)
+/* All of the file, or nothing of it */
+static bool
+read_file(FILE *file)
+{
+	SavedFile header;
+	SavedFile *saved;
+	Size size;
+	pg_crc32c crc;
+	bool is_good;
+
+	if (fread(&header, offsetof(SavedFile, entries), 1, file) != 1 || header.magic != STATS_MAGIC ||
+		header.nentries < 0 || header.nentries > IDEM_MAX_STATS)
 		return false;
-	for (int i = 0; i < idem_shared->nentries && fread(&saved, sizeof(saved), 1, file) == 1; i++)
-	{
-		IdemEntry *entry = &idem_shared->entries[i];
-
-		if (!OidIsValid(saved.database) || saved.queue_len < -1 || saved.queue_len > IDEM_MAX_QUEUE_LEN)
-			return false;
-		set_entry(entry, saved.database, saved.queue, saved.queue_len);
-		entry->stats_reset = saved.stats_reset;
-		for (int j = 0; j < IDEM_NCOUNTERS; j++)
-			pg_atomic_write_u64(&entry->stripes[0].values[j], saved.counters[j]);
-	}
-	return !ferror(file);
+	size = offsetof(SavedFile, entries) + header.nentries * sizeof(SavedEntry);
+	saved = palloc(size);
+	memcpy(saved, &header, offsetof(SavedFile, entries));
+	is_good = fread(saved->entries, sizeof(SavedEntry), header.nentries, file) == (size_t) header.nentries &&
+		fread(&crc, sizeof(crc), 1, file) == 1 && EQ_CRC32C(crc, checksum(saved, size));
+	for (int i = 0; i < Min(header.nentries, idem_shared->nentries) && is_good; i++)
+		load_entry(&idem_shared->entries[i], &saved->entries[i]);
+	pfree(saved);
+	return is_good;
 }
 
 static void
@@ -163,10 +208,11 @@ load_counters(void)
 
 	if (file == NULL)
 		return;
-	if (!read_entries(file))
+	if (!read_file(file))
 		ereport(LOG,
 				errcode(ERRCODE_DATA_CORRUPTED),
-				errmsg("ignoring file \"%s\", which is not of this version of idem", STATS_FILE));
+				errmsg("ignoring damaged file \"%s\"", STATS_FILE),
+				errdetail("The statistics of idem begin anew."));
 	FreeFile(file);
 	unlink(STATS_FILE);
 }
