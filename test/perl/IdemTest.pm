@@ -28,11 +28,13 @@ use Test::More;
 use Time::HiRes qw(usleep);
 
 our @EXPORT = qw(
+  add_expired
   amcheck_ok
   claim_status
   crash_backend
   crash_postmaster
   log_ok
+  never_two_ok
   new_node
   pgbench_run
   session
@@ -179,6 +181,27 @@ sub wait_until_gone
 
 =pod
 
+=item add_expired($node, $n, db => 'postgres', name => 'expired')
+
+$n keys that have expired long ago: what cleanup removes.
+
+=cut
+
+sub add_expired
+{
+	my ($node, $n, %opt) = @_;
+	my $name = $opt{name} // 'expired';
+
+	$node->safe_psql(
+		$opt{db} // 'postgres', qq{
+		SET idem.clock_offset = -100000;
+		SELECT count(*) FROM idem_claim_many(
+			ARRAY(SELECT '$name ' || n FROM generate_series(1, $n) AS n), ttl => '1 s')});
+	return;
+}
+
+=pod
+
 =item pgbench_run($node, \@options, \@scripts, failures => 0)
 
 One run of pgbench.  Each script is [text, weight].  True if pgbench
@@ -318,6 +341,50 @@ sub log_ok
 		join(' ', ('was terminated by signal 9') x $killed),
 		"log of $name: $killed processes ended by a signal");
 	return;
+}
+
+=pod
+
+=item never_two_ok($node)
+
+The log says that the server never had two launchers or two workers of idem at
+the same time, from the first process to the last.  It needs
+log_min_messages = debug1.  Returns how many were started: a hash with the
+keys launcher and cleanup.
+
+=cut
+
+sub never_two_ok
+{
+	my ($node) = @_;
+	my $name = $node->name;
+	my %started = (launcher => 0, cleanup => 0);
+	my %running = %started;
+	my @two;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	foreach my $line (split /\n/, slurp_file($node->logfile))
+	{
+		if ($line =~ /starting background worker process "idem (\w+)"/)
+		{
+			$started{$1}++;
+			push @two, $line if ++$running{$1} > 1;
+		}
+		elsif ($line =~ /background worker "idem (\w+)" \(PID \d+\) exited/)
+		{
+			$running{$1}--;
+		}
+		elsif ($line =~
+			/all server processes terminated; reinitializing|starting PostgreSQL/)
+		{
+			# those that went down with the server are not in the log
+			%running = (launcher => 0, cleanup => 0);
+		}
+	}
+	is(join("\n", @two), '',
+		"log of $name: never two launchers and never two workers at once");
+	return %started;
 }
 
 =pod
