@@ -7,6 +7,7 @@
 
 #include "access/xact.h"
 #include "catalog/namespace.h"
+#include "common/pg_prng.h"
 #include "nodes/makefuncs.h"
 #include "nodes/parsenodes.h"
 #include "parser/parse_func.h"
@@ -56,9 +57,17 @@ static const PrivilegeSet privilege_sets[] = {
 static int
 clean(void (*cleanup_table)(IdemCleanup *), int batch)
 {
-	IdemCleanup cleanup = {.batch = batch, .from = DT_NOBEGIN};
+	/* a new session begins anywhere, so that calls in sessions of their own come to all pages */
+	static uint32 page = 0;
+	static bool is_first = true;
+	IdemCleanup cleanup = {.batch = batch, .place.from = DT_NOBEGIN};
 
+	if (is_first)
+		page = pg_prng_uint32(&pg_global_prng_state);
+	is_first = false;
+	cleanup.place.page = page;
 	cleanup_table(&cleanup);
+	page = cleanup.place.page;
 	return cleanup.removed;
 }
 

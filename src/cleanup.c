@@ -12,8 +12,9 @@
  * for one: whoever wants to change them goes first.  Tables that are not
  * members of the extension are none of ours.
  *
- * An error ends the run.  It is kept for people to see, and the launcher is told;
- * what the batch had removed is rolled back.
+ * After an error the batch is rolled back, and the table is left alone for the
+ * rest of the run; the others go on.  The error is kept for people to see, and the
+ * launcher is told.
  */
 #include "postgres.h"
 
@@ -39,7 +40,8 @@
 
 #include "shared.h"
 
-#define MAX_RUN (2 * USECS_PER_SEC)
+#define MAX_RUN	 (2 * USECS_PER_SEC)
+#define MAX_REST (10 * USECS_PER_SEC)
 
 /* A phase of cleanup: the tables that it locks, the first of which it cleans */
 typedef struct Phase
@@ -58,16 +60,17 @@ static const Phase phases[IDEM_NPHASES] = {
 
 static IdemEntry *entry = NULL; /* where to report; NULL: nowhere */
 
-/* The run under way */
+/* The run under way; times in microseconds, by the steady clock */
 typedef struct Run
 {
-	TimestampTz until;
+	int64 until;
 	int pause;		 /* times as long as the work */
 	int64 rest;		 /* of a pause, that does not fit into the run */
 	bool was_locked; /* somebody had a lock on a table */
-	bool more[IDEM_NPHASES];
-	TimestampTz from[IDEM_NPHASES];
-	int64 left[IDEM_NPHASES];
+	bool failed;
+	char error[IDEM_ERROR_TEXT_LEN]; /* the first one */
+	IdemPhase next;					 /* the phase whose turn it is */
+	IdemCleanup phases[IDEM_NPHASES];
 } Run;
 
 static void
@@ -106,14 +109,16 @@ note_connected(void)
 	LWLockRelease(idem_shared->lock);
 }
 
+/* For people */
 static void
-note_outcome(IdemOutcomeOfRun outcome, int64 backlog, const char *error)
+note_outcome(IdemOutcomeOfRun outcome, const Run *run, bool more, int64 backlog)
 {
 	IdemProgress *progress = &entry->progress;
 
 	progress->phase = IDEM_PHASE_IDLE;
 	progress->backlog = backlog;
-	if (outcome == IDEM_RUN_DONE)
+	progress->next = run->next;
+	if (outcome == IDEM_RUN_DONE && !more)
 		progress->finished_at = GetCurrentTimestamp();
 	if (outcome == IDEM_RUN_OFF)
 		progress->phase = IDEM_PHASE_OFF;
@@ -123,21 +128,33 @@ note_outcome(IdemOutcomeOfRun outcome, int64 backlog, const char *error)
 	{
 		progress->phase = IDEM_PHASE_FAILING;
 		progress->error_at = GetCurrentTimestamp();
-		strlcpy(progress->error, error, IDEM_ERROR_TEXT_LEN);
+		strlcpy(progress->error, run->error, IDEM_ERROR_TEXT_LEN);
 	}
 }
 
 /* What has become of the run, for the launcher and for people */
 static void
-report(IdemOutcomeOfRun outcome, int64 backlog, int64 rest, const char *error)
+report(IdemOutcomeOfRun outcome, const Run *run)
 {
+	bool more = false;
+	int64 backlog = 0;
+	TimestampTz oldest = DT_NOEND;
+
+	for (int i = IDEM_PHASE_KEYS; i < IDEM_NPHASES; i++)
+	{
+		more |= run->phases[i].more;
+		backlog += run->phases[i].left;
+		if (run->phases[i].more && !TIMESTAMP_NOT_FINITE(run->phases[i].place.from))
+			oldest = Min(oldest, run->phases[i].place.from);
+	}
 	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
 	idem_shared->run.outcome = outcome;
-	idem_shared->run.backlog = backlog;
-	idem_shared->run.rest = rest;
-	strlcpy(idem_shared->run.error, error, IDEM_ERROR_TEXT_LEN);
+	idem_shared->run.more = more;
+	idem_shared->run.rest = run->rest;
+	idem_shared->run.lag = TIMESTAMP_NOT_FINITE(oldest) ? 0 : idem_clock_now() - oldest;
+	strlcpy(idem_shared->run.error, run->error, IDEM_ERROR_TEXT_LEN);
 	if (entry != NULL)
-		note_outcome(outcome, backlog, error);
+		note_outcome(outcome, run, more, outcome == IDEM_RUN_DONE ? backlog : -1);
 	LWLockRelease(idem_shared->lock);
 }
 
@@ -233,12 +250,23 @@ clean_batch(Run *run, const Phase *phase, IdemCleanup *cleanup)
 	pgstat_report_activity(STATE_IDLE, NULL);
 }
 
+/* A new round begins with the oldest rows; of idem.jobs it goes on where the last one left off */
 static void
 begin_round(bool goes_on, Run *run)
 {
+	IdemPlace nowhere = {.from = DT_NOBEGIN};
+
+	run->next = IDEM_PHASE_KEYS;
 	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	for (int i = 0; i < IDEM_NPHASES; i++)
-		run->from[i] = goes_on && entry != NULL ? entry->progress.from[i] : DT_NOBEGIN;
+	if (entry != NULL && entry->progress.next != IDEM_PHASE_IDLE)
+		run->next = entry->progress.next;
+	for (int i = IDEM_PHASE_KEYS; i < IDEM_NPHASES; i++)
+	{
+		run->phases[i].more = true;
+		run->phases[i].place = entry != NULL ? entry->progress.places[i] : nowhere;
+		if (!goes_on)
+			run->phases[i].place.from = DT_NOBEGIN;
+	}
 	if (!goes_on && entry != NULL)
 	{
 		entry->progress.started_at = GetCurrentTimestamp();
@@ -265,7 +293,7 @@ note_batch(IdemPhase phase, const IdemCleanup *cleanup, int64 took)
 	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
 	entry->progress.removed += cleanup->removed;
 	entry->progress.working += took;
-	entry->progress.from[phase] = cleanup->from;
+	entry->progress.places[phase] = cleanup->place;
 	LWLockRelease(idem_shared->lock);
 }
 
@@ -274,20 +302,20 @@ static void
 pause_for(Run *run, int64 length)
 {
 	static uint32 wait_event = 0;
-	TimestampTz end = GetCurrentTimestamp() + length;
+	int64 end = idem_clock_steady() + length;
 
-	run->rest = Max(end - run->until, 0);
+	run->rest = Min(Max(end - run->until, 0), MAX_REST);
 	end = Min(end, run->until);
 	if (wait_event == 0)
 		wait_event = idem_compat_wait_event("IdemCleanupPause");
 	for (;;)
 	{
-		long left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), end);
+		int64 left = end - idem_clock_steady();
 
 		CHECK_FOR_INTERRUPTS();
 		if (left <= 0)
 			break;
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, left, wait_event);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, (long) left / 1000 + 1, wait_event);
 		ResetLatch(MyLatch);
 	}
 }
@@ -296,45 +324,74 @@ pause_for(Run *run, int64 length)
 static void
 clean_phase(Run *run, IdemPhase phase)
 {
-	IdemCleanup cleanup = {
-		.batch = idem_guc_cleanup_batch_size,
-		.deadline = run->until,
-		.from = run->from[phase]};
-	TimestampTz start = GetCurrentTimestamp();
+	IdemCleanup *cleanup = &run->phases[phase];
+	int64 start = idem_clock_steady();
 	int64 took;
 
+	cleanup->batch = idem_guc_cleanup_batch_size;
+	cleanup->deadline = run->until;
+	cleanup->removed = cleanup->left = 0;
+	cleanup->more = false;
 	note_phase(phase);
-	clean_batch(run, &phases[phase], &cleanup);
-	took = GetCurrentTimestamp() - start;
-	note_batch(phase, &cleanup, took);
-	run->more[phase] = cleanup.more;
-	run->from[phase] = cleanup.from;
-	run->left[phase] = cleanup.left;
-	if (cleanup.more)
+	clean_batch(run, &phases[phase], cleanup);
+	took = idem_clock_steady() - start;
+	note_batch(phase, cleanup, took);
+	if (cleanup->more)
 		pause_for(run, took * run->pause);
 }
 
-/* Clean up in turns, so that no table has to wait for another one; how many rows are left, as far as we know? */
-static int64
-clean_all(Run *run, bool *more)
+/* The same; after an error the phase is over for this run, and the others go on */
+static void
+try_phase(Run *run, IdemPhase phase)
 {
-	int64 left = 0;
+	MemoryContext context = CurrentMemoryContext;
 
-	for (int phase = IDEM_PHASE_KEYS; phase < IDEM_NPHASES; phase++)
-		run->more[phase] = true;
-	do
+	PG_TRY();
 	{
-		*more = false;
-		for (int phase = IDEM_PHASE_KEYS; phase < IDEM_NPHASES; phase++)
-		{
-			if (run->more[phase] && GetCurrentTimestamp() < run->until)
-				clean_phase(run, phase);
-			*more |= run->more[phase];
-		}
-	} while (*more && GetCurrentTimestamp() < run->until);
+		clean_phase(run, phase);
+	}
+	PG_CATCH();
+	{
+		ErrorData *error;
+
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+		AbortOutOfAnyTransaction();
+		MemoryContextSwitchTo(context);
+		pgstat_report_activity(STATE_IDLE, NULL);
+		if (!run->failed)
+			strlcpy(run->error, error->message, IDEM_ERROR_TEXT_LEN);
+		run->failed = true;
+		run->phases[phase].more = false;
+		FreeErrorData(error);
+	}
+	PG_END_TRY();
+}
+
+static bool
+is_something_left(const Run *run)
+{
 	for (int phase = IDEM_PHASE_KEYS; phase < IDEM_NPHASES; phase++)
-		left += run->left[phase];
-	return left;
+	{
+		if (run->phases[phase].more)
+			return true;
+	}
+	return false;
+}
+
+/* Clean up in turns, also from run to run, so that no table has to wait for another one */
+static void
+clean_all(Run *run)
+{
+	while (is_something_left(run) && idem_clock_steady() < run->until)
+	{
+		IdemPhase phase = run->next;
+
+		run->next = phase + 1 < IDEM_NPHASES ? phase + 1 : IDEM_PHASE_KEYS;
+		if (run->phases[phase].more)
+			try_phase(run, phase);
+	}
 }
 
 /* The entry of a database without the extension, which had it once */
@@ -360,33 +417,30 @@ extension_exists(void)
 static void
 clean_database(const IdemRun *order)
 {
-	Run run = {.until = GetCurrentTimestamp() + MAX_RUN, .pause = order->pause};
-	bool more;
-	int64 left;
+	Run run = {.until = idem_clock_steady() + MAX_RUN, .pause = order->pause};
 
 	if (!extension_exists())
 	{
 		find_entry();
-		report(IDEM_RUN_NOT_THERE, -1, 0, "");
+		report(IDEM_RUN_NOT_THERE, &run);
 		return;
 	}
 	entry = idem_shared_entry(MyDatabaseId, NULL);
 	if (!idem_guc_cleanup)
 	{
-		report(IDEM_RUN_OFF, -1, 0, "");
+		report(IDEM_RUN_OFF, &run);
 		return;
 	}
 	begin_round(order->goes_on, &run);
-	left = clean_all(&run, &more);
-	report(more ? IDEM_RUN_MORE : run.was_locked ? IDEM_RUN_LOCKED :
-												   IDEM_RUN_DONE,
-		   left, run.rest, "");
+	clean_all(&run);
+	report(run.failed ? IDEM_RUN_FAILED : run.was_locked ? IDEM_RUN_LOCKED :
+														   IDEM_RUN_DONE,
+		   &run);
 }
 
 void
 idem_cleanup_main(Datum arg)
 {
-	MemoryContext context = CurrentMemoryContext;
 	Oid database = DatumGetObjectId(arg);
 	IdemRun order;
 
@@ -397,20 +451,5 @@ idem_cleanup_main(Datum arg)
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
 	note_connected();
 	set_options();
-
-	PG_TRY();
-	{
-		clean_database(&order);
-	}
-	PG_CATCH();
-	{
-		ErrorData *error;
-
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
-		FlushErrorState();
-		AbortOutOfAnyTransaction();
-		report(IDEM_RUN_FAILED, -1, 0, error->message);
-	}
-	PG_END_TRY();
+	clean_database(&order);
 }

@@ -4,6 +4,7 @@
  */
 #include "postgres.h"
 
+#include "portability/instr_time.h"
 #include "utils/datetime.h"
 #include "utils/timestamp.h"
 
@@ -17,6 +18,16 @@ TimestampTz
 idem_clock_now(void)
 {
 	return GetCurrentTimestamp() + idem_guc_clock_offset * USECS_PER_SEC;
+}
+
+/* Microseconds by a clock that never goes back, for how long something takes */
+int64
+idem_clock_steady(void)
+{
+	instr_time now;
+
+	INSTR_TIME_SET_CURRENT(now);
+	return (int64) INSTR_TIME_GET_MICROSEC(now);
 }
 
 /*

@@ -256,7 +256,7 @@ r AS (
 	SELECT k.oid,
 		   pg_catalog.format('idem.%I', k.relname) AS name,
 		   k.reloptions,
-		   pg_catalog.pg_stat_get_live_tuples(k.oid) AS live,
+		   GREATEST(pg_catalog.pg_stat_get_live_tuples(k.oid), k.reltuples::bigint) AS live,
 		   pg_catalog.pg_stat_get_dead_tuples(k.oid) AS dead
 	  FROM pg_catalog.pg_class AS k
 	 WHERE k.oid OPERATOR(pg_catalog.=) ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log']::regclass[])),
@@ -267,7 +267,8 @@ i AS (
 	  FROM r
 	  JOIN pg_catalog.pg_index AS x ON x.indrelid OPERATOR(pg_catalog.=) r.oid
 	  JOIN pg_catalog.pg_class AS k ON k.oid OPERATOR(pg_catalog.=) x.indexrelid
-	 WHERE pg_catalog.pg_relation_size(k.oid) OPERATOR(pg_catalog.>) 33554432
+	 WHERE r.live OPERATOR(pg_catalog.>) 0
+	   AND pg_catalog.pg_relation_size(k.oid) OPERATOR(pg_catalog.>) 33554432
 	   AND pg_catalog.pg_relation_size(k.oid) OPERATOR(pg_catalog.>) (500 OPERATOR(pg_catalog.*) (r.live OPERATOR(pg_catalog.+) 1))),
 b AS (
 	SELECT pg_catalog.count(*) AS expired
@@ -298,9 +299,13 @@ f AS (
 	  FROM (SELECT k.created_at AS made_at FROM (SELECT k.created_at FROM idem.keys AS k ORDER BY k.expires_at DESC LIMIT 100) AS k
 			UNION ALL
 			SELECT q.enqueued_at FROM (SELECT q.enqueued_at FROM idem.jobs AS q ORDER BY q.job_id DESC LIMIT 100) AS q) AS e)
-SELECT h."check", h.status, h.detail, h.fix
+SELECT h."check",
+	   h.status,
+	   h.detail,
+	   /* a standby cannot run what writes */
+	   CASE WHEN NOT h.writes OR NOT pg_catalog.pg_is_in_recovery() THEN h.fix END AS fix
   FROM (
-SELECT 1 AS ord, 'preload' AS "check",
+SELECT 1 AS ord, false AS writes, 'preload' AS "check",
 	   CASE WHEN w.preloaded THEN 'ok' ELSE 'warn' END AS status,
 	   CASE WHEN w.preloaded THEN 'the library is in shared_preload_libraries'
 	   ELSE 'the library is not in shared_preload_libraries: no background worker, no statistics; a restart is needed after the fix' END AS detail,
@@ -315,13 +320,13 @@ SELECT 1 AS ord, 'preload' AS "check",
 					 'SHOW shared_preload_libraries;') END AS fix
   FROM w
 UNION ALL
-SELECT 2, 'role',
+SELECT 2, false, 'role',
 	   'ok',
 	   CASE WHEN w.standby THEN 'standby: reads only, the background worker starts with the promotion' ELSE 'primary' END,
 	   NULL
   FROM w
 UNION ALL
-SELECT 3, 'worker',
+SELECT 3, false, 'worker',
 	   CASE WHEN w.launcher_pid IS NOT NULL OR w.standby THEN 'ok' WHEN w.preloaded THEN 'fail' ELSE 'warn' END,
 	   CASE WHEN w.launcher_pid IS NOT NULL THEN pg_catalog.format('process %s, %s, %s visits', w.launcher_pid, w.state, w.runs)
 	   WHEN w.standby THEN 'none on a standby'
@@ -332,7 +337,7 @@ SELECT 3, 'worker',
 	   ELSE pg_catalog.format('ALTER SYSTEM SET max_worker_processes = %s;', w.max_workers OPERATOR(pg_catalog.+) 8) END
   FROM w
 UNION ALL
-SELECT 4, 'worker slots',
+SELECT 4, false, 'worker slots',
 	   CASE WHEN w.no_slot_since IS NOT NULL THEN 'fail' WHEN w.used_slots OPERATOR(pg_catalog.>=) w.max_workers THEN 'warn' ELSE 'ok' END,
 	   CASE WHEN w.no_slot_since IS NOT NULL
 	   THEN pg_catalog.format('none was free for cleanup since %s; a restart is needed after the fix', w.no_slot_since)
@@ -341,7 +346,7 @@ SELECT 4, 'worker slots',
 	   THEN pg_catalog.format('ALTER SYSTEM SET max_worker_processes = %s;', w.max_workers OPERATOR(pg_catalog.+) 8) END
   FROM w
 UNION ALL
-SELECT 5, 'last cleanup',
+SELECT 5, false, 'last cleanup',
 	   CASE s.state WHEN 'standby' THEN 'ok' WHEN 'fine' THEN 'ok' WHEN 'failing' THEN 'fail' ELSE 'warn' END,
 	   CASE s.state WHEN 'standby' THEN 'the primary cleans up'
 	   WHEN 'not preloaded' THEN 'not known without preload'
@@ -362,13 +367,13 @@ SELECT 5, 'last cleanup',
 			   ELSE 'late' END AS state
 		  FROM w CROSS JOIN t LEFT JOIN c ON true) AS s
 UNION ALL
-SELECT 6, 'backlog',
+SELECT 6, true, 'backlog',
 	   CASE WHEN b.expired OPERATOR(pg_catalog.>) 100000 THEN 'warn' ELSE 'ok' END,
 	   CASE WHEN b.expired OPERATOR(pg_catalog.>) 100000 THEN 'more than 100000' ELSE b.expired::text END OPERATOR(pg_catalog.||) ' rows have expired and are not removed yet',
 	   CASE WHEN b.expired OPERATOR(pg_catalog.>) 100000 THEN 'DO $$ BEGIN WHILE idem_cleanup(1000) > 0 LOOP COMMIT; END LOOP; END $$;' END
   FROM b
 UNION ALL
-SELECT 7, 'table bloat',
+SELECT 7, true, 'table bloat',
 	   CASE WHEN d.names IS NULL THEN 'ok' ELSE 'warn' END,
 	   COALESCE('more dead rows than live ones in ' OPERATOR(pg_catalog.||) d.names, 'no table has more dead rows than live ones'),
 	   d.fix
@@ -377,7 +382,7 @@ SELECT 7, 'table bloat',
 		  FROM r
 		 WHERE r.dead OPERATOR(pg_catalog.>) r.live AND r.dead OPERATOR(pg_catalog.>) 10000) AS d
 UNION ALL
-SELECT 8, 'index bloat',
+SELECT 8, true, 'index bloat',
 	   CASE WHEN d.names IS NULL THEN 'ok' ELSE 'warn' END,
 	   COALESCE('much larger than its rows need: ' OPERATOR(pg_catalog.||) d.names, 'no index is much larger than its rows need'),
 	   d.fix
@@ -385,7 +390,7 @@ SELECT 8, 'index bloat',
 			   pg_catalog.string_agg('REINDEX INDEX CONCURRENTLY ' OPERATOR(pg_catalog.||) i.name OPERATOR(pg_catalog.||) ';', ' ' ORDER BY i.name) AS fix
 		  FROM i) AS d
 UNION ALL
-SELECT 9, 'expired leases',
+SELECT 9, false, 'expired leases',
 	   CASE WHEN l.oldest OPERATOR(pg_catalog.<) (t.now OPERATOR(pg_catalog.-) interval '1 hour') THEN 'warn' ELSE 'ok' END,
 	   CASE WHEN l.expired OPERATOR(pg_catalog.=) 0 THEN 'no lease has run out unfinished'
 	   ELSE pg_catalog.format('%s leases have run out unfinished, the oldest %s ago', l.expired, pg_catalog.date_trunc('second', t.now OPERATOR(pg_catalog.-) l.oldest)) END,
@@ -393,21 +398,21 @@ SELECT 9, 'expired leases',
 	   THEN 'SELECT * FROM idem.lease_status WHERE state IN (''expired'', ''exhausted'') ORDER BY time_left LIMIT 20;' END
   FROM l, t
 UNION ALL
-SELECT 10, 'parked keys',
+SELECT 10, false, 'parked keys',
 	   CASE WHEN l.parked OPERATOR(pg_catalog.>) 0 THEN 'warn' ELSE 'ok' END,
 	   CASE WHEN l.parked OPERATOR(pg_catalog.=) 0 THEN 'no key waits for a decision'
 	   ELSE pg_catalog.format('%s keys wait for a decision, the oldest for %s', l.parked, pg_catalog.date_trunc('second', t.now OPERATOR(pg_catalog.-) l.oldest_parked)) END,
 	   CASE WHEN l.parked OPERATOR(pg_catalog.>) 0 THEN 'SELECT * FROM idem.lease_status WHERE state = ''parked'' ORDER BY time_left LIMIT 20;' END
   FROM l, t
 UNION ALL
-SELECT 11, 'dead jobs',
+SELECT 11, false, 'dead jobs',
 	   CASE WHEN j.dead OPERATOR(pg_catalog.>) 0 THEN 'warn' ELSE 'ok' END,
 	   CASE WHEN j.dead OPERATOR(pg_catalog.=) 0 THEN 'no job was given up' ELSE pg_catalog.format('%s jobs in %s queues were given up and are still kept', j.dead, j.queues) END,
 	   CASE WHEN j.dead OPERATOR(pg_catalog.>) 0
 	   THEN 'SELECT job_id, queue, attempt, ended_at, last_error FROM idem.job_status WHERE state = ''dead'' ORDER BY ended_at DESC LIMIT 20;' END
   FROM j
 UNION ALL
-SELECT 12, 'autovacuum',
+SELECT 12, true, 'autovacuum',
 	   CASE WHEN a.global OPERATOR(pg_catalog.=) 'off' OR a.names IS NOT NULL THEN 'fail' ELSE 'ok' END,
 	   CASE WHEN a.global OPERATOR(pg_catalog.=) 'off' THEN 'autovacuum is off' WHEN a.names IS NOT NULL THEN 'autovacuum is off for ' OPERATOR(pg_catalog.||) a.names ELSE 'on for all tables' END,
 	   CASE WHEN a.global OPERATOR(pg_catalog.=) 'off' THEN 'ALTER SYSTEM SET autovacuum = on; SELECT pg_catalog.pg_reload_conf();' ELSE a.fix END
@@ -418,7 +423,7 @@ SELECT 12, 'autovacuum',
 		 WHERE EXISTS (SELECT FROM pg_catalog.pg_options_to_table(r.reloptions) AS o
 						WHERE o.option_name OPERATOR(pg_catalog.=) 'autovacuum_enabled' AND NOT o.option_value::boolean)) AS a
 UNION ALL
-SELECT 13, 'clock',
+SELECT 13, false, 'clock',
 	   CASE WHEN s.ahead IS NOT NULL THEN 'fail' WHEN s.recent THEN 'warn' ELSE 'ok' END,
 	   CASE WHEN s.ahead IS NOT NULL
 	   THEN pg_catalog.format('the clock has gone back: there are rows made %s from now; keys and leases last that much longer', s.ahead)
@@ -432,7 +437,7 @@ SELECT 13, 'clock',
 			   w.clock_back_seconds
 		  FROM w, f, t) AS s
 UNION ALL
-SELECT 14, 'version',
+SELECT 14, true, 'version',
 	   CASE WHEN v.library OPERATOR(pg_catalog.=) v.objects THEN 'ok' ELSE 'fail' END,
 	   pg_catalog.format('library %s, SQL objects %s', v.library_version, v.extversion)
 	   OPERATOR(pg_catalog.||) CASE WHEN v.library OPERATOR(pg_catalog.<) v.objects THEN ': the server, or this session, still has the old library' ELSE '' END,
@@ -446,7 +451,7 @@ SELECT 14, 'version',
 		  FROM w, pg_catalog.pg_extension AS e
 		 WHERE e.extname OPERATOR(pg_catalog.=) 'idem') AS v
 UNION ALL
-SELECT 15, 'statistics',
+SELECT 15, false, 'statistics',
 	   CASE WHEN w.stats_full IS TRUE OR NOT w.preloaded THEN 'warn' ELSE 'ok' END,
 	   CASE WHEN w.stats_full THEN 'more databases and queues than idem.stats_max: some are not counted; a restart is needed after the fix'
 	   WHEN NOT w.preloaded THEN 'none without preload' ELSE 'all databases and queues are counted' END,

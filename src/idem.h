@@ -194,12 +194,19 @@ typedef struct IdemTable
 	int nindexes;
 } IdemTable;
 
+/* Where cleanup goes on */
+typedef struct IdemPlace
+{
+	TimestampTz from; /* rows that expired before are not looked at */
+	uint32 page;	  /* of idem.jobs, which has no order to go by */
+} IdemPlace;
+
 /* How much to clean up, and how far that got */
 typedef struct IdemCleanup
 {
-	int batch;			  /* rows to remove at most */
-	TimestampTz deadline; /* when to leave off, by the clock of the machine; 0: never */
-	TimestampTz from;	  /* rows that expired before are not looked at; then: where to go on */
+	int batch;		/* rows to remove at most */
+	int64 deadline; /* when to leave off, by the steady clock; 0: never */
+	IdemPlace place;
 	int removed;
 	bool more;	/* left off before the end */
 	int64 left; /* if so: estimate of how many there are */
@@ -281,6 +288,7 @@ extern void idem_arrays_say_element(void *arg);
 
 /* clock.c */
 extern TimestampTz idem_clock_now(void);
+extern int64 idem_clock_steady(void);
 extern int64 idem_clock_next_token(int64 last, TimestampTz now);
 
 /* stats.c */

@@ -529,9 +529,14 @@ bury_on_pages(IdemTable *jobs, BlockNumber begin, BlockNumber end, IdemQueue *qu
 	ItemPointerSet(&mintid, begin, 1);
 	ItemPointerSet(&maxtid, end - 1, MaxOffsetNumber);
 	scan = idem_compat_beginscan_tidrange(jobs->heap, snapshot, &mintid, &maxtid);
-	while (idem_table_may_go_on(cleanup) &&
-		   table_scan_getnextslot_tidrange(scan, ForwardScanDirection, jobs->found))
+	cleanup->place.page = end;
+	while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, jobs->found))
 	{
+		if (!idem_table_may_go_on(cleanup))
+		{
+			cleanup->place.page = ItemPointerGetBlockNumber(&jobs->found->tts_tid);
+			break;
+		}
 		if (bury_found(jobs, queue, now))
 			cleanup->removed++;
 	}
@@ -543,7 +548,7 @@ bury_on_pages(IdemTable *jobs, BlockNumber begin, BlockNumber end, IdemQueue *qu
  * Give up jobs whose last lease has run out.  Fetch does that with those that
  * it meets; this is for queues from which nobody fetches.  An index to find
  * them by would cost every fetch, so this goes through the table: through all of it
- * if it is not large, else through a part, each time another one.
+ * if it is not large, else through a part, and the next time through the next one.
  */
 void
 idem_jobstore_cleanup_jobs(IdemCleanup *cleanup)
@@ -551,17 +556,17 @@ idem_jobstore_cleanup_jobs(IdemCleanup *cleanup)
 	IdemTable jobs;
 	IdemQueue queue = {0};
 	BlockNumber nblocks;
-	BlockNumber begin = 0;
-	BlockNumber end;
+	BlockNumber begin;
+	BlockNumber npages;
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	nblocks = end = RelationGetNumberOfBlocks(jobs.heap);
-	if (nblocks > MAX_PAGES_TO_SEARCH)
-	{
-		begin = pg_prng_uint64_range(&pg_global_prng_state, 0, nblocks - MAX_PAGES_TO_SEARCH);
-		end = begin + MAX_PAGES_TO_SEARCH;
-	}
-	if (nblocks > 0)
-		bury_on_pages(&jobs, begin, end, &queue, cleanup);
+	nblocks = RelationGetNumberOfBlocks(jobs.heap);
+	begin = cleanup->place.page < nblocks ? cleanup->place.page : 0;
+	npages = Min(nblocks, MAX_PAGES_TO_SEARCH);
+	if (npages > 0)
+		bury_on_pages(&jobs, begin, Min(begin + npages, nblocks), &queue, cleanup);
+	/* around the end of the table to its beginning */
+	if (!cleanup->more && begin + npages > nblocks)
+		bury_on_pages(&jobs, 0, begin + npages - nblocks, &queue, cleanup);
 	idem_table_close(&jobs);
 }

@@ -28,7 +28,6 @@
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "pgstat.h"
-#include "portability/instr_time.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
@@ -61,7 +60,7 @@ typedef struct Database
 	char name[NAMEDATALEN];
 	int64 due;
 	int64 delay; /* until it is tried again; 0: the last run was fine */
-	int64 backlog;
+	int64 lag;	 /* for how long what was to be removed next had been expired */
 	int pause;
 	bool goes_on;	 /* the last run has left more */
 	bool is_without; /* the extension was not there, and nobody had used it */
@@ -80,16 +79,6 @@ static bool run_is_outdated; /* there was a reload since */
 /* No free slot for a worker: when to try again, and the delay after that */
 static int64 slot_due = 0;
 static int64 slot_delay = 0;
-
-/* Microseconds by a clock that never goes back */
-static int64
-now_steady(void)
-{
-	instr_time now;
-
-	INSTR_TIME_SET_CURRENT(now);
-	return (int64) INSTR_TIME_GET_MICROSEC(now);
-}
 
 static int64
 naptime(void)
@@ -113,7 +102,7 @@ watch_clock(void)
 	static int64 last_ahead = 0;
 	static bool is_first = true;
 	TimestampTz wall = GetCurrentTimestamp();
-	int64 ahead = wall - now_steady();
+	int64 ahead = wall - idem_clock_steady();
 
 	if (!is_first && last_ahead - ahead > CLOCK_TOLERANCE)
 	{
@@ -202,8 +191,10 @@ free_entries(const Oid *gone)
 	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
 	for (int i = 0; i < idem_shared->nentries; i++)
 	{
-		if (OidIsValid(gone[i]))
-			idem_shared->entries[i].database = InvalidOid;
+		if (!OidIsValid(gone[i]))
+			continue;
+		idem_shared->entries[i].database = InvalidOid;
+		idem_shared->is_full = false;
 	}
 	LWLockRelease(idem_shared->lock);
 }
@@ -313,7 +304,7 @@ wait_for_slot(void)
 		LWLockRelease(idem_shared->lock);
 	}
 	slot_delay = longer(slot_delay, Min(naptime(), MAX_DELAY));
-	slot_due = now_steady() + slot_delay;
+	slot_due = idem_clock_steady() + slot_delay;
 	set_state(IDEM_LAUNCHER_NO_SLOT);
 }
 
@@ -341,7 +332,6 @@ describe_run(const Database *database)
 	run->goes_on = database->goes_on;
 	run->pause = database->pause;
 	run->outcome = IDEM_RUN_LOST;
-	run->backlog = -1;
 	LWLockRelease(idem_shared->lock);
 }
 
@@ -370,7 +360,7 @@ start_worker(const Database *database)
 	}
 	slot_is_there();
 	running_in = database->oid;
-	running_since = now_steady();
+	running_since = idem_clock_steady();
 	run_is_outdated = false;
 	set_state(IDEM_LAUNCHER_WORKING);
 }
@@ -416,7 +406,7 @@ note_failure(Database *database, const char *error)
 				errmsg("cleanup of idem fails in database \"%s\": %s", database->name, error),
 				errdetail("It is tried again by itself, up to ten minutes later. This is not logged again before it works."));
 	database->delay = longer(database->delay, MAX_DELAY);
-	database->due = now_steady() + database->delay;
+	database->due = idem_clock_steady() + database->delay;
 }
 
 static void
@@ -431,24 +421,23 @@ note_success(Database *database, int64 due)
 
 /* Do the pauses have to be shorter, because more comes than goes? */
 static void
-adapt_pause(Database *database, int64 backlog)
+adapt_pause(Database *database, const IdemRun *run)
 {
-	if (database->goes_on && backlog > database->backlog)
+	if (!run->more)
+		database->pause = USUAL_PAUSE;
+	else if (database->goes_on && run->lag > database->lag)
 		database->pause = Max(database->pause / 2, LEAST_PAUSE);
-	database->backlog = backlog;
+	database->goes_on = run->more;
+	database->lag = run->lag;
 }
 
 /* When to visit the database again, after a run */
 static void
 judge_run(Database *database, const IdemRun *run)
 {
-	int64 now = now_steady();
+	int64 now = idem_clock_steady();
 
-	if (run->outcome == IDEM_RUN_MORE)
-		adapt_pause(database, run->backlog);
-	else
-		database->pause = USUAL_PAUSE;
-	database->goes_on = run->outcome == IDEM_RUN_MORE;
+	adapt_pause(database, run);
 	switch (run->outcome)
 	{
 		case IDEM_RUN_LOST:
@@ -460,9 +449,6 @@ judge_run(Database *database, const IdemRun *run)
 		case IDEM_RUN_DONE:
 			note_success(database, now + naptime());
 			break;
-		case IDEM_RUN_MORE:
-			note_success(database, now + run->rest);
-			break;
 		case IDEM_RUN_LOCKED:
 			note_success(database, now + Min(naptime(), 10 * MIN_DELAY));
 			break;
@@ -473,6 +459,8 @@ judge_run(Database *database, const IdemRun *run)
 			note_success(database, now + Max(naptime(), MAX_DELAY));
 			break;
 	}
+	if (run->more)
+		database->due = now + run->rest;
 }
 
 /* The worker has ended */
@@ -543,7 +531,7 @@ is_left_over(void)
 static int64
 do_what_is_due(void)
 {
-	int64 now = now_steady();
+	int64 now = idem_clock_steady();
 	int64 next_due;
 
 	if (running != NULL)
@@ -625,7 +613,7 @@ idem_launcher_main(Datum arg)
 		}
 		watch_clock();
 		wakeup = do_what_is_due();
-		delay = wakeup == 0 ? 0 : (wakeup - now_steady()) / 1000 + 1;
+		delay = wakeup == 0 ? 0 : (wakeup - idem_clock_steady()) / 1000 + 1;
 		if (delay <= 0)
 			continue;
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, (long) Min(delay, 24 * 60 * 60 * 1000), wait_event);

@@ -5,8 +5,8 @@
  *
  * There is shared memory only if the library is preloaded; nothing but counters
  * and the background worker depends on it.  The file is written by the
- * postmaster when the server is shut down in good order and removed when it is
- * read, so after a crash counting begins anew.
+ * postmaster when it is told to end and removed when it is read, so after a
+ * crash counting begins anew.
  */
 #include "postgres.h"
 
@@ -94,7 +94,18 @@ idem_shared_sum(IdemEntry *entry, int counter)
 	return sum;
 }
 
-/* What the file holds is followed by a checksum of it */
+static bool
+has_counted(IdemEntry *entry)
+{
+	for (int i = 0; i < IDEM_NCOUNTERS; i++)
+	{
+		if (idem_shared_sum(entry, i) != 0)
+			return true;
+	}
+	return false;
+}
+
+/* What the file holds is followed by a checksum of it.  What is zero is not worth an entry any more. */
 static SavedFile *
 make_file(Size *size)
 {
@@ -106,7 +117,7 @@ make_file(Size *size)
 		IdemEntry *entry = &idem_shared->entries[i];
 		SavedEntry *to = &saved->entries[saved->nentries];
 
-		if (!OidIsValid(entry->database))
+		if (!OidIsValid(entry->database) || !has_counted(entry))
 			continue;
 		to->database = entry->database;
 		to->queue_len = entry->queue_len;
@@ -310,11 +321,13 @@ IdemEntry *
 idem_shared_entry(Oid database, const text *queue)
 {
 	IdemEntry *entry;
+	bool is_full;
 
 	LWLockAcquire(idem_shared->lock, LW_SHARED);
 	entry = idem_shared_find(database, queue);
+	is_full = idem_shared->is_full;
 	LWLockRelease(idem_shared->lock);
-	if (entry != NULL)
+	if (entry != NULL || (is_full && queue != NULL))
 		return entry;
 
 	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);

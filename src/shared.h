@@ -56,7 +56,8 @@ typedef struct IdemProgress
 	int64 removed;					/* in this round */
 	int64 working;					/* microseconds spent on that, without pauses */
 	int64 backlog;					/* estimate of what is left; -1: not known */
-	TimestampTz from[IDEM_NPHASES]; /* where the next run of the round goes on, by phase */
+	IdemPlace places[IDEM_NPHASES]; /* where the next run goes on, by phase */
+	IdemPhase next;					/* with which phase it begins */
 	TimestampTz error_at;			/* of the last error; 0: there was none */
 	char error[IDEM_ERROR_TEXT_LEN];
 } IdemProgress;
@@ -76,8 +77,7 @@ typedef struct IdemEntry
 typedef enum IdemOutcomeOfRun
 {
 	IDEM_RUN_LOST,		/* it has not come to say: no connection, or ended by somebody */
-	IDEM_RUN_DONE,		/* nothing is left to remove */
-	IDEM_RUN_MORE,		/* there is more */
+	IDEM_RUN_DONE,		/* all went well */
 	IDEM_RUN_LOCKED,	/* somebody has locked a table */
 	IDEM_RUN_OFF,		/* idem.cleanup is off there */
 	IDEM_RUN_NOT_THERE, /* the extension is not installed there */
@@ -93,8 +93,9 @@ typedef struct IdemRun
 	int pause;	  /* times as long as the work shall the pauses be */
 	bool connected;
 	IdemOutcomeOfRun outcome;
-	int64 backlog;
-	int64 rest; /* microseconds until the next run, if there is more */
+	bool more;	/* there is more to remove, also if something has failed */
+	int64 rest; /* if so: microseconds until the next run */
+	int64 lag;	/* and for how long the next row to be removed has been expired */
 	char error[IDEM_ERROR_TEXT_LEN];
 } IdemRun;
 

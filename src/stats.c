@@ -38,7 +38,11 @@ typedef struct KnownQueue
 	char name[FLEXIBLE_ARRAY_MEMBER];
 } KnownQueue;
 
-static KnownQueue *known_queues[64];
+/* So many at most; then they are forgotten, and found again when they are needed */
+#define MAX_KNOWN_QUEUES 1024
+
+static KnownQueue *known_queues[256];
+static int nknown_queues = 0;
 
 static IdemCounters *
 my_stripe(IdemEntry *entry)
@@ -63,6 +67,22 @@ idem_stats_count(IdemStat counter)
 		pg_atomic_fetch_add_u64(&counters->values[counter], 1);
 }
 
+static void
+forget_queues(void)
+{
+	for (int i = 0; i < (int) lengthof(known_queues); i++)
+	{
+		while (known_queues[i] != NULL)
+		{
+			KnownQueue *known = known_queues[i];
+
+			known_queues[i] = known->next;
+			pfree(known);
+		}
+	}
+	nknown_queues = 0;
+}
+
 static KnownQueue *
 get_known_queue(const text *queue)
 {
@@ -76,6 +96,9 @@ get_known_queue(const text *queue)
 		if (known->hash == hash && known->len == len && memcmp(known->name, VARDATA_ANY(queue), len) == 0)
 			return known;
 	}
+	if (nknown_queues >= MAX_KNOWN_QUEUES)
+		forget_queues();
+	nknown_queues++;
 	known = MemoryContextAlloc(TopMemoryContext, offsetof(KnownQueue, name) + len);
 	known->hash = hash;
 	known->counters = my_stripe(idem_shared_entry(MyDatabaseId, queue));

@@ -22,6 +22,7 @@
 #include "catalog/pg_am.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_index.h"
+#include "catalog/pg_statistic.h"
 #include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
@@ -32,6 +33,7 @@
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "idem.h"
@@ -539,7 +541,7 @@ idem_table_may_go_on(IdemCleanup *cleanup)
 {
 	CHECK_FOR_INTERRUPTS();
 	cleanup->more = cleanup->removed >= cleanup->batch ||
-		(cleanup->deadline != 0 && GetCurrentTimestamp() >= cleanup->deadline);
+		(cleanup->deadline != 0 && idem_clock_steady() >= cleanup->deadline);
 	return !cleanup->more;
 }
 
@@ -555,33 +557,44 @@ begin_expired(IdemTable *table, Relation index, Snapshot snapshot, TimestampTz f
 	return scan;
 }
 
-/* The last time in the index */
-static TimestampTz
-last_time(IdemTable *table, Relation index, AttrNumber expires_at, Snapshot snapshot)
-{
-	IndexScanDesc scan = idem_compat_index_beginscan(table->heap, index, snapshot, 0);
-	TimestampTz last = DT_NOBEGIN;
-
-	index_rescan(scan, NULL, 0, NULL, 0);
-	if (index_getnext_slot(scan, BackwardScanDirection, table->found))
-		last = idem_row_timestamp(table, expires_at);
-	index_endscan(scan);
-	return last;
-}
-
-/* How many rows have expired since then, if they come evenly? */
-static int64
-estimate_expired(IdemTable *table, TimestampTz from, TimestampTz last)
+/* What share of the rows from there on has expired, by the histogram of the column?  All, if there is none. */
+static double
+share_expired(IdemTable *table, AttrNumber expires_at, TimestampTz from)
 {
 	TimestampTz now = idem_clock_now();
+	HeapTuple stats = SearchSysCache3(STATRELATTINH, ObjectIdGetDatum(RelationGetRelid(table->heap)),
+									  Int16GetDatum(expires_at), BoolGetDatum(false));
+	AttStatsSlot histogram;
+	int n = 0;
+	int expired = 0;
+
+	if (!HeapTupleIsValid(stats))
+		return 1;
+	if (get_attstatsslot(&histogram, stats, STATISTIC_KIND_HISTOGRAM, InvalidOid, ATTSTATSSLOT_VALUES))
+	{
+		for (int i = 0; i < histogram.nvalues; i++)
+		{
+			TimestampTz bound = DatumGetTimestampTz(histogram.values[i]);
+
+			n += bound >= from;
+			expired += bound >= from && bound <= now;
+		}
+		free_attstatsslot(&histogram);
+	}
+	ReleaseSysCache(stats);
+	return n > 0 ? (double) expired / n : 1;
+}
+
+/* About how many rows have expired since then? */
+static int64
+estimate_expired(IdemTable *table, AttrNumber expires_at, TimestampTz from)
+{
 	double rows = DatumGetInt64(DirectFunctionCall1(pg_stat_get_live_tuples,
 													ObjectIdGetDatum(RelationGetRelid(table->heap))));
 
 	if (rows == 0)
 		rows = Max(table->heap->rd_rel->reltuples, 0);
-	if (last <= now || last <= from)
-		return (int64) rows;
-	return (int64) (rows * ((double) (now - from) / (double) (last - from)));
+	return (int64) (rows * share_expired(table, expires_at, from));
 }
 
 /*
@@ -596,16 +609,16 @@ idem_table_cleanup(IdemTable *table, AttrNumber expires_at, bool (*remove)(IdemT
 										   "There is no index that orders the rows by expires_at.",
 										   psprintf("Run CREATE INDEX CONCURRENTLY ON idem.%s (expires_at).", table->def->name));
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-	IndexScanDesc scan = begin_expired(table, index, snapshot, cleanup->from);
+	IndexScanDesc scan = begin_expired(table, index, snapshot, cleanup->place.from);
 
 	while (idem_table_may_go_on(cleanup) && index_getnext_slot(scan, ForwardScanDirection, table->found))
 	{
-		cleanup->from = idem_row_timestamp(table, expires_at);
+		cleanup->place.from = idem_row_timestamp(table, expires_at);
 		if (remove(table))
 			cleanup->removed++;
 	}
 	index_endscan(scan);
 	if (cleanup->more)
-		cleanup->left = estimate_expired(table, cleanup->from, last_time(table, index, expires_at, snapshot));
+		cleanup->left = estimate_expired(table, expires_at, cleanup->place.from);
 	UnregisterSnapshot(snapshot);
 }
