@@ -78,7 +78,9 @@ REGRESS = \
 	job_status \
 	job_privileges \
 	job_shape \
-	job_edges
+	job_edges \
+	stats \
+	doctor
 REGRESS_OPTS = \
 	--temp-instance=tmp_check_regress \
 	--temp-config=$(srcdir)/test/temp.conf \
@@ -102,6 +104,8 @@ ISOLATION = \
 	forget \
 	takeover \
 	cleanup \
+	cleanup-batch \
+	cleanup-jobs \
 	clock \
 	insert-race \
 	repeatable-read \

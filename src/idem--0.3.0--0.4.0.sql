@@ -256,7 +256,10 @@ r AS (
 	SELECT k.oid,
 		   pg_catalog.format('idem.%I', k.relname) AS name,
 		   k.reloptions,
-		   GREATEST(pg_catalog.pg_stat_get_live_tuples(k.oid), k.reltuples::bigint) AS live,
+		   /* after a crash the server knows nothing until the next VACUUM or ANALYZE, a standby never does */
+		   CASE WHEN (pg_catalog.pg_stat_get_live_tuples(k.oid) OPERATOR(pg_catalog.+) pg_catalog.pg_stat_get_dead_tuples(k.oid)) OPERATOR(pg_catalog.>) 0
+		   THEN pg_catalog.pg_stat_get_live_tuples(k.oid)
+		   WHEN k.reltuples OPERATOR(pg_catalog.>=) 0 THEN k.reltuples::bigint END AS live,
 		   pg_catalog.pg_stat_get_dead_tuples(k.oid) AS dead
 	  FROM pg_catalog.pg_class AS k
 	 WHERE k.oid OPERATOR(pg_catalog.=) ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log']::regclass[])),
@@ -267,8 +270,7 @@ i AS (
 	  FROM r
 	  JOIN pg_catalog.pg_index AS x ON x.indrelid OPERATOR(pg_catalog.=) r.oid
 	  JOIN pg_catalog.pg_class AS k ON k.oid OPERATOR(pg_catalog.=) x.indexrelid
-	 WHERE r.live OPERATOR(pg_catalog.>) 0
-	   AND pg_catalog.pg_relation_size(k.oid) OPERATOR(pg_catalog.>) 33554432
+	 WHERE pg_catalog.pg_relation_size(k.oid) OPERATOR(pg_catalog.>) 33554432
 	   AND pg_catalog.pg_relation_size(k.oid) OPERATOR(pg_catalog.>) (500 OPERATOR(pg_catalog.*) (r.live OPERATOR(pg_catalog.+) 1))),
 b AS (
 	SELECT pg_catalog.count(*) AS expired

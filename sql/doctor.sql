@@ -1,0 +1,276 @@
+--
+-- idem_doctor(): rule H1.  Each problem has a fix that can be pasted, and
+-- pasting it helps: most are made here, the fix is pasted (:fix), and the check
+-- is asked again.  (What needs a server of its own is in test/t/180_stats.pl.)
+--
+\set VERBOSITY sqlstate
+SET client_min_messages = warning;
+CREATE PROCEDURE anew() LANGUAGE sql AS $$
+	TRUNCATE idem.keys, idem.jobs, idem.job_keys, idem.job_log, idem.queues;
+	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
+$$;
+CALL anew();
+SET DateStyle = ISO;
+SET IntervalStyle = postgres;
+-- what is not ok, or a check by its name; numbers of processes and times are left out
+CREATE FUNCTION doctor(which text DEFAULT NULL, OUT "check" text, OUT status text, OUT detail text) RETURNS SETOF record LANGUAGE sql AS $$
+	SELECT d."check", d.status,
+		   regexp_replace(regexp_replace(d.detail, '\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.0-9]*\S*', '(time)', 'g'), '(\d+ days? )?\d+:\d\d:\d\d[.0-9]*', '(span)', 'g')
+	  FROM idem_doctor() AS d
+	 WHERE d."check" = which OR (which IS NULL AND d.status <> 'ok' AND d."check" <> 'last cleanup')
+$$;
+-- waits for the server to do something
+CREATE PROCEDURE wait_for(what text) LANGUAGE plpgsql AS $$
+DECLARE
+	done boolean;
+BEGIN
+	FOR i IN 1 .. 6000 LOOP
+		EXECUTE 'SELECT ' || what INTO done;
+		IF done THEN
+			RETURN;
+		END IF;
+		COMMIT;
+		PERFORM pg_sleep(0.01);
+	END LOOP;
+	RAISE EXCEPTION 'waited too long';
+END $$;
+-- a reload that the server has heard of: it tells all its processes, and the launcher starts a round
+CREATE PROCEDURE reload() LANGUAGE plpgsql AS $$
+DECLARE
+	before bigint;
+BEGIN
+	CALL wait_for($w$ state = 'sleeping' FROM idem.worker_status $w$);
+	SELECT runs INTO before FROM idem.worker_status;
+	PERFORM pg_reload_conf();
+	CALL wait_for(format('runs > %s FROM idem.worker_status', before));
+END $$;
+
+--
+-- all is well, but that cleanup is off here (see test/temp.conf): one row per check, without a fix
+--
+SELECT pg_reload_conf();
+CALL wait_for($$ phase = 'off' FROM idem.cleanup_progress WHERE datname = current_database() $$);
+SELECT "check", status FROM idem_doctor();
+SELECT count(*) AS fixes FROM idem_doctor() WHERE status = 'ok' AND fix IS NOT NULL;
+SELECT count(*) AS without_detail FROM idem_doctor() WHERE detail IS NULL OR detail = '';
+SELECT * FROM doctor('preload');
+SELECT * FROM doctor('role');
+SELECT status, detail ~ '^process \d+, (sleeping|working), \d+ visits$' AS described FROM idem_doctor() WHERE "check" = 'worker';
+SELECT status, detail ~ '^\d+ of \d+ in use$' AS described FROM idem_doctor() WHERE "check" = 'worker slots';
+-- it reads only
+BEGIN READ ONLY;
+SELECT count(*) FROM idem_doctor();
+COMMIT;
+SELECT * FROM doctor();
+
+--
+-- leases that ran out
+--
+BEGIN;
+SET LOCAL idem.clock_offset = '-2 h';
+SELECT status FROM idem_lease('a', '90 min');
+COMMIT;
+-- not for long: it may be taken over any time
+SELECT * FROM doctor('expired leases');
+BEGIN;
+SET LOCAL idem.clock_offset = '-2 h';
+SELECT status FROM idem_lease('b', '30 min');
+SELECT status FROM idem_lease('c', '10 min', max_attempts => 1);
+COMMIT;
+SELECT status FROM idem_lease('live', '1 h');
+SELECT * FROM doctor();
+SELECT fix FROM idem_doctor() WHERE "check" = 'expired leases' \gset
+\echo :fix
+\o /dev/null
+:fix
+\o
+\echo :ROW_COUNT rows
+-- the worker was alive, after all; the operator ends the other
+SELECT idem_finish('b', '1', token) FROM idem.lease_status WHERE key = 'b';
+SELECT * FROM doctor();
+SELECT idem_forget('c');
+SELECT * FROM doctor();
+-- past its ttl it is for cleanup
+BEGIN;
+SET LOCAL idem.clock_offset = '-30 h';
+SELECT status FROM idem_lease('d', '1 min');
+COMMIT;
+SELECT * FROM doctor('expired leases');
+SELECT * FROM doctor('backlog');
+SELECT idem_cleanup();
+SELECT * FROM doctor('backlog');
+CALL anew();
+
+--
+-- parked keys
+--
+SELECT status FROM idem_lease('p', '1 us', on_expiry => 'park');
+SELECT status FROM idem_lease('later', '1 h', on_expiry => 'park');
+BEGIN;
+SET LOCAL idem.clock_offset = '-1000 h';
+SELECT status FROM idem_lease('q', '1 us', on_expiry => 'park');
+COMMIT;
+SELECT * FROM doctor();
+SELECT fix FROM idem_doctor() WHERE "check" = 'parked keys' \gset
+\echo :fix
+\o /dev/null
+:fix
+\o
+\echo :ROW_COUNT rows
+SELECT idem_finish(key, '1', token) FROM idem.lease_status WHERE key = 'p';
+SELECT idem_release(key, token) FROM idem.lease_status WHERE key = 'q';
+SELECT * FROM doctor();
+CALL anew();
+
+--
+-- dead jobs
+--
+SELECT count(*) FROM idem_enqueue_many('q', '{1,2}');
+SELECT outcome FROM idem_enqueue('r');
+SELECT idem_fail(job_id, token, dead => true) FROM idem_fetch('q', 2);
+SELECT idem_fail(job_id, token, dead => true) FROM idem_fetch('r');
+SELECT outcome FROM idem_enqueue('s');
+SELECT idem_cancel(4);
+SELECT * FROM doctor();
+SELECT fix FROM idem_doctor() WHERE "check" = 'dead jobs' \gset
+\echo :fix
+\o /dev/null
+:fix
+\o
+\echo :ROW_COUNT rows
+SELECT idem_retry(job_id) FROM idem.job_status WHERE state = 'dead';
+SELECT * FROM doctor();
+CALL anew();
+
+--
+-- autovacuum: off for a table, off at all
+--
+ALTER TABLE idem.keys SET (autovacuum_enabled = off);
+ALTER TABLE idem.jobs SET (autovacuum_enabled = false, autovacuum_vacuum_threshold = 5000);
+ALTER TABLE idem.job_log SET (autovacuum_enabled = on);
+SELECT * FROM doctor();
+SELECT fix FROM idem_doctor() WHERE "check" = 'autovacuum' \gset
+\echo :fix
+:fix
+SELECT * FROM doctor();
+SELECT reloptions FROM pg_class WHERE oid = 'idem.jobs'::regclass;
+ALTER TABLE idem.jobs RESET (autovacuum_vacuum_threshold);
+ALTER TABLE idem.job_log RESET (autovacuum_enabled);
+ALTER SYSTEM SET autovacuum = off;
+CALL reload();
+SELECT * FROM doctor();
+SELECT fix FROM idem_doctor() WHERE "check" = 'autovacuum' \gset
+\echo :fix
+:fix
+CALL reload();
+SELECT * FROM doctor();
+ALTER SYSTEM RESET autovacuum;
+CALL reload();
+
+--
+-- backlog, then table bloat, then index bloat: what expires is removed, the dead
+-- rows are vacuumed, the index is built anew
+--
+ALTER TABLE idem.keys SET (autovacuum_enabled = off);
+INSERT INTO idem.keys (created_at, expires_at, owner, key, scope)
+SELECT now() - interval '2 h', now() - interval '1 h', current_user::regrole, rpad(md5(i::text), 400, md5(i::text)), ''
+  FROM generate_series(1, 100000) AS i;
+SELECT * FROM doctor('backlog');
+SELECT outcome FROM idem_enqueue('k', NULL, 'k', dedup => 'until_expired', key_ttl => '1 h');
+SELECT idem_complete(job_id, token) FROM idem_fetch('k');
+UPDATE idem.job_keys SET expires_at = now();
+SELECT * FROM doctor('backlog');
+SELECT fix FROM idem_doctor() WHERE "check" = 'backlog' \gset
+\echo :fix
+:fix
+SELECT * FROM doctor('backlog');
+SELECT pg_stat_force_next_flush();
+CALL wait_for($$ pg_stat_get_dead_tuples('idem.keys'::regclass) >= 100000 $$);
+SELECT * FROM doctor('table bloat');
+SELECT fix FROM idem_doctor() WHERE "check" = 'table bloat' \gset
+\echo :fix
+:fix
+SELECT * FROM doctor('table bloat');
+SELECT * FROM doctor('index bloat');
+SELECT fix FROM idem_doctor() WHERE "check" = 'index bloat' \gset
+\echo :fix
+:fix
+SELECT * FROM doctor('index bloat');
+ALTER TABLE idem.keys RESET (autovacuum_enabled);
+SELECT * FROM doctor();
+
+--
+-- the clock has gone back: there are rows from times to come
+--
+BEGIN;
+SET LOCAL idem.clock_offset = '2 h';
+SELECT status FROM idem_claim('from the future');
+COMMIT;
+SELECT * FROM doctor();
+SELECT fix FROM idem_doctor() WHERE "check" = 'clock' \gset
+\echo :fix
+\o /dev/null
+:fix
+\o
+\echo :ROW_COUNT rows
+SELECT idem_forget('from the future');
+SELECT * FROM doctor();
+-- or the clock of this session is behind
+SELECT status FROM idem_claim('now');
+SET idem.clock_offset = '-2 h';
+SELECT * FROM doctor();
+RESET idem.clock_offset;
+SELECT * FROM doctor();
+CALL anew();
+BEGIN;
+SET LOCAL idem.clock_offset = '2 h';
+SELECT outcome FROM idem_enqueue('from the future');
+COMMIT;
+SELECT * FROM doctor();
+SELECT idem_cancel(1);
+SELECT * FROM doctor();
+CALL anew();
+
+--
+-- library and SQL objects differ: the objects are older, or the library is, and then an
+-- update would not help
+--
+BEGIN;
+UPDATE pg_extension SET extversion = '0.0.1' WHERE extname = 'idem';
+SELECT "check", status, detail ~ '^library \S+, SQL objects 0\.0\.1' AS described, fix FROM idem_doctor() WHERE "check" = 'version';
+UPDATE pg_extension SET extversion = '99.0.0' WHERE extname = 'idem';
+SELECT "check", status, detail ~ '^library \S+, SQL objects 99\.0\.0' AS described, fix FROM idem_doctor() WHERE "check" = 'version';
+ROLLBACK;
+SELECT * FROM doctor();
+
+--
+-- cleanup: off in this database, then on, then failing
+--
+SELECT "check", status, detail, replace(fix, current_database(), '(database)') AS fix FROM idem_doctor() WHERE "check" = 'last cleanup';
+SELECT status FROM idem_claim('x', ttl => '1 us');
+SELECT fix FROM idem_doctor() WHERE "check" = 'last cleanup' \gset
+:fix
+CALL wait_for($$ phase = 'idle' AND last_finished_at > now() - interval '1 h' FROM idem.cleanup_progress WHERE datname = current_database() $$);
+SELECT * FROM doctor('last cleanup');
+SELECT count(*) FROM idem.keys;
+CREATE TRIGGER stranger BEFORE DELETE ON idem.keys FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger();
+SELECT pg_reload_conf();
+CALL wait_for($$ phase = 'failing' FROM idem.cleanup_progress WHERE datname = current_database() $$);
+SELECT "check", status, detail ~ '^failing since \d{4}-\S+ \S+: .' AS described, fix FROM idem_doctor() WHERE "check" = 'last cleanup';
+SELECT fix FROM idem_doctor() WHERE "check" = 'last cleanup' \gset
+-- that shows what is wrong
+\echo :fix
+:fix
+DROP TRIGGER stranger ON idem.keys;
+SELECT pg_reload_conf();
+CALL wait_for($$ phase = 'idle' FROM idem.cleanup_progress WHERE datname = current_database() $$);
+SELECT * FROM doctor('last cleanup');
+-- as before
+SELECT format('ALTER DATABASE %I RESET idem.cleanup', current_database()) \gexec
+SELECT pg_reload_conf();
+CALL wait_for($$ phase = 'off' FROM idem.cleanup_progress WHERE datname = current_database() $$);
+
+DROP PROCEDURE reload, wait_for;
+DROP FUNCTION doctor;
+CALL anew();
+DROP PROCEDURE anew;
