@@ -72,28 +72,34 @@ pin() {
 	if [[ $1 == on ]]; then
 		cpus=${cpus##*[,-]}
 	fi
-	taskset -cp "$cpus" "$(head -n 1 "$IDEM_TMP/pg/postmaster.pid")" >/dev/null
+	taskset -cp "$cpus" "$(head -n 1 "$PGHOST/postmaster.pid")" >/dev/null
 	client_cpus=$cpus
+}
+
+# pgbench_log DATABASE SCRIPT CLIENTS OPTION ...: what pgbench says, in $IDEM_TMP/pgbench.log,
+# and microseconds of each transaction, in $IDEM_TMP/latency.txt, the fastest first
+pgbench_log() {
+	# shellcheck disable=SC2154	# scripts.sh
+	idem_run taskset -c "$client_cpus" pgbench -n -M prepared -c "$3" -j "$3" "${@:4}" -U bench -f - \
+		-l --log-prefix="$IDEM_TMP/t/latency" -D "payload=$payload" -D "result=$result30" "$1" \
+		<<<"${script[$2]}" >"$IDEM_TMP/pgbench.log" 2>&1 || {
+		cat "$IDEM_TMP/pgbench.log" >&2
+		return 1
+	}
+	cat "$IDEM_TMP"/t/latency.* | cut -d ' ' -f 3 | sort -n >"$IDEM_TMP/latency.txt"
+	rm "$IDEM_TMP"/t/latency.*
 }
 
 # pgbench_us SCRIPT CLIENTS OPTION ...: microseconds of a transaction, the mean of the
 # middle half of them: one that had to wait for the CPU tells about the rest of the machine.
 pgbench_us() {
-	# shellcheck disable=SC2154	# scripts.sh
-	idem_run taskset -c "$client_cpus" pgbench -n -M prepared -c "$2" -j "$2" "${@:3}" -U bench -f - \
-		-l --log-prefix="$IDEM_TMP/t/latency" -D "payload=$payload" -D "result=$result30" bench \
-		<<<"${script[$1]}" >"$IDEM_TMP/pgbench.log" 2>&1 || {
-		cat "$IDEM_TMP/pgbench.log" >&2
-		return 1
-	}
-	cat "$IDEM_TMP"/t/latency.* | cut -d ' ' -f 3 | sort -n |
-		awk '
-			{ v[NR] = $1 }
-			END {
-				for (i = int(NR / 4) + 1; i <= NR - int(NR / 4); i++) { sum += v[i]; n++ }
-				print n ? sum / n : "nan"
-			}'
-	rm "$IDEM_TMP"/t/latency.*
+	pgbench_log bench "$@" || return
+	awk '
+		{ v[NR] = $1 }
+		END {
+			for (i = int(NR / 4) + 1; i <= NR - int(NR / 4); i++) { sum += v[i]; n++ }
+			print n ? sum / n : "nan"
+		}' "$IDEM_TMP/latency.txt"
 }
 
 # latency SCRIPT CLIENTS SECONDS: microseconds of a transaction
@@ -144,22 +150,37 @@ hot_share() {
 		  FROM pg_stat_user_tables WHERE relid = '$rel'::regclass"
 }
 
-# report WHAT UNIT IDEM OTHER RATIO GOAL [SPREAD]: a line of the table; no GOAL: for
-# information; SPREAD: of the figures, as a share of them
+# verdict RATIO GOAL SPREAD [ERROR]
+verdict() {
+	if [[ -n ${4:-} ]]; then
+		awk "BEGIN {
+			low = $1 - $4 $2
+			high = $1 + $4 $2
+			print (low != high ? \"too noisy\" : low ? \"yes\" : \"NO\")
+		}"
+	else
+		awk -v spread="${3:-0}" "BEGIN { print (spread > 0.25 ? \"too noisy\" : $1 $2 ? \"yes\" : \"NO\") }"
+	fi
+}
+
+# report WHAT UNIT IDEM OTHER RATIO GOAL [SPREAD [ERROR]]: a line of the table; no GOAL: for
+# information; SPREAD: of the figures, as a share of them; ERROR: of the ratio, if it is
+# known so well that it decides whether the goal is reached
 report() {
 	local verdict=
-	case "$3$4$5" in
+	case "$3$4$5${8:-}" in
 	*nan* | *inf*) idem_die "bench: no usable figures for: $1" ;;
 	esac
 	if [[ -n $6 ]]; then
-		verdict=$(awk -v spread="${7:-0}" "BEGIN { print (spread > 0.25 ? \"too noisy\" : $5 $6 ? \"yes\" : \"NO\") }")
+		verdict=$(verdict "$5" "$6" "${7:-}" "${8:-}")
 	fi
 	awk -v OFS='|' -v what="$1" -v unit="$2" -v a="$3" -v b="$4" -v ratio="$5" -v goal="$6" \
-		-v ok="$verdict" -v spread="${7:-}" '
+		-v ok="$verdict" -v spread="${7:-}" -v error="${8:-}" '
 		function fmt(x) { return x == "" ? "" : sprintf(x >= 100 ? "%.0f" : x >= 10 ? "%.1f" : "%.2f", x) " " unit }
 		BEGIN {
-			print what, fmt(a), fmt(b), (ratio == "" ? "" : sprintf("%.2f", ratio)),
-				(spread == "" ? "" : sprintf("%.0f %%", 100 * spread)), goal, ok
+			print what, fmt(a), fmt(b),
+				(ratio == "" ? "" : error == "" ? sprintf("%.2f", ratio) : sprintf("%.3f", ratio)),
+				(spread == "" ? "" : sprintf(error == "" ? "%.0f %%" : "%.1f %%", 100 * spread)), goal, ok
 		}' | tee -a "$results" >&2
 }
 
@@ -178,6 +199,33 @@ compare() {
 	idem=$(calc "$(median "$3") * ${6:-1}")
 	other=$(calc "$(median "$4") * ${6:-1}")
 	report "$1" "$2" "$idem" "$other" "$(calc "$idem / $other")" "$5" "$(spread "$3" "$4")"
+}
+
+# pairs NAME OTHER >>$samples: NAME/OTHER, round by round
+pairs() {
+	awk -v name="$1" -v other="$2" '
+		$1 == name { a[++n] = $2 }
+		$1 == other { b[++m] = $2 }
+		END { for (i = 1; i <= n && i <= m; i++) print name "/" other, a[i] / b[i] }' "$samples" >"$samples.pairs"
+	cat "$samples.pairs" >>"$samples"
+}
+
+# report_ratios WHAT UNIT IDEM OTHER RATIO GOAL: report the medians of three names in $samples, the
+# third of them the ratio of the others in each round, and the spread of that.  What slows
+# down both sides of a round does not count.  The error is that of a median: 1.57 times
+# the distance of the outer quartiles by the root of the number of rounds.
+report_ratios() {
+	local q rounds
+	read -ra q <<<"$(quartiles "$5")"
+	rounds=$(awk -v name="$5" '$1 == name { n++ } END { print n + 0 }' "$samples")
+	report "$1" "$2" "$(median "$3")" "$(median "$4")" "${q[1]}" "$6" \
+		"$(calc "(${q[2]} - ${q[0]}) / ${q[1]}")" "$(calc "1.57 * (${q[2]} - ${q[0]}) / sqrt($rounds)")"
+}
+
+# compare_pairs WHAT UNIT IDEM OTHER GOAL
+compare_pairs() {
+	pairs "$3" "$4"
+	report_ratios "$1" "$2" "$3" "$4" "$3/$4" "$5"
 }
 
 # columns: lines with | between the fields as an aligned table; the first is its head

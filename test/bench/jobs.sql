@@ -362,12 +362,7 @@ BEGIN
 	END LOOP;
 END $$;
 
--- the first job of a session that has worked elsewhere, and later ones; by the time of
--- day, because the kernel does not tell the CPU time of less than a tick
-CREATE FUNCTION bench.time_us() RETURNS float8
-LANGUAGE sql VOLATILE
-RETURN extract(epoch FROM clock_timestamp()) * 1e6;
-
+-- the first job of a session that has worked elsewhere, and later ones; by the time of day
 CREATE PROCEDURE bench.idem_drain_session(n int, INOUT lines text DEFAULT '')
 LANGUAGE plpgsql AS $$
 DECLARE

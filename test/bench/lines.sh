@@ -195,19 +195,3 @@ line_hot() {
 		done
 	done
 }
-
-# Removal of 100000 expired keys of 200000, in transactions of 1000.
-line_cleanup() {
-	local round
-	: >"$samples"
-	for round in 1 2 3 4 5; do
-		empty_tables
-		measured bench -c "SELECT bench.expiring(100000, interval '1 hour')" \
-			-c "SELECT bench.expiring(100000, interval '24 hours')" >/dev/null
-		admin bench -c 'VACUUM ANALYZE idem.keys, hand.keys' -c 'SET idem.clock_offset = 7200' \
-			-c "\\echo -n 'idem '" -c 'CALL bench.idem_cleanup_us(1000)' \
-			-c "\\echo -n 'hand '" -c 'CALL bench.hand_cleanup_us(1000)' >>"$samples"
-	done
-	compare 'removal of an expired key; DELETE by the index on the expiry' us \
-		idem hand '<= 1'
-}

@@ -64,16 +64,23 @@ LANGUAGE sql VOLATILE
 RETURN (SELECT array_agg(bench.result((bytes * size)::int))
 		  FROM unnest(ARRAY[0.6, 0.75, 0.9, 1, 1, 1.1, 1.25, 1.4]) AS size);
 
+-- the time of day
+CREATE FUNCTION bench.time_us() RETURNS float8
+LANGUAGE sql VOLATILE
+RETURN extract(epoch FROM clock_timestamp()) * 1e6;
+
 -- CPU time of this backend where the kernel tells it, so that other programs on the
--- machine disturb less; else the time of day
+-- machine disturb less; the time of day where it does not, or if bench.clock is set to
+-- time, because the kernel does not tell the CPU time of less than a tick
 \if :cpu
 CREATE FUNCTION bench.clock_us() RETURNS float8
 LANGUAGE sql VOLATILE
-RETURN split_part(pg_read_file('/proc/self/schedstat'), ' ', 1)::float8 / 1000;
+RETURN CASE WHEN current_setting('bench.clock', true) = 'time' THEN bench.time_us()
+	ELSE split_part(pg_read_file('/proc/self/schedstat'), ' ', 1)::float8 / 1000 END;
 \else
 CREATE FUNCTION bench.clock_us() RETURNS float8
 LANGUAGE sql VOLATILE
-RETURN extract(epoch FROM clock_timestamp()) * 1e6;
+RETURN bench.time_us();
 \endif
 
 CREATE FUNCTION bench.elapsed_us(since float8, n int) RETURNS float8
@@ -299,23 +306,7 @@ BEGIN
 	RETURN jsonb_build_object('charge_id', charge);
 END $$;
 
-/* Cleanup.  Keys that live for the given time, in both tables. */
-CREATE FUNCTION bench.expiring(n int, ttl interval) RETURNS void
-LANGUAGE plpgsql AS $$
-DECLARE
-	keys text[] := bench.fresh(n);
-	res jsonb := bench.result(30);
-	k text;
-BEGIN
-	FOREACH k IN ARRAY keys LOOP
-		PERFORM idem_claim(k, ttl => expiring.ttl);
-		PERFORM idem_finish(k, res);
-		INSERT INTO hand.keys (key, expires_at, finished_at, result)
-		VALUES (k, clock_timestamp() + expiring.ttl, now(), res);
-	END LOOP;
-END $$;
-
--- microseconds per removed key; idem.clock_offset tells what has expired
+/* Cleanup: microseconds per removed key; idem.clock_offset tells what has expired. */
 CREATE PROCEDURE bench.idem_cleanup_us(batch int, INOUT us float8 DEFAULT NULL)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -325,26 +316,6 @@ DECLARE
 BEGIN
 	LOOP
 		removed := idem_cleanup(batch);
-		COMMIT;
-		EXIT WHEN removed = 0;
-		total := total + removed;
-	END LOOP;
-	us := bench.elapsed_us(start, total);
-END $$;
-
-CREATE PROCEDURE bench.hand_cleanup_us(batch int, INOUT us float8 DEFAULT NULL)
-LANGUAGE plpgsql AS $$
-DECLARE
-	start float8 := bench.clock_us();
-	shift interval := current_setting('idem.clock_offset')::interval;
-	removed int;
-	total int := 0;
-BEGIN
-	LOOP
-		DELETE FROM hand.keys WHERE ctid = ANY (ARRAY(
-			SELECT ctid FROM hand.keys WHERE expires_at <= now() + shift
-			 ORDER BY expires_at LIMIT batch FOR UPDATE SKIP LOCKED));
-		GET DIAGNOSTICS removed = ROW_COUNT;
 		COMMIT;
 		EXIT WHEN removed = 0;
 		total := total + removed;

@@ -31,8 +31,10 @@ our @EXPORT = qw(
   add_expired
   amcheck_ok
   claim_status
+  cleanup_round
   crash_backend
   crash_postmaster
+  log_count
   log_ok
   never_two_ok
   new_node
@@ -202,6 +204,60 @@ sub add_expired
 
 =pod
 
+=item cleanup_round($node, @databases)
+
+A reload, and returns once the background worker has come to the end of a round, well
+or with an error, in each of these databases.  Without any: once it has been in
+every database, whatever it found there.  The database postgres has the extension.
+
+=cut
+
+sub cleanup_round
+{
+	my ($node, @databases) = @_;
+	my $quiet = q{SELECT state = 'sleeping' FROM idem.worker_status};
+	my $list = join ', ', map { "'$_'" } @databases;
+	my $number = @databases;
+
+	# else it could be the end of the round before that is seen
+	$node->poll_query_until('postgres', $quiet)
+	  or die 'the launcher does not come to rest';
+
+	my ($before, $runs) = split /\|/,
+	  $node->safe_psql('postgres',
+		'SELECT clock_timestamp(), runs FROM idem.worker_status');
+
+	$node->safe_psql('postgres', 'SELECT pg_reload_conf()');
+	$node->poll_query_until(
+		'postgres',
+		@databases
+		? qq{SELECT count(*) = $number FROM idem.cleanup_progress
+			  WHERE datname IN ($list) AND greatest(last_finished_at, last_error_at) > '$before'}
+		: qq{SELECT state = 'sleeping' AND runs >= $runs +
+				(SELECT count(*) FROM pg_database WHERE datallowconn AND NOT datistemplate)
+			   FROM idem.worker_status})
+	  or die 'there is no round of cleanup';
+	return;
+}
+
+=pod
+
+=item log_count($node, $pattern, $offset)
+
+How often the pattern is in the server log, from $offset on.
+
+=cut
+
+sub log_count
+{
+	my ($node, $pattern, $offset) = @_;
+	my $log = slurp_file($node->logfile, $offset);
+
+	return scalar(() = $log =~ /$pattern/g);
+}
+
+=pod
+
 =item pgbench_run($node, \@options, \@scripts, failures => 0)
 
 One run of pgbench.  Each script is [text, weight].  True if pgbench
@@ -318,10 +374,11 @@ sub process_lives
 
 =pod
 
-=item log_ok($node, killed => 0)
+=item log_ok($node, killed => 0, except => undef)
 
 The server log has no panic, no failed assertion, no internal error, and no
 process ended by a signal but the C<killed> ones that the test itself killed.
+Lines that match C<except> are what the test wanted.
 
 =cut
 
@@ -332,6 +389,9 @@ sub log_ok
 	my $killed = $opt{killed} // 0;
 	my $log = slurp_file($node->logfile);
 	my @bad = grep { /PANIC|TRAP/ || /\] XX\d\d\d / } split /\n/, $log;
+
+	@bad = grep { $_ !~ $opt{except} } @bad if defined $opt{except};
+
 	my @ended = $log =~ /was terminated by signal \d+/g;
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;

@@ -249,6 +249,31 @@ foreach my $signal ('TERM', 'INT')
 		'W3: kill -9 of the launcher: it comes back with the server');
 }
 
+# The worker outlasts its launcher: the next launcher waits for it to leave.  It
+# is stopped in a pause, where it holds no lock that others need.
+{
+	my $worker = 0;
+	my $launcher;
+
+	until (
+		run(qq{SELECT count(*) FROM pg_stat_activity
+				WHERE pid = $worker AND state = 'idle' AND wait_event_type = 'Extension'}))
+	{
+		kill 'CONT', $worker if $worker;
+		$worker = busy('cleanup');
+		kill 'STOP', $worker;
+	}
+	$launcher = pid_of('launcher');
+	kill 'TERM', $launcher;
+	watch_until(
+		qq{EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'idem launcher'
+				AND pid <> $launcher AND wait_event_type = 'Extension')});
+	is(pid_of('cleanup'), $worker,
+		'W3: a new launcher starts no worker beside one that is still there');
+	kill 'CONT', $worker;
+	goes_on($worker);
+}
+
 # by SQL, and both at once
 {
 	my $launcher = busy('launcher');
@@ -319,8 +344,8 @@ $node->stop;
 
 my %started = never_two_ok($node);
 
-# with new_node, 3 for the shutdowns, 3 after signals, 2 after crashes
-is($started{launcher}, 9, 'W3: a launcher was started for each one that ended');
+# with new_node, 3 after the shutdowns, 4 after signals, 2 after crashes
+is($started{launcher}, 10, 'W3: a launcher was started for each one that ended');
 cmp_ok($started{cleanup}, '>', 20, 'workers came and went');
 log_ok($node, killed => 2);
 done_testing();

@@ -1,0 +1,446 @@
+# The background worker in bad times.
+#
+#   W2  it waits for nobody, and DDL waits for it for one batch at most
+#   W7  what fails is logged once when it begins and once when it is over,
+#       is tried again later and later, and recovers by itself
+#
+# Bugs of others (PEERS.md section 4) that are looked for here:
+#   pg_cron#264, #69; timescaledb#3469   ALTER and DROP EXTENSION against the
+#                                        worker: deadlock, crash
+#   timescaledb#8543, #7602              logs until the disk is full
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+# WAL in small files: there will be a limit on the size of files
+my $node = new_node(
+	'worker_trouble',
+	init => { extra => [ '--no-locale', '--encoding=UTF8', '--wal-segsize=1' ] },
+	conf => q{
+shared_preload_libraries = 'idem'
+idem.cleanup_naptime = 1d
+autovacuum = off
+wal_level = replica
+max_wal_senders = 2
+});
+
+sub run
+{
+	my ($db, $sql) = @_;
+
+	return $node->safe_psql($db, $sql);
+}
+
+sub new_database
+{
+	my ($db) = @_;
+
+	run('postgres', "CREATE DATABASE $db");
+	run($db, 'CREATE EXTENSION idem');
+	return;
+}
+
+sub progress
+{
+	my ($db, $columns) = @_;
+
+	return run('postgres',
+		"SELECT $columns FROM idem.cleanup_progress WHERE datname = '$db'");
+}
+
+# how often it was logged that cleanup fails, and that it works again
+sub logged
+{
+	my ($db, $offset) = @_;
+
+	return join ' ',
+	  map { log_count($node, qr/cleanup of idem $_ in database "$db"/, $offset) }
+	  'fails', 'works again';
+}
+
+#
+# W2: somebody has locked a table
+#
+
+new_database('busy');
+
+# something to be removed from each table
+my $expired = q{
+	SET idem.clock_offset = -3600;
+	SELECT idem_claim('gone', ttl => '1 min');
+	SELECT idem_queue_set('gone', keep => '1 min', max_attempts => 1);
+	SELECT idem_enqueue('gone', key => 'k', dedup => 'until_expired', key_ttl => '1 min');
+	SELECT idem_complete(job_id, token) FROM idem_fetch('gone', 1, '1 min');
+	SELECT idem_enqueue('gone');
+	SELECT idem_fetch('gone', 1, '1 min');
+	RESET idem.clock_offset};
+my $left = q{
+	SELECT (SELECT count(*) FROM idem.keys),
+		   (SELECT count(*) FROM idem.job_keys),
+		   (SELECT count(*) FROM idem.job_log WHERE state = 'done'),
+		   (SELECT count(*) FROM idem.jobs)};
+my $s = session($node, db => 'busy');
+my @tables = (
+	[ keys => '1|0|0|0' ],
+	[ job_keys => '0|1|0|0' ],
+
+	# where jobs that are given up go
+	[ job_log => '0|0|1|1' ],
+	[ jobs => '0|0|0|1' ],
+	[ queues => '0|0|0|1' ]);
+my $offset = -s $node->logfile;
+
+foreach my $table (@tables)
+{
+	my ($name, $rest) = @$table;
+
+	run('busy', $expired);
+	$s->query("BEGIN; LOCK TABLE idem.$name IN ACCESS EXCLUSIVE MODE");
+	cleanup_round($node);
+	is($s->query($left), $rest,
+		"W2: idem.$name is locked: the worker has come and gone, and has cleaned the others");
+	$s->query('COMMIT');
+	if ($name eq 'keys')
+	{
+		ok( $node->poll_query_until('busy', $left, '0|0|0|0'),
+			'W2: it soon comes again by itself');
+	}
+	cleanup_round($node, 'busy');
+	is(run('busy', $left), '0|0|0|0', "W2: idem.$name: all is removed afterwards");
+}
+
+#
+# W2: who waits for a lock goes first
+#
+
+my $ddl = session($node, db => 'busy');
+
+run('busy', $expired);
+$s->query('BEGIN; SELECT count(*) FROM idem.keys');
+$ddl->send('BEGIN; LOCK TABLE idem.keys IN ACCESS EXCLUSIVE MODE');
+wait_until_blocked($node, $ddl, 'relation');
+cleanup_round($node);
+is($s->query($left), '1|0|0|0',
+	'W2: a lock on idem.keys is waited for: the worker does not get in between');
+$s->query('COMMIT');
+$ddl->receive;
+is($ddl->{sqlstate}, '00000', 'W2: who waited has it');
+cleanup_round($node);
+is($ddl->query($left), '1|0|0|0', 'W2: the worker waits for nobody');
+$ddl->query('ROLLBACK');
+cleanup_round($node, 'busy');
+is(run('busy', $left), '0|0|0|0', 'W2: all is removed afterwards');
+is(logged('busy', $offset), '0 0', 'W7: locks are nothing to be logged');
+$_->quit foreach $s, $ddl;
+
+#
+# W2: synchronous replication, and there is no standby
+#
+
+run('busy', 'CREATE TABLE t (i integer)');
+add_expired($node, 10, db => 'busy');
+run('postgres', q{ALTER SYSTEM SET synchronous_standby_names = 'nowhere'});
+$node->reload;
+
+# others do wait, from some moment after the reload on
+my ($waits, $attempts) = ('', 0);
+
+until ($waits =~ /canceling wait for synchronous replication/ || $attempts++ == 100)
+{
+	(undef, undef, $waits) =
+	  $node->psql('busy', q{SET statement_timeout = '100ms'; INSERT INTO t VALUES (1)});
+}
+like($waits, qr/canceling wait/, 'a standby that is not there is waited for');
+cleanup_round($node, 'busy');
+is(run('busy', 'SELECT count(*) FROM idem.keys'),
+	'0', 'W2: the worker does not wait for a standby');
+run('postgres', 'ALTER SYSTEM RESET synchronous_standby_names');
+$node->reload;
+
+#
+# W2: DROP, CREATE and ALTER EXTENSION, and other DDL, with the worker at work
+# there (pg_cron#264, #69; timescaledb#3469)
+#
+
+my $loops = 36;
+my $backlog = 3000;
+
+run('postgres', 'CREATE DATABASE churn');
+run('postgres', 'ALTER DATABASE churn SET idem.cleanup_batch_size = 1');
+run('postgres', 'CREATE ROLE keeper');
+run('churn', q{
+	CREATE PROCEDURE wait_for_worker() LANGUAGE plpgsql AS $$ BEGIN
+		FOR i IN 1 .. 18000 LOOP
+			PERFORM pg_stat_clear_snapshot();
+			IF EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'idem cleanup'
+						  AND datname = 'churn' AND query LIKE 'idem cleanup: %') THEN
+				RETURN;
+			END IF;
+			PERFORM pg_sleep(0.01);
+		END LOOP;
+		RAISE 'the worker does not come';
+	END $$});
+
+my @others = (
+	'BEGIN; DROP EXTENSION idem; ROLLBACK',
+	'ALTER TABLE idem.keys OWNER TO keeper',
+	'VACUUM FULL idem.keys',
+	'REINDEX TABLE idem.keys',
+	'BEGIN; TRUNCATE idem.keys; ROLLBACK',
+	'REINDEX INDEX CONCURRENTLY idem.keys_expires_at_idx');
+my ($errors, $busy) = ('', 0);
+
+$offset = -s $node->logfile;
+foreach my $i (0 .. $loops - 1)
+{
+	my ($ret, $out, $err) = $node->psql(
+		'churn', qq{
+		CREATE EXTENSION idem VERSION '0.3.0';
+		SET idem.clock_offset = -100000;
+		SELECT count(*) FROM idem_claim_many(
+			ARRAY(SELECT 'expired ' || n FROM generate_series(1, $backlog) AS n), ttl => '1 s');
+		SELECT idem_queue_set('q', keep => '1 s', max_attempts => 1);
+		SELECT count(*) FROM idem_enqueue_many('q', array_fill('1'::jsonb, ARRAY[$backlog]));
+		SELECT count(idem_complete(job_id, token)::text) FROM idem_fetch('q', $backlog / 2, '1 s');
+		SELECT count(*) FROM idem_fetch('q', $backlog / 2, '1 s');
+		SELECT pg_reload_conf();
+		CALL wait_for_worker();
+		ALTER EXTENSION idem UPDATE TO '0.4.0';
+		CALL wait_for_worker();
+		$others[$i % @others];
+		CALL wait_for_worker();
+		SELECT 'left', count(*) > 0 FROM idem.keys;
+		DROP EXTENSION idem;
+	},
+		timeout => $PostgreSQL::Test::Utils::timeout_default);
+
+	$errors .= "$i: $err\n" if $ret != 0 || $err ne '';
+	$busy++ if $out =~ /^left\|t$/m;
+}
+is($errors, '', "W2: $loops times CREATE, ALTER and DROP EXTENSION, and other DDL, in the middle of cleanup");
+is($busy, $loops, 'W2: there was more to be removed each time');
+cleanup_round($node);
+is(progress('churn', 'phase'), 'not installed', 'then there is nothing to be done');
+is(logged('churn', $offset), '0 0', 'W7: and nothing was wrong');
+is(log_count($node, qr/deadlock|lock timeout/, $offset), '0', 'W2: no deadlock');
+run('postgres', 'DROP DATABASE churn');
+
+#
+# W7: an error
+#
+
+new_database('broken');
+run('broken', q{SELECT idem_claim('live')});
+$offset = -s $node->logfile;
+
+# tried again by itself, later each time
+add_expired($node, 10, db => 'broken');
+run('broken', 'DROP INDEX idem.keys_expires_at_idx');
+cleanup_round($node, 'broken');
+
+my @times = (progress('broken', 'last_error_at'));
+
+foreach (1 .. 2)
+{
+	$node->poll_query_until('postgres',
+		"SELECT last_error_at > '$times[-1]' FROM idem.cleanup_progress WHERE datname = 'broken'")
+	  or die 'it is not tried again';
+	push @times, progress('broken', 'last_error_at');
+}
+is( run('postgres', qq{
+		SELECT '$times[1]'::timestamptz - '$times[0]' >= interval '0.9 s',
+			   '$times[2]'::timestamptz - '$times[1]' >= interval '1.9 s'}),
+	't|t', 'W7: what fails is tried again, not at once, and later the next time');
+run('broken', 'CREATE INDEX keys_expires_at_idx ON idem.keys (expires_at)');
+ok( $node->poll_query_until('broken', q{SELECT count(*) = 1 FROM idem.keys}),
+	'W7: it recovers by itself when the reason is gone');
+is(progress('broken', 'phase, last_error IS NULL'),
+	'idle|f', 'W7: then it is not failing any more, and the last error can still be seen');
+is(logged('broken', $offset), '1 1', 'W7: one line in the log when it begins, one when it is over');
+
+# many times
+add_expired($node, 10, db => 'broken');
+run('broken', 'DROP INDEX idem.keys_expires_at_idx');
+$offset = -s $node->logfile;
+cleanup_round($node, 'broken') foreach 1 .. 12;
+is(logged('broken', $offset), '1 0', 'W7: one line in twelve rounds (timescaledb#8543, #7602)');
+is(log_count($node, qr/LOG: |ERROR: |WARNING: /, $offset) - log_count($node, qr/received SIGHUP/, $offset),
+	'1', 'W7: and nothing else');
+like( slurp_file($node->logfile, $offset),
+	qr/cleanup of idem fails in database "broken": table "idem.keys" is not as idem has made it\n.*DETAIL:  It is tried again by itself/,
+	'W7: it says what is wrong');
+is( progress('broken', 'phase, last_error, last_error_at > last_finished_at'),
+	'failing|table "idem.keys" is not as idem has made it|t',
+	'W7: cleanup_progress shows the error');
+
+my ($status, $detail, $fix) = split /\|/,
+  run('broken', q{SELECT status, detail, fix FROM idem_doctor() WHERE "check" = 'last cleanup'});
+
+is($status, 'fail', 'H1: idem_doctor() knows');
+like($detail, qr/table "idem.keys" is not as idem has made it/, 'H1: and shows the error');
+
+# what it tells to do shows the whole error, and that has the cure
+my ($ret, $out, $err) = $node->psql('broken', $fix);
+
+like($err, qr/HINT:  Run (CREATE INDEX CONCURRENTLY .*)\./, 'H1: its fix shows what to do');
+my ($cure) = $err =~ /HINT:  Run (.*)\./;
+run('broken', $cure);
+cleanup_round($node, 'broken') foreach 1 .. 3;
+is(run('broken', 'SELECT key FROM idem.keys'), 'live', 'W7: after that cleanup goes on');
+is(logged('broken', $offset), '1 1', 'W7: it works again: one line in three rounds');
+is( run('broken', q{SELECT status FROM idem_doctor() WHERE "check" = 'last cleanup'}),
+	'ok', 'H1: idem_doctor() is content');
+
+# the same again is a new event
+run('broken', 'DROP INDEX idem.job_log_expires_at_idx');
+cleanup_round($node, 'broken');
+is(logged('broken', $offset), '2 1', 'W7: the next error is logged again');
+run('broken', 'CREATE INDEX ON idem.job_log (expires_at)');
+cleanup_round($node, 'broken');
+is(logged('broken', $offset), '2 2', 'W7: and its end');
+
+#
+# W7: the disk is full.  Jobs that are given up go to the history, and the file
+# of that cannot grow: processes that are started from now on get a limit, as
+# with ulimit -f.
+#
+
+SKIP:
+{
+	my $jobs = 100;
+	my ($postmaster) = split /\n/, slurp_file($node->data_dir . '/postmaster.pid');
+	my @prlimit = ('prlimit', '--pid', $postmaster);
+
+	skip 'prlimit is not there', 1 unless eval { run_log([ @prlimit, '--fsize' ]) };
+
+	new_database('full');
+	run('full', qq{
+		CREATE FUNCTION payloads(n integer) RETURNS jsonb[] LANGUAGE sql AS \$\$
+			SELECT array_agg((SELECT to_jsonb(string_agg(md5(concat(i, j, random())), ''))
+								FROM generate_series(1, 250) AS j WHERE i > 0))
+			  FROM generate_series(1, n) AS i \$\$;
+		SELECT idem_queue_set('done', keep => '1 day');
+		SELECT count(*) FROM idem_enqueue_many('done', payloads(200));
+		SELECT count(idem_complete(job_id, token)::text) FROM idem_fetch('done', 200, '1 day')});
+	run('full', 'VACUUM FULL idem.jobs');
+	run('full', qq{
+		SET idem.clock_offset = -3600;
+		SELECT count(*) FROM idem_enqueue_many('spent', payloads($jobs), max_attempts => 1);
+		SELECT count(*) FROM idem_fetch('spent', $jobs, '1 min');
+		CREATE TABLE before AS SELECT job_id, payload FROM idem.jobs;
+		CHECKPOINT});
+	run('postgres', 'ALTER DATABASE full SET idem.cleanup_batch_size = 10');
+
+	my $where = q{
+		SELECT count(j.job_id), count(l.job_id),
+			   count(*) FILTER (WHERE (j.job_id IS NULL) = (l.job_id IS NULL)),
+			   count(*) FILTER (WHERE b.payload <> coalesce(j.payload, l.payload))
+		  FROM before AS b
+		  LEFT JOIN idem.jobs AS j USING (job_id)
+		  LEFT JOIN idem.job_log AS l USING (job_id)};
+
+	is(run('full', $where), "$jobs|0|0|0", 'there are jobs without attempts');
+
+	my $limit = 256 * 1024 + run('full', q{
+		SELECT pg_relation_size(reltoastrelid) FROM pg_class WHERE oid = 'idem.job_log'::regclass});
+
+	cmp_ok($limit, '>', 1024 * 1024, 'WAL is not affected by the limit');
+	$offset = -s $node->logfile;
+	run_log([ @prlimit, "--fsize=$limit:" ]) or die 'no limit';
+	cleanup_round($node, 'full') foreach 1 .. 5;
+
+	my ($live, $dead, $odd, $other) = split /\|/, run('full', $where);
+
+	cmp_ok($dead, '>', 0, 'W7: disk full: some jobs found room in the history');
+	cmp_ok($live, '>', 0, 'W7: disk full: others did not');
+	is("$dead $odd $other", ($jobs - $live) . ' 0 0',
+		'W7: disk full: each job is in one place, as it was');
+	is($dead % 10, 0, 'W7: disk full: a batch is moved or not');
+	like(progress('full', 'phase, last_error'),
+		qr/^failing\|could not extend file "[^"]+".*: File too large$/,
+		'W7: disk full: cleanup_progress shows it');
+	like( run('full', q{SELECT status, detail FROM idem_doctor() WHERE "check" = 'last cleanup'}),
+		qr/^fail\|failing since .*: could not extend file/,
+		'W7: disk full: idem_doctor() shows it');
+	is(logged('full', $offset), '1 0', 'W7: disk full: it is logged once');
+
+	add_expired($node, 10, db => 'full');
+	cleanup_round($node, 'full');
+	is(run('full', 'SELECT count(*) FROM idem.keys') . ' ' . progress('full', 'phase'),
+		'0 failing', 'W7: disk full: what needs no room is still removed');
+
+	run_log([ @prlimit, '--fsize=unlimited:' ]) or die 'the limit stays';
+	cleanup_round($node, 'full') foreach 1 .. 2;
+	is(run('full', $where), "0|$jobs|0|0", 'W7: when there is room again cleanup goes on');
+	is(progress('full', 'phase'), 'idle', 'W7: it is not failing any more');
+	is(logged('full', $offset), '1 1', 'W7: that is logged once');
+	is( run('full', q{SELECT count(*) FROM idem.job_log WHERE state = 'done' AND payload IS NOT NULL}),
+		'200', 'what was there before is there still');
+}
+
+#
+# Settings
+#
+
+run('postgres', 'CREATE ROLE app LOGIN');
+foreach my $case (
+	[ 'ALTER SYSTEM SET idem.cleanup_naptime = 0', '22023', qr/\(1 s \.\. 86400 s\)/ ],
+	[ 'ALTER SYSTEM SET idem.cleanup_naptime = -1', '22023', qr/\(1 s \.\. 86400 s\)/ ],
+	[ q{ALTER SYSTEM SET idem.cleanup_naptime = '25 h'}, '22023', qr/\(1 s \.\. 86400 s\)/ ],
+	[ q{ALTER SYSTEM SET idem.cleanup_naptime = 'soon'}, '22023', qr/invalid value/ ],
+	[ 'ALTER DATABASE busy SET idem.cleanup_naptime = 5', '55P02', qr/cannot be changed now/ ],
+	[ 'SET idem.cleanup_batch_size = 0', '22023', qr/\(1 \.\. 100000\)/ ],
+	[ 'ALTER SYSTEM SET idem.cleanup_batch_size = 100001', '22023', qr/\(1 \.\. 100000\)/ ],
+	[ 'ALTER DATABASE busy SET idem.cleanup_batch_size = 0', '22023', qr/\(1 \.\. 100000\)/ ],
+	[ 'ALTER DATABASE busy SET idem.cleanup_batch_size = 100001', '22023', qr/\(1 \.\. 100000\)/ ],
+	[ q{ALTER DATABASE busy SET idem.cleanup_batch_size = 'many'}, '22023', qr/invalid value/ ],
+	[ 'SET idem.cleanup = maybe', '22023', qr/requires a Boolean value/ ],
+	[ 'ALTER DATABASE busy SET idem.cleanup = maybe', '22023', qr/requires a Boolean value/ ],
+	[ 'ALTER SYSTEM SET idem.cleanup = maybe', '22023', qr/requires a Boolean value/ ],
+	[ 'ALTER SYSTEM SET idem.stats_max = 99', '22023', qr/\(100 \.\. \d+\)/ ],
+	[ 'ALTER SYSTEM SET idem.stats_max = 100000000', '22023', qr/\(100 \.\. \d+\)/ ],
+	[ 'SET idem.stats_max = 200', '55P02', qr/cannot be changed without restarting the server/ ],
+	[ 'SET idem.log_duplicates = maybe', '22023', qr/requires a Boolean value/ ],
+	[ 'ALTER SYSTEM SET idem.cleanup_nap = 1', '42602', qr/invalid configuration parameter name/ ])
+{
+	my ($sql, $state, $text) = @$case;
+	my ($ret, $out, $err) = $node->psql('postgres', $sql,
+		extra_params => [ '-v', 'VERBOSITY=verbose' ]);
+
+	like($err, qr/ERROR:  $state: .*$text/, "settings: $sql is refused");
+}
+is(sqlstate($node, "SET $_", user => 'app'), '42501', "settings: SET $_ is for superusers")
+  foreach 'idem.cleanup = off', 'idem.cleanup_batch_size = 1', 'idem.log_duplicates = on';
+
+# in the file, too
+my $conf = $node->data_dir . '/postgresql.conf';
+my $good = slurp_file($conf);
+
+add_expired($node, 10, db => 'busy');
+$offset = -s $node->logfile;
+$node->append_conf('postgresql.conf', "idem.cleanup_naptime = 0\nidem.cleanup_batch_size = 100001\n");
+cleanup_round($node, 'busy');
+like( slurp_file($node->logfile, $offset),
+	qr/0 .*is outside the valid range for parameter "idem.cleanup_naptime"/,
+	'settings: a wrong one in the file is logged');
+is( run('busy', 'SELECT count(*) FROM idem.keys; SHOW idem.cleanup_naptime; SHOW idem.cleanup_batch_size'),
+	"0\n1d\n1000", 'settings: the old ones stay, and cleanup goes on');
+$node->stop;
+is($node->start(fail_ok => 1), 0, 'settings: the server does not start with wrong ones');
+like(slurp_file($node->logfile, $offset), qr/FATAL: .*configuration file .* contains errors/,
+	'settings: and says why');
+unlink $conf;
+append_to_file($conf, $good);
+$node->start;
+
+cleanup_round($node, 'busy', 'broken');
+$node->stop;
+log_ok($node);
+done_testing();
