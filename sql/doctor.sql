@@ -250,6 +250,7 @@ SELECT "check", status, detail, replace(fix, current_database(), '(database)') A
 SELECT status FROM idem_claim('x', ttl => '1 us');
 SELECT fix FROM idem_doctor() WHERE "check" = 'last cleanup' \gset
 :fix
+CALL reload();
 CALL wait_for($$ phase = 'idle' AND last_finished_at > now() - interval '1 h' FROM idem.cleanup_progress WHERE datname = current_database() $$);
 SELECT * FROM doctor('last cleanup');
 SELECT count(*) FROM idem.keys;

@@ -43,19 +43,20 @@
 #define MAX_RUN	 (2 * USECS_PER_SEC)
 #define MAX_REST (10 * USECS_PER_SEC)
 
-/* A phase of cleanup: the tables that it locks, the first of which it cleans */
+/* A phase of cleanup: the tables that it locks, the first of which it cleans, and one that it only reads */
 typedef struct Phase
 {
 	const char *activity;
 	const char *tables[4];
+	const char *read_table;
 	void (*clean)(IdemCleanup *cleanup);
 } Phase;
 
 static const Phase phases[IDEM_NPHASES] = {
-	[IDEM_PHASE_KEYS] = {"idem cleanup: keys", {"keys"}, idem_keystore_cleanup},
-	[IDEM_PHASE_JOB_KEYS] = {"idem cleanup: keys of jobs", {"job_keys"}, idem_jobstore_cleanup_keys},
-	[IDEM_PHASE_JOB_HISTORY] = {"idem cleanup: history of jobs", {"job_log"}, idem_jobstore_cleanup_log},
-	[IDEM_PHASE_JOBS] = {"idem cleanup: jobs without attempts", {"jobs", "job_log", "queues"}, idem_jobstore_cleanup_jobs},
+	[IDEM_PHASE_KEYS] = {"idem cleanup: keys", {"keys"}, NULL, idem_keystore_cleanup},
+	[IDEM_PHASE_JOB_KEYS] = {"idem cleanup: keys of jobs", {"job_keys"}, NULL, idem_jobstore_cleanup_keys},
+	[IDEM_PHASE_JOB_HISTORY] = {"idem cleanup: history of jobs", {"job_log"}, NULL, idem_jobstore_cleanup_log},
+	[IDEM_PHASE_JOBS] = {"idem cleanup: jobs without attempts", {"jobs", "job_log"}, "queues", idem_jobstore_cleanup_jobs},
 };
 
 static IdemEntry *entry = NULL; /* where to report; NULL: nowhere */
@@ -138,12 +139,14 @@ report(IdemOutcomeOfRun outcome, const Run *run)
 {
 	bool more = false;
 	int64 backlog = 0;
+	int64 rows = 0;
 	TimestampTz oldest = DT_NOEND;
 
 	for (int i = IDEM_PHASE_KEYS; i < IDEM_NPHASES; i++)
 	{
 		more |= run->phases[i].more;
 		backlog += run->phases[i].left;
+		rows += run->phases[i].rows;
 		if (run->phases[i].more && !TIMESTAMP_NOT_FINITE(run->phases[i].place.from))
 			oldest = Min(oldest, run->phases[i].place.from);
 	}
@@ -151,6 +154,7 @@ report(IdemOutcomeOfRun outcome, const Run *run)
 	idem_shared->run.outcome = outcome;
 	idem_shared->run.more = more;
 	idem_shared->run.rest = run->rest;
+	idem_shared->run.rows = rows;
 	idem_shared->run.lag = TIMESTAMP_NOT_FINITE(oldest) ? 0 : idem_clock_now() - oldest;
 	strlcpy(idem_shared->run.error, run->error, IDEM_ERROR_TEXT_LEN);
 	if (entry != NULL)
@@ -198,7 +202,24 @@ get_owner(Oid relid)
 	return owner;
 }
 
-/* Lock the tables of a phase without waiting; false if there is nothing to be done.  owner: that of the first one. */
+/* Lock a table without waiting; false if that is not possible, or it is not there */
+static bool
+lock_table(Run *run, Oid extension, const char *table, LOCKMODE mode)
+{
+	Oid relid = find_member(extension, table);
+
+	if (!OidIsValid(relid))
+		return false;
+	if (!ConditionalLockRelationOid(relid, mode))
+	{
+		run->was_locked = true;
+		return false;
+	}
+	/* it may have been dropped before we had the lock */
+	return find_member(extension, table) == relid;
+}
+
+/* Lock the tables of a phase; false if there is nothing to be done.  owner: that of the first one. */
 static bool
 lock_tables(Run *run, const Phase *phase, Oid *owner)
 {
@@ -208,19 +229,11 @@ lock_tables(Run *run, const Phase *phase, Oid *owner)
 		return false;
 	for (int i = 0; phase->tables[i] != NULL; i++)
 	{
-		Oid relid = find_member(extension, phase->tables[i]);
-
-		if (!OidIsValid(relid))
-			return false;
-		if (!ConditionalLockRelationOid(relid, RowExclusiveLock))
-		{
-			run->was_locked = true;
-			return false;
-		}
-		/* it may have been dropped before we had the lock */
-		if (find_member(extension, phase->tables[i]) != relid)
+		if (!lock_table(run, extension, phase->tables[i], RowExclusiveLock))
 			return false;
 	}
+	if (phase->read_table != NULL && !lock_table(run, extension, phase->read_table, AccessShareLock))
+		return false;
 	*owner = get_owner(find_member(extension, phase->tables[0]));
 	return true;
 }
@@ -330,7 +343,7 @@ clean_phase(Run *run, IdemPhase phase)
 
 	cleanup->batch = idem_guc_cleanup_batch_size;
 	cleanup->deadline = run->until;
-	cleanup->removed = cleanup->left = 0;
+	cleanup->removed = cleanup->rows = cleanup->left = 0;
 	cleanup->more = false;
 	note_phase(phase);
 	clean_batch(run, &phases[phase], cleanup);
@@ -364,7 +377,14 @@ try_phase(Run *run, IdemPhase phase)
 			strlcpy(run->error, error->message, IDEM_ERROR_TEXT_LEN);
 		run->failed = true;
 		run->phases[phase].more = false;
+		run->phases[phase].removed = 0;
 		FreeErrorData(error);
+		/* a job that cannot be given up shall not keep those behind it from it */
+		if (phase == IDEM_PHASE_JOBS)
+		{
+			run->phases[phase].place.page++;
+			note_batch(phase, &run->phases[phase], 0);
+		}
 	}
 	PG_END_TRY();
 }

@@ -144,7 +144,7 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, i
 pg_noreturn static void
 refuse_duplicate(const Attempt *attempt, int64 job_id, const char *state)
 {
-	idem_stats_count_queue(attempt->enqueue->queue.name, IDEM_QUEUE_STAT_REFUSED);
+	idem_stats_count_refused(attempt->enqueue->queue.name, attempt->job->key);
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_DUPLICATE_JOB),
 			errmsg("duplicate job"),

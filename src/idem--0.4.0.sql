@@ -1164,12 +1164,11 @@ SELECT 5, false, 'last cleanup',
 	   CASE s.state WHEN 'standby' THEN 'ok' WHEN 'fine' THEN 'ok' WHEN 'failing' THEN 'fail' ELSE 'warn' END,
 	   CASE s.state WHEN 'standby' THEN 'the primary cleans up'
 	   WHEN 'not preloaded' THEN 'not known without preload'
-	   WHEN 'off' THEN 'switched off in this database by idem.cleanup'
+	   WHEN 'off' THEN 'switched off in this database by idem.cleanup; the fix counts from the next visit on, or the next reload'
 	   WHEN 'failing' THEN pg_catalog.format('failing since %s: %s', s.last_error_at, s.last_error)
 	   ELSE CASE WHEN s.last_finished_at IS NULL THEN 'none has finished yet'
 			ELSE pg_catalog.format('last finished at %s', s.last_finished_at) END END,
-	   CASE s.state WHEN 'off' THEN pg_catalog.format('ALTER DATABASE %I SET idem.cleanup = on; SELECT pg_catalog.pg_reload_conf();',
-													  pg_catalog.current_database())
+	   CASE s.state WHEN 'off' THEN pg_catalog.format('ALTER DATABASE %I SET idem.cleanup = on;', pg_catalog.current_database())
 	   WHEN 'failing' THEN 'SELECT idem_cleanup(1);'
 	   WHEN 'late' THEN 'SELECT pg_catalog.pg_reload_conf();' END
   FROM (SELECT c.*,
@@ -1192,7 +1191,7 @@ SELECT 7, true, 'table bloat',
 	   COALESCE('more dead rows than live ones in ' OPERATOR(pg_catalog.||) d.names, 'no table has more dead rows than live ones'),
 	   d.fix
   FROM (SELECT pg_catalog.string_agg(r.name, ', ' ORDER BY r.name) AS names,
-			   pg_catalog.string_agg('VACUUM ' OPERATOR(pg_catalog.||) r.name OPERATOR(pg_catalog.||) ';', ' ' ORDER BY r.name) AS fix
+			   'VACUUM ' OPERATOR(pg_catalog.||) pg_catalog.string_agg(r.name, ', ' ORDER BY r.name) OPERATOR(pg_catalog.||) ';' AS fix
 		  FROM r
 		 WHERE r.dead OPERATOR(pg_catalog.>) r.live AND r.dead OPERATOR(pg_catalog.>) 10000) AS d
 UNION ALL
@@ -1201,7 +1200,7 @@ SELECT 8, true, 'index bloat',
 	   COALESCE('much larger than its rows need: ' OPERATOR(pg_catalog.||) d.names, 'no index is much larger than its rows need'),
 	   d.fix
   FROM (SELECT pg_catalog.string_agg(i.name, ', ' ORDER BY i.name) AS names,
-			   pg_catalog.string_agg('REINDEX INDEX CONCURRENTLY ' OPERATOR(pg_catalog.||) i.name OPERATOR(pg_catalog.||) ';', ' ' ORDER BY i.name) AS fix
+			   'REINDEX INDEX CONCURRENTLY ' OPERATOR(pg_catalog.||) (pg_catalog.array_agg(i.name ORDER BY i.size DESC))[1] OPERATOR(pg_catalog.||) ';' AS fix
 		  FROM i) AS d
 UNION ALL
 SELECT 9, false, 'expired leases',
@@ -1228,8 +1227,8 @@ SELECT 11, false, 'dead jobs',
 UNION ALL
 SELECT 12, true, 'autovacuum',
 	   CASE WHEN a.global OPERATOR(pg_catalog.=) 'off' OR a.names IS NOT NULL THEN 'fail' ELSE 'ok' END,
-	   CASE WHEN a.global OPERATOR(pg_catalog.=) 'off' THEN 'autovacuum is off' WHEN a.names IS NOT NULL THEN 'autovacuum is off for ' OPERATOR(pg_catalog.||) a.names ELSE 'on for all tables' END,
-	   CASE WHEN a.global OPERATOR(pg_catalog.=) 'off' THEN 'ALTER SYSTEM SET autovacuum = on; SELECT pg_catalog.pg_reload_conf();' ELSE a.fix END
+	   CASE WHEN a.global OPERATOR(pg_catalog.=) 'off' THEN 'autovacuum is off; reload after the fix' WHEN a.names IS NOT NULL THEN 'autovacuum is off for ' OPERATOR(pg_catalog.||) a.names ELSE 'on for all tables' END,
+	   CASE WHEN a.global OPERATOR(pg_catalog.=) 'off' THEN 'ALTER SYSTEM SET autovacuum = on;' ELSE a.fix END
   FROM (SELECT pg_catalog.current_setting('autovacuum') AS global,
 			   pg_catalog.string_agg(r.name, ', ' ORDER BY r.name) AS names,
 			   pg_catalog.string_agg('ALTER TABLE ' OPERATOR(pg_catalog.||) r.name OPERATOR(pg_catalog.||) ' RESET (autovacuum_enabled);', ' ' ORDER BY r.name) AS fix

@@ -209,7 +209,8 @@ typedef struct IdemCleanup
 	IdemPlace place;
 	int removed;
 	bool more;	/* left off before the end */
-	int64 left; /* if so: estimate of how many there are */
+	int64 rows; /* if so: number of live rows */
+	int64 left; /* and of those that have expired, both estimated */
 } IdemCleanup;
 
 /* What is counted for a database: answers to claims, as in IdemStatus, and more */

@@ -243,6 +243,7 @@ typedef struct IdemJobInfo
 
 /* stats.c */
 extern void idem_stats_count_queue(const text *queue, IdemQueueStat counter);
+extern void idem_stats_count_refused(const text *queue, const text *key);
 extern void idem_stats_count_enqueue(const text *queue, const text *key, IdemOutcome outcome);
 
 /* jobtable.c */

@@ -529,17 +529,16 @@ bury_on_pages(IdemTable *jobs, BlockNumber begin, BlockNumber end, IdemQueue *qu
 	ItemPointerSet(&mintid, begin, 1);
 	ItemPointerSet(&maxtid, end - 1, MaxOffsetNumber);
 	scan = idem_compat_beginscan_tidrange(jobs->heap, snapshot, &mintid, &maxtid);
-	cleanup->place.page = end;
 	while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, jobs->found))
 	{
+		cleanup->place.page = ItemPointerGetBlockNumber(&jobs->found->tts_tid);
 		if (!idem_table_may_go_on(cleanup))
-		{
-			cleanup->place.page = ItemPointerGetBlockNumber(&jobs->found->tts_tid);
 			break;
-		}
 		if (bury_found(jobs, queue, now))
 			cleanup->removed++;
 	}
+	if (!cleanup->more)
+		cleanup->place.page = end;
 	table_endscan(scan);
 	UnregisterSnapshot(snapshot);
 }

@@ -61,8 +61,10 @@ typedef struct Database
 	int64 due;
 	int64 delay; /* until it is tried again; 0: the last run was fine */
 	int64 lag;	 /* for how long what was to be removed next had been expired */
+	int64 rows;	 /* live ones, in the tables where there was more */
 	int pause;
 	bool goes_on;	 /* the last run has left more */
+	bool was_lost;	 /* and was ended by somebody */
 	bool is_without; /* the extension was not there, and nobody had used it */
 	bool is_listed;	 /* in the list of databases just read */
 } Database;
@@ -425,10 +427,11 @@ adapt_pause(Database *database, const IdemRun *run)
 {
 	if (!run->more)
 		database->pause = USUAL_PAUSE;
-	else if (database->goes_on && run->lag > database->lag)
+	else if (database->goes_on && run->lag > database->lag && run->rows >= database->rows)
 		database->pause = Max(database->pause / 2, LEAST_PAUSE);
 	database->goes_on = run->more;
 	database->lag = run->lag;
+	database->rows = run->rows;
 }
 
 /* When to visit the database again, after a run */
@@ -463,6 +466,27 @@ judge_run(Database *database, const IdemRun *run)
 		database->due = now + run->rest;
 }
 
+/*
+ * Was the worker ended by who wants to drop, copy or rename the database, or
+ * anyway for the first time?  That is no failure.
+ */
+static bool
+is_excused(Database *database, const IdemRun *run)
+{
+	Access access = get_access(database->oid);
+
+	if (access == ACCESS_NO)
+	{
+		(void) hash_search(databases, &database->oid, HASH_REMOVE, NULL);
+		return true;
+	}
+	if (access == ACCESS_YES && (!run->connected || database->was_lost))
+		return false;
+	database->was_lost = access == ACCESS_YES;
+	database->due = idem_clock_steady() + MIN_DELAY;
+	return true;
+}
+
 /* The worker has ended */
 static void
 end_run(void)
@@ -477,14 +501,12 @@ end_run(void)
 	idem_shared->launcher.runs++;
 	idem_shared->launcher.last_run_at = GetCurrentTimestamp();
 	LWLockRelease(idem_shared->lock);
-	if (database != NULL && run.outcome == IDEM_RUN_LOST && get_access(running_in) == ACCESS_NO)
-		(void) hash_search(databases, &running_in, HASH_REMOVE, NULL);
-	else if (database != NULL)
-	{
-		judge_run(database, &run);
-		if (run_is_outdated)
-			database->due = 0;
-	}
+	if (database == NULL || (run.outcome == IDEM_RUN_LOST && is_excused(database, &run)))
+		return;
+	database->was_lost = false;
+	judge_run(database, &run);
+	if (run_is_outdated)
+		database->due = idem_clock_steady();
 }
 
 static bool
@@ -556,13 +578,14 @@ reload(void)
 {
 	HASH_SEQ_STATUS seq;
 	Database *database;
+	int64 now = idem_clock_steady();
 
 	ProcessConfigFile(PGC_SIGHUP);
 	next_list = slot_due = 0;
 	run_is_outdated = true;
 	hash_seq_init(&seq, databases);
 	while ((database = hash_seq_search(&seq)) != NULL)
-		database->due = 0;
+		database->due = Min(database->due, now);
 }
 
 static void

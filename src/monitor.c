@@ -84,24 +84,33 @@ put(Row *row)
 	row->n = 0;
 }
 
+/* A copy of an entry */
+typedef struct Copy
+{
+	IdemCounted counted;
+	IdemProgress progress;
+} Copy;
+
 /* Copies of the entries of databases, or of queues, that are in use */
-static IdemEntry *
+static Copy *
 copy_entries(bool of_queues, int *n)
 {
-	IdemEntry *copies;
+	Copy *copies;
 	int nused = 0;
 
 	*n = 0;
 	LWLockAcquire(idem_shared->lock, LW_SHARED);
 	for (int i = 0; i < idem_shared->nentries; i++)
 		nused += OidIsValid(idem_shared->entries[i].database);
-	copies = palloc_extended(mul_size(nused, sizeof(IdemEntry)), MCXT_ALLOC_HUGE);
+	copies = palloc_extended(mul_size(nused, sizeof(Copy)), MCXT_ALLOC_HUGE);
 	for (int i = 0; i < idem_shared->nentries; i++)
 	{
 		IdemEntry *entry = &idem_shared->entries[i];
 
-		if (OidIsValid(entry->database) && (entry->queue_len >= 0) == of_queues)
-			copies[(*n)++] = *entry;
+		if (!OidIsValid(entry->database) || (entry->queue_len >= 0) != of_queues)
+			continue;
+		idem_shared_copy(entry, &copies[*n].counted);
+		copies[(*n)++].progress = entry->progress;
 	}
 	LWLockRelease(idem_shared->lock);
 	return copies;
@@ -116,7 +125,7 @@ put_counters(FunctionCallInfo fcinfo, bool of_queues)
 	int ncounters = of_queues ? IDEM_QUEUE_STAT_N : IDEM_STAT_N;
 	int natts = 0;
 	int n;
-	IdemEntry *entries;
+	Copy *copies;
 
 	types[natts++] = OIDOID;
 	if (of_queues)
@@ -131,18 +140,20 @@ put_counters(FunctionCallInfo fcinfo, bool of_queues)
 		return (Datum) 0;
 	/* this database has a row, if nothing was counted yet, too */
 	(void) idem_shared_entry(MyDatabaseId, NULL);
-	entries = copy_entries(of_queues, &n);
+	copies = copy_entries(of_queues, &n);
 	for (int i = 0; i < n; i++)
 	{
-		add(&row, ObjectIdGetDatum(entries[i].database), false);
+		const IdemCounted *counted = &copies[i].counted;
+
+		add(&row, ObjectIdGetDatum(counted->database), false);
 		if (of_queues)
-			add_text(&row, entries[i].queue, entries[i].queue_len);
+			add_text(&row, counted->queue, counted->queue_len);
 		for (int j = 0; j < ncounters; j++)
-			add(&row, Int64GetDatum((int64) idem_shared_sum(&entries[i], j)), false);
-		add_time(&row, entries[i].stats_reset);
+			add(&row, Int64GetDatum((int64) counted->counters[j]), false);
+		add_time(&row, counted->stats_reset);
 		put(&row);
 	}
-	pfree(entries);
+	pfree(copies);
 	return (Datum) 0;
 }
 
@@ -181,17 +192,17 @@ idem_stat_cleanup(PG_FUNCTION_ARGS)
 {
 	Row row = {0};
 	int n;
-	IdemEntry *entries;
+	Copy *copies;
 
 	idem_args_begin(fcinfo, 0, NULL);
 	row.rsinfo = idem_args_row_set(fcinfo, cleanup_types, CLEANUP_NATTS);
 	if (idem_shared == NULL)
 		return (Datum) 0;
 	(void) idem_shared_entry(MyDatabaseId, NULL);
-	entries = copy_entries(false, &n);
+	copies = copy_entries(false, &n);
 	for (int i = 0; i < n; i++)
-		put_progress(&row, entries[i].database, &entries[i].progress);
-	pfree(entries);
+		put_progress(&row, copies[i].counted.database, &copies[i].progress);
+	pfree(copies);
 	return (Datum) 0;
 }
 

@@ -25,21 +25,11 @@
 #define STATS_FILE	PGSTAT_STAT_PERMANENT_DIRECTORY "/idem.stat"
 #define STATS_MAGIC UINT64CONST(0x6964656d00000400) /* changes with the format of the file */
 
-/* An entry in the file */
-typedef struct SavedEntry
-{
-	Oid database;
-	int queue_len;
-	char queue[IDEM_MAX_QUEUE_LEN];
-	TimestampTz stats_reset;
-	uint64 counters[IDEM_NCOUNTERS];
-} SavedEntry;
-
 typedef struct SavedFile
 {
 	uint64 magic;
 	int nentries;
-	SavedEntry entries[FLEXIBLE_ARRAY_MEMBER];
+	IdemCounted entries[FLEXIBLE_ARRAY_MEMBER];
 } SavedFile;
 
 IdemShared *idem_shared = NULL;
@@ -84,50 +74,50 @@ idem_shared_zero(IdemEntry *entry, TimestampTz now)
 	entry->stats_reset = now;
 }
 
-uint64
-idem_shared_sum(IdemEntry *entry, int counter)
+/* Add up what was counted */
+void
+idem_shared_copy(IdemEntry *entry, IdemCounted *counted)
 {
-	uint64 sum = 0;
-
+	memset(counted, 0, sizeof(*counted));
+	counted->database = entry->database;
+	counted->queue_len = entry->queue_len;
+	memcpy(counted->queue, entry->queue, Max(entry->queue_len, 0));
+	counted->stats_reset = entry->stats_reset;
 	for (int i = 0; i < IDEM_NSTRIPES; i++)
-		sum += pg_atomic_read_u64(&entry->stripes[i].values[counter]);
-	return sum;
+	{
+		for (int j = 0; j < IDEM_NCOUNTERS; j++)
+			counted->counters[j] += pg_atomic_read_u64(&entry->stripes[i].values[j]);
+	}
 }
 
 static bool
-has_counted(IdemEntry *entry)
+is_zero(const IdemCounted *counted)
 {
 	for (int i = 0; i < IDEM_NCOUNTERS; i++)
 	{
-		if (idem_shared_sum(entry, i) != 0)
-			return true;
+		if (counted->counters[i] != 0)
+			return false;
 	}
-	return false;
+	return true;
 }
 
 /* What the file holds is followed by a checksum of it.  What is zero is not worth an entry any more. */
 static SavedFile *
 make_file(Size *size)
 {
-	SavedFile *saved = palloc0(offsetof(SavedFile, entries) + idem_shared->nentries * sizeof(SavedEntry) + sizeof(pg_crc32c));
+	SavedFile *saved = palloc0(offsetof(SavedFile, entries) + idem_shared->nentries * sizeof(IdemCounted) + sizeof(pg_crc32c));
 
 	saved->magic = STATS_MAGIC;
 	for (int i = 0; i < idem_shared->nentries; i++)
 	{
 		IdemEntry *entry = &idem_shared->entries[i];
-		SavedEntry *to = &saved->entries[saved->nentries];
 
-		if (!OidIsValid(entry->database) || !has_counted(entry))
+		if (!OidIsValid(entry->database))
 			continue;
-		to->database = entry->database;
-		to->queue_len = entry->queue_len;
-		to->stats_reset = entry->stats_reset;
-		memcpy(to->queue, entry->queue, Max(entry->queue_len, 0));
-		for (int j = 0; j < IDEM_NCOUNTERS; j++)
-			to->counters[j] = idem_shared_sum(entry, j);
-		saved->nentries++;
+		idem_shared_copy(entry, &saved->entries[saved->nentries]);
+		saved->nentries += !is_zero(&saved->entries[saved->nentries]);
 	}
-	*size = offsetof(SavedFile, entries) + saved->nentries * sizeof(SavedEntry);
+	*size = offsetof(SavedFile, entries) + saved->nentries * sizeof(IdemCounted);
 	return saved;
 }
 
@@ -180,7 +170,7 @@ save_counters(int code, Datum arg)
 }
 
 static void
-load_entry(IdemEntry *entry, const SavedEntry *saved)
+load_entry(IdemEntry *entry, const IdemCounted *saved)
 {
 	set_entry(entry, saved->database, saved->queue, saved->queue_len);
 	entry->stats_reset = saved->stats_reset;
@@ -201,10 +191,10 @@ read_file(FILE *file)
 	if (fread(&header, offsetof(SavedFile, entries), 1, file) != 1 || header.magic != STATS_MAGIC ||
 		header.nentries < 0 || header.nentries > IDEM_MAX_STATS)
 		return false;
-	size = offsetof(SavedFile, entries) + header.nentries * sizeof(SavedEntry);
+	size = offsetof(SavedFile, entries) + header.nentries * sizeof(IdemCounted);
 	saved = palloc(size);
 	memcpy(saved, &header, offsetof(SavedFile, entries));
-	is_good = fread(saved->entries, sizeof(SavedEntry), header.nentries, file) == (size_t) header.nentries &&
+	is_good = fread(saved->entries, sizeof(IdemCounted), header.nentries, file) == (size_t) header.nentries &&
 		fread(&crc, sizeof(crc), 1, file) == 1 && EQ_CRC32C(crc, checksum(saved, size));
 	for (int i = 0; i < Min(header.nentries, idem_shared->nentries) && is_good; i++)
 		load_entry(&idem_shared->entries[i], &saved->entries[i]);

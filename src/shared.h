@@ -73,6 +73,16 @@ typedef struct IdemEntry
 	IdemCounters stripes[IDEM_NSTRIPES] pg_attribute_aligned(PG_CACHE_LINE_SIZE);
 } IdemEntry;
 
+/* What was counted in an entry, out of shared memory */
+typedef struct IdemCounted
+{
+	Oid database;
+	int queue_len; /* -1: of the database itself */
+	char queue[IDEM_MAX_QUEUE_LEN];
+	TimestampTz stats_reset;
+	uint64 counters[IDEM_NCOUNTERS];
+} IdemCounted;
+
 /* What has become of a run of the worker */
 typedef enum IdemOutcomeOfRun
 {
@@ -96,6 +106,7 @@ typedef struct IdemRun
 	bool more;	/* there is more to remove, also if something has failed */
 	int64 rest; /* if so: microseconds until the next run */
 	int64 lag;	/* and for how long the next row to be removed has been expired */
+	int64 rows; /* and the number of live rows there */
 	char error[IDEM_ERROR_TEXT_LEN];
 } IdemRun;
 
@@ -137,7 +148,7 @@ extern void idem_shared_init(void);
 extern IdemEntry *idem_shared_entry(Oid database, const text *queue);
 extern IdemEntry *idem_shared_find(Oid database, const text *queue);
 extern void idem_shared_zero(IdemEntry *entry, TimestampTz now);
-extern uint64 idem_shared_sum(IdemEntry *entry, int counter);
+extern void idem_shared_copy(IdemEntry *entry, IdemCounted *counted);
 
 /* cleanup.c */
 extern PGDLLEXPORT void idem_cleanup_main(Datum arg);

@@ -170,3 +170,12 @@ idem_stats_count_enqueue(const text *queue, const text *key, IdemOutcome outcome
 	if (unlikely(idem_guc_log_duplicates) && outcome != IDEM_ENQUEUED)
 		log_duplicate("enqueue", idem_dedup_outcome_name(outcome), queue, key);
 }
+
+/* Count a duplicate that is refused with an error */
+void
+idem_stats_count_refused(const text *queue, const text *key)
+{
+	idem_stats_count_queue(queue, IDEM_QUEUE_STAT_REFUSED);
+	if (unlikely(idem_guc_log_duplicates))
+		log_duplicate("enqueue", "refused", queue, key);
+}

@@ -585,16 +585,15 @@ share_expired(IdemTable *table, AttrNumber expires_at, TimestampTz from)
 	return n > 0 ? (double) expired / n : 1;
 }
 
-/* About how many rows have expired since then? */
-static int64
-estimate_expired(IdemTable *table, AttrNumber expires_at, TimestampTz from)
+/* About how many rows are there, and how many of them have expired since then? */
+static void
+estimate_left(IdemTable *table, AttrNumber expires_at, IdemCleanup *cleanup)
 {
-	double rows = DatumGetInt64(DirectFunctionCall1(pg_stat_get_live_tuples,
-													ObjectIdGetDatum(RelationGetRelid(table->heap))));
+	int64 rows = DatumGetInt64(DirectFunctionCall1(pg_stat_get_live_tuples,
+												   ObjectIdGetDatum(RelationGetRelid(table->heap))));
 
-	if (rows == 0)
-		rows = Max(table->heap->rd_rel->reltuples, 0);
-	return (int64) (rows * share_expired(table, expires_at, from));
+	cleanup->rows = rows > 0 ? rows : (int64) Max(table->heap->rd_rel->reltuples, 0);
+	cleanup->left = (int64) (cleanup->rows * share_expired(table, expires_at, cleanup->place.from));
 }
 
 /*
@@ -619,6 +618,6 @@ idem_table_cleanup(IdemTable *table, AttrNumber expires_at, bool (*remove)(IdemT
 	}
 	index_endscan(scan);
 	if (cleanup->more)
-		cleanup->left = estimate_expired(table, expires_at, cleanup->place.from);
+		estimate_left(table, expires_at, cleanup);
 	UnregisterSnapshot(snapshot);
 }

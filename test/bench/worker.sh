@@ -107,15 +107,18 @@ worker_slice() {
 		"$(calc "(${after[1]} - ${before[1]}) / (${after[0]} - ${before[0]})")" "${after[3]}"
 }
 
-# load_round CLIENTS >>$samples: without a backlog, with one that nobody works off, and beside the
-# worker.  The worker has more to do when the databases are dropped.
+# load_round ROUND CLIENTS >>$samples: with a backlog that nobody works off, then beside the worker,
+# and without a backlog, before that or after it in turn.  The worker has still more to do when
+# its database is dropped.
 load_round() {
 	copy_expired idem load
 	admin postgres -c 'CREATE DATABASE none TEMPLATE bench'
-	load_slice none none "$1"
-	load_slice stopped load "$1"
-	worker_slice "$1"
-	admin postgres -c 'DROP DATABASE load' -c 'DROP DATABASE none'
+	(($1 % 2 == 1)) || load_slice none none "$2"
+	load_slice stopped load "$2"
+	worker_slice "$2"
+	admin postgres -c 'DROP DATABASE load'
+	(($1 % 2 == 0)) || load_slice none none "$2"
+	admin postgres -c 'DROP DATABASE none'
 }
 
 # Claims beside the worker, with a backlog of a million expired keys.  Without full page
@@ -126,8 +129,8 @@ line_worker_load() {
 	pin off
 	setting full_page_writes off
 	for clients in 2 4; do
-		for ((round = 0; round < 9; round++)); do
-			load_round "$clients"
+		for ((round = 0; round < 10; round++)); do
+			load_round "$round" "$clients"
 		done >"$samples"
 		compare_pairs "claim + finish over a socket, $clients clients, beside the worker; without a backlog" /s worker none '> 0.9'
 		compare_pairs '  beside the worker; with the same backlog, which nobody works off' /s worker stopped ''

@@ -97,12 +97,12 @@ run(
 			PERFORM pg_sleep(0.002);
 		END LOOP;
 	  END $$});
-foreach my $db (qw(on off failing without_1 without_2 without_3 without_4 without_5 without_6))
+foreach my $db (qw(cleaned switched_off failing without_1 without_2 without_3 without_4 without_5 without_6))
 {
 	$node->safe_psql('postgres', "CREATE DATABASE $db");
 	run('CREATE EXTENSION idem', db => $db) if $db !~ /without/;
 }
-run('ALTER DATABASE off SET idem.cleanup = off');
+run('ALTER DATABASE switched_off SET idem.cleanup = off');
 run(
 	q{CREATE TRIGGER stranger BEFORE DELETE ON idem.keys FOR EACH ROW
 	  EXECUTE FUNCTION suppress_redundant_updates_trigger()},
@@ -118,7 +118,7 @@ sub churn
 
 	$node->safe_psql('postgres', 'CREATE DATABASE passing');
 	run("CREATE EXTENSION idem; SELECT idem_enqueue('q')", db => 'passing');
-	add_expired($node, 10, db => 'on', name => "round $n");
+	add_expired($node, 10, db => 'cleaned', name => "round $n");
 	run("CALL visit($visits / 20)");
 	$node->safe_psql('postgres', 'DROP DATABASE passing');
 	return;
@@ -151,8 +151,8 @@ SKIP:
 	cmp_ok($bytes, '<=', 32 * 1024, 'W4: and has not grown, by its own account');
 	cmp_ok($anon, '<=', 1024, 'W4: nor by that of the kernel');
 	cmp_ok($rss, '<=', 4096, 'W4: nor with the shared memory that it has touched');
-	is( run(q{SELECT string_agg(phase, ' ' ORDER BY datname) FROM idem.cleanup_progress WHERE datname IN ('failing', 'off', 'on')}),
-		'failing off idle', 'W4: the visits were of all kinds');
+	is( run(q{SELECT string_agg(phase, ' ' ORDER BY datname) FROM idem.cleanup_progress WHERE datname IN ('cleaned', 'failing', 'switched_off')}),
+		'idle failing off', 'W4: the visits were of all kinds');
 }
 
 #

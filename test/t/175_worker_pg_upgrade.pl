@@ -1,0 +1,183 @@
+# W6: neither launcher nor worker during pg_upgrade, with the library preloaded
+# in both clusters; the data arrives, and then the new server cleans up.
+#
+# From a version to the same version: what matters here is how pg_upgrade starts
+# the servers.
+#
+# Bugs of others (PEERS.md section 4) that are looked for here:
+#   pg_cron 1.1.3, pgsentinel#48   the worker runs during pg_upgrade
+
+use strict;
+use warnings FATAL => 'all';
+
+use File::Find;
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use IdemTest;
+use IPC::Run;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my ($version, $error) = ('', '');
+
+plan skip_all => 'pg_upgrade is not installed'
+  unless eval {
+	IPC::Run::run([ 'pg_upgrade', '--version' ], '>', \$version, '2>', \$error);
+  };
+
+# debug1: the postmaster tells which process it starts, in pg_upgrade, too
+my $conf = q{
+shared_preload_libraries = 'idem'
+log_min_messages = debug1
+idem.cleanup_naptime = 1d
+};
+my $old = new_node('old', conf => $conf);
+my $new = PostgreSQL::Test::Cluster->new('new');
+
+$new->init(extra => [ '--no-locale', '--encoding=UTF8' ]);
+$new->append_conf('postgresql.conf', "$conf\nidem.cleanup = off\n");
+
+# Every row of ours
+my $rows = q{
+	SELECT 'key', k::text FROM idem.keys AS k
+	UNION ALL SELECT 'job', j::text FROM idem.jobs AS j
+	UNION ALL SELECT 'key of a job', k::text FROM idem.job_keys AS k
+	UNION ALL SELECT 'history', l::text FROM idem.job_log AS l
+	UNION ALL SELECT 'queue', q::text FROM idem.queues AS q
+	ORDER BY 1, 2};
+my $expired = q{SELECT count(*) FROM idem.keys WHERE expires_at < now()};
+my $stats =
+  q{SELECT claims, replays, stats_reset FROM idem.stats WHERE datname = 'postgres'};
+my $started = qr/starting background worker process "idem launcher"/;
+
+sub upgrade
+{
+	my ($name, @more) = @_;
+
+	chdir PostgreSQL::Test::Utils::tempdir();
+	command_ok(
+		[
+			'pg_upgrade', '--no-sync', '--retain',
+			'--old-datadir' => $old->data_dir,
+			'--new-datadir' => $new->data_dir,
+			'--old-bindir' => $old->config_data('--bindir'),
+			'--new-bindir' => $new->config_data('--bindir'),
+			'--socketdir' => $new->host,
+			'--old-port' => $old->port,
+			'--new-port' => $new->port,
+			@more
+		],
+		$name);
+	return;
+}
+
+# What the servers that pg_upgrade has started have logged
+sub upgrade_log
+{
+	my $log = '';
+
+	find(
+		sub { $log .= slurp_file($_) if /server\.log$/ },
+		$new->data_dir . '/pg_upgrade_output.d');
+	return $log;
+}
+
+# A round before there is something to be removed.  The next one is a day later.
+$old->safe_psql(
+	'postgres', q{
+	SELECT idem_claim('live', request => '1'), idem_finish('live', '"result"');
+	SELECT pg_reload_conf()});
+$old->poll_query_until('postgres',
+	q{SELECT last_finished_at IS NOT NULL FROM idem.cleanup_progress WHERE datname = 'postgres'}
+) or die 'there is no round';
+$old->poll_query_until('postgres',
+	q{SELECT state = 'sleeping' FROM idem.worker_status})
+  or die 'the launcher does not come to rest';
+
+my $token = $old->safe_psql('postgres',
+	q{SELECT token FROM idem_lease('leased', '1 day')});
+
+$old->safe_psql(
+	'postgres', q{
+	SELECT status FROM idem_claim('live', request => '1');
+	SELECT idem_enqueue('mail', '1', key => 'job')});
+add_expired($old, 1000);
+my $before = $old->safe_psql('postgres', $rows);
+my $stats_before = $old->safe_psql('postgres', $stats);
+
+like(slurp_file($old->logfile),
+	$started, 'an ordinary start of the server starts the launcher');
+
+#
+# pg_upgrade
+#
+
+upgrade('pg_upgrade --check, the old server is running', '--check');
+is($old->safe_psql('postgres', $rows),
+	$before, 'W6: all rows are there, with those that have expired');
+$old->stop;
+upgrade('pg_upgrade --check, the old server is stopped', '--check');
+upgrade('pg_upgrade');
+
+my $log = upgrade_log();
+
+cmp_ok(
+	scalar(() = $log =~ /ready to accept connections/g),
+	'>=', 3,
+	'the log has the servers that pg_upgrade has started');
+like($log, qr/DEBUG:  /, 'and would tell');
+is( join("\n", $log =~ /^.*background worker.*"idem.*$/mg),
+	'',
+	'W6, pg_cron 1.1.3, pgsentinel#48: nothing of ours runs during pg_upgrade');
+is( join("\n", $log =~ /^.*(?:PANIC|TRAP|was terminated by signal).*$/mg),
+	'', 'nothing went wrong there');
+
+#
+# the new server, without cleanup at first
+#
+
+$new->start;
+is($new->safe_psql('postgres', $rows),
+	$before, 'W6: every row has arrived, and nothing was removed on the way');
+is( join(' ',
+		claim_status($new, q{'live', request => '1'}),
+		$new->safe_psql(
+			'postgres', qq{SELECT idem_finish('leased', token => $token)}),
+		$new->safe_psql(
+			'postgres', q{SELECT outcome FROM idem_enqueue('mail', '2', key => 'job')})),
+	'finished|"result"  absorbed',
+	'keys, leases and jobs go on');
+$new->safe_psql('postgres', 'ALTER SYSTEM SET idem.cleanup = on');
+$new->safe_psql('postgres', 'SELECT pg_reload_conf()');
+$new->poll_query_until('postgres', "SELECT ($expired) = 0")
+  or die 'is not cleaned up';
+is($new->safe_psql('postgres', 'SELECT key FROM idem.keys ORDER BY 1'),
+	"leased\nlive", 'W6: the new server cleans up');
+
+# the new server, or at least the default of one, finds nothing wrong
+is( $new->safe_psql(
+		'postgres',
+		q{SELECT string_agg("check", ', ') FROM idem_doctor() WHERE status = 'fail'}),
+	'',
+	'H1: idem_doctor() finds nothing wrong');
+
+#
+# the old one, should we go back
+#
+
+$old->start;
+is($old->safe_psql('postgres', $stats),
+	$stats_before, 'S2: pg_upgrade does not lose the statistics of the old server');
+$old->poll_query_until('postgres', "SELECT ($expired) = 0")
+  or die 'is not cleaned up';
+pass('W6: the old server cleans up as before');
+
+foreach my $node ($old, $new)
+{
+	amcheck_ok($node, 'on the ' . $node->name . ' server');
+	$node->stop;
+	never_two_ok($node);
+	log_ok($node);
+}
+done_testing();
