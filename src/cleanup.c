@@ -121,6 +121,8 @@ note_outcome(IdemOutcomeOfRun outcome, const Run *run, bool more, int64 backlog)
 	progress->next = run->next;
 	if (outcome == IDEM_RUN_DONE && !more)
 		progress->finished_at = GetCurrentTimestamp();
+	if (outcome == IDEM_RUN_LOCKED)
+		progress->phase = IDEM_PHASE_LOCKED;
 	if (outcome == IDEM_RUN_OFF)
 		progress->phase = IDEM_PHASE_OFF;
 	if (outcome == IDEM_RUN_NOT_THERE)

@@ -1010,7 +1010,7 @@ SELECT c.datid,
 COMMENT ON VIEW idem.cleanup_progress IS 'what the background worker does and has done in each database that has the extension';
 COMMENT ON COLUMN idem.cleanup_progress.datid IS 'the database';
 COMMENT ON COLUMN idem.cleanup_progress.datname IS 'its name';
-COMMENT ON COLUMN idem.cleanup_progress.phase IS 'keys, job keys, job history, jobs (those without attempts left): at work there; idle, off (idem.cleanup), failing, not installed (any more)';
+COMMENT ON COLUMN idem.cleanup_progress.phase IS 'keys, job keys, job history, jobs (those without attempts left): at work there; idle, off (idem.cleanup), failing, locked (somebody has locked a table), not installed (any more)';
 COMMENT ON COLUMN idem.cleanup_progress.removed IS 'rows removed in this round, which ends when there is nothing left';
 COMMENT ON COLUMN idem.cleanup_progress.rows_per_second IS 'how fast, without the pauses';
 COMMENT ON COLUMN idem.cleanup_progress.backlog IS 'estimate of what is left, as of the end of the last run; null if it is not known';
@@ -1167,16 +1167,19 @@ SELECT 5, false, 'last cleanup',
 	   WHEN 'off' THEN 'switched off in this database by idem.cleanup; the fix counts from the next visit on, or the next reload'
 	   WHEN 'failing' THEN pg_catalog.format('failing since %s: %s', s.last_error_at, s.last_error)
 	   ELSE CASE WHEN s.last_finished_at IS NULL THEN 'none has finished yet'
-			ELSE pg_catalog.format('last finished at %s', s.last_finished_at) END END,
+			ELSE pg_catalog.format('last finished at %s', s.last_finished_at) END
+			OPERATOR(pg_catalog.||) CASE WHEN s.state OPERATOR(pg_catalog.=) 'locked' THEN '; somebody has locked a table' ELSE '' END END,
 	   CASE s.state WHEN 'off' THEN pg_catalog.format('ALTER DATABASE %I SET idem.cleanup = on;', pg_catalog.current_database())
 	   WHEN 'failing' THEN 'SELECT idem_cleanup(1);'
+	   WHEN 'locked' THEN 'SELECT pid, mode, relation::regclass FROM pg_locks WHERE granted AND relation IN (SELECT oid FROM pg_class WHERE relnamespace = ''idem''::regnamespace);'
 	   WHEN 'late' THEN 'SELECT pg_catalog.pg_reload_conf();' END
   FROM (SELECT c.*,
 			   CASE WHEN w.standby THEN 'standby'
 			   WHEN NOT w.preloaded THEN 'not preloaded'
 			   WHEN c.phase OPERATOR(pg_catalog.=) ANY (ARRAY['off', 'failing']) THEN c.phase
 			   WHEN COALESCE(c.last_finished_at, c.started_at, w.started_at) OPERATOR(pg_catalog.>) (pg_catalog.now() OPERATOR(pg_catalog.-) t.patience)
-			   OR c.started_at OPERATOR(pg_catalog.>) c.last_finished_at THEN 'fine'
+			   OR (c.started_at OPERATOR(pg_catalog.>) c.last_finished_at AND c.removed OPERATOR(pg_catalog.>) 0 AND c.phase OPERATOR(pg_catalog.<>) 'locked') THEN 'fine'
+			   WHEN c.phase OPERATOR(pg_catalog.=) 'locked' THEN 'locked'
 			   ELSE 'late' END AS state
 		  FROM w CROSS JOIN t LEFT JOIN c ON true) AS s
 UNION ALL

@@ -560,7 +560,7 @@ idem_jobstore_cleanup_jobs(IdemCleanup *cleanup)
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
 	nblocks = RelationGetNumberOfBlocks(jobs.heap);
-	begin = cleanup->place.page < nblocks ? cleanup->place.page : 0;
+	begin = nblocks > 0 ? cleanup->place.page % nblocks : 0;
 	npages = Min(nblocks, MAX_PAGES_TO_SEARCH);
 	if (npages > 0)
 		bury_on_pages(&jobs, begin, Min(begin + npages, nblocks), &queue, cleanup);

@@ -48,6 +48,10 @@
 #define MAX_DELAY		(10 * USECS_PER_MINUTE)
 #define CONNECT_TIMEOUT (10 * USECS_PER_SEC)
 #define CLOCK_TOLERANCE USECS_PER_SEC
+#define LOCKED_DELAY	(10 * USECS_PER_SEC)
+
+/* Having met a lock so many times in a row is worth a line in the log */
+#define MANY_LOCKED 6
 
 /* How much longer than the work the pauses of a worker are, and at least if it does not keep up */
 #define USUAL_PAUSE 7
@@ -60,6 +64,7 @@ typedef struct Database
 	char name[NAMEDATALEN];
 	int64 due;
 	int64 delay; /* until it is tried again; 0: the last run was fine */
+	int nlocked; /* runs in a row that have met a lock */
 	int64 lag;	 /* for how long what was to be removed next had been expired */
 	int64 rows;	 /* live ones, in the tables where there was more */
 	int pause;
@@ -441,6 +446,8 @@ judge_run(Database *database, const IdemRun *run)
 	int64 now = idem_clock_steady();
 
 	adapt_pause(database, run);
+	if (run->outcome != IDEM_RUN_LOCKED)
+		database->nlocked = 0;
 	switch (run->outcome)
 	{
 		case IDEM_RUN_LOST:
@@ -453,7 +460,9 @@ judge_run(Database *database, const IdemRun *run)
 			note_success(database, now + naptime());
 			break;
 		case IDEM_RUN_LOCKED:
-			note_success(database, now + Min(naptime(), 10 * MIN_DELAY));
+			if (++database->nlocked >= MANY_LOCKED)
+				note_failure(database, "a table is locked");
+			database->due = now + Min(naptime(), LOCKED_DELAY);
 			break;
 		case IDEM_RUN_NOT_THERE:
 		case IDEM_RUN_OFF:

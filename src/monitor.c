@@ -23,7 +23,7 @@
 #define WORKER_NATTS   15
 
 static const char *const phase_names[] = {
-	"idle", "keys", "job keys", "job history", "jobs", "off", "failing", "not installed"};
+	"idle", "keys", "job keys", "job history", "jobs", "off", "failing", "not installed", "locked"};
 static const char *const state_names[] = {
 	"stopped", "sleeping", "working", "waiting for a free slot"};
 

@@ -29,6 +29,7 @@ shared_preload_libraries = 'idem'
 idem.cleanup_naptime = 3600
 autovacuum = off
 fsync = off
+shared_buffers = 16MB
 });
 
 sub run
@@ -94,7 +95,7 @@ run(
 				PERFORM pg_reload_conf();
 			END IF;
 			COMMIT;
-			PERFORM pg_sleep(0.002);
+			PERFORM pg_sleep(0.01);
 		END LOOP;
 	  END $$});
 foreach my $db (qw(cleaned switched_off failing without_1 without_2 without_3 without_4 without_5 without_6))
