@@ -1165,12 +1165,13 @@ SELECT 5, false, 'last cleanup',
 	   CASE s.state WHEN 'standby' THEN 'the primary cleans up'
 	   WHEN 'not preloaded' THEN 'not known without preload'
 	   WHEN 'off' THEN 'switched off in this database by idem.cleanup; the fix counts from the next visit on, or the next reload'
-	   WHEN 'failing' THEN pg_catalog.format('failing since %s: %s', s.last_error_at, s.last_error)
+	   WHEN 'failing' THEN pg_catalog.format('failing, last at %s: %s', s.last_error_at, s.last_error)
 	   ELSE CASE WHEN s.last_finished_at IS NULL THEN 'none has finished yet'
 			ELSE pg_catalog.format('last finished at %s', s.last_finished_at) END
 			OPERATOR(pg_catalog.||) CASE WHEN s.state OPERATOR(pg_catalog.=) 'locked' THEN '; somebody has locked a table' ELSE '' END END,
 	   CASE s.state WHEN 'off' THEN pg_catalog.format('ALTER DATABASE %I SET idem.cleanup = on;', pg_catalog.current_database())
 	   WHEN 'failing' THEN 'SELECT idem_cleanup(1);'
+	   WHEN 'not preloaded' THEN 'SELECT idem_cleanup(10000);'
 	   WHEN 'locked' THEN 'SELECT pid, mode, relation::regclass FROM pg_locks WHERE granted AND relation IN (SELECT oid FROM pg_class WHERE relnamespace = ''idem''::regnamespace);'
 	   WHEN 'late' THEN 'SELECT pg_catalog.pg_reload_conf();' END
   FROM (SELECT c.*,
@@ -1268,7 +1269,7 @@ SELECT 14, true, 'version',
 		 WHERE e.extname OPERATOR(pg_catalog.=) 'idem') AS v
 UNION ALL
 SELECT 15, false, 'statistics',
-	   CASE WHEN w.stats_full IS TRUE OR NOT w.preloaded THEN 'warn' ELSE 'ok' END,
+	   CASE WHEN w.stats_full IS TRUE THEN 'warn' ELSE 'ok' END,
 	   CASE WHEN w.stats_full THEN 'more databases and queues than idem.stats_max: some are not counted; a restart is needed after the fix'
 	   WHEN NOT w.preloaded THEN 'none without preload' ELSE 'all databases and queues are counted' END,
 	   CASE WHEN w.stats_full THEN pg_catalog.format('ALTER SYSTEM SET idem.stats_max = %s;', LEAST(2 OPERATOR(pg_catalog.*) COALESCE(pg_catalog.current_setting('idem.stats_max', true), '1000')::integer, 100000)) END

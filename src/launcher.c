@@ -49,9 +49,7 @@
 #define CONNECT_TIMEOUT (10 * USECS_PER_SEC)
 #define CLOCK_TOLERANCE USECS_PER_SEC
 #define LOCKED_DELAY	(10 * USECS_PER_SEC)
-
-/* Having met a lock so many times in a row is worth a line in the log */
-#define MANY_LOCKED 6
+#define LONG_LOCKED		USECS_PER_MINUTE
 
 /* How much longer than the work the pauses of a worker are, and at least if it does not keep up */
 #define USUAL_PAUSE 7
@@ -63,10 +61,10 @@ typedef struct Database
 	Oid oid; /* hash key */
 	char name[NAMEDATALEN];
 	int64 due;
-	int64 delay; /* until it is tried again; 0: the last run was fine */
-	int nlocked; /* runs in a row that have met a lock */
-	int64 lag;	 /* for how long what was to be removed next had been expired */
-	int64 rows;	 /* live ones, in the tables where there was more */
+	int64 delay;		/* until it is tried again; 0: the last run was fine */
+	int64 locked_since; /* all runs have met a lock since then; 0: the last one has not */
+	int64 lag;			/* for how long what was to be removed next had been expired */
+	int64 rows;			/* live ones, in the tables where there was more */
 	int pause;
 	bool goes_on;	 /* the last run has left more */
 	bool was_lost;	 /* and was ended by somebody */
@@ -447,7 +445,7 @@ judge_run(Database *database, const IdemRun *run)
 
 	adapt_pause(database, run);
 	if (run->outcome != IDEM_RUN_LOCKED)
-		database->nlocked = 0;
+		database->locked_since = 0;
 	switch (run->outcome)
 	{
 		case IDEM_RUN_LOST:
@@ -460,7 +458,9 @@ judge_run(Database *database, const IdemRun *run)
 			note_success(database, now + naptime());
 			break;
 		case IDEM_RUN_LOCKED:
-			if (++database->nlocked >= MANY_LOCKED)
+			if (database->locked_since == 0)
+				database->locked_since = now;
+			if (now - database->locked_since > LONG_LOCKED)
 				note_failure(database, "a table is locked");
 			database->due = now + Min(naptime(), LOCKED_DELAY);
 			break;

@@ -317,8 +317,11 @@ foreach my $mode ('smart', 'fast', 'immediate')
 	$node->stop($mode);
 	$node->start;
 	goes_on(0);
-	cmp_ok(expired(), '<', $left,
-		"pg_partman#245: $mode shutdown during cleanup, which goes on after it");
+
+	# an immediate shutdown may have undone some of it
+	watch_until(
+		"(SELECT count(*) < $left FROM idem.keys WHERE expires_at < now())");
+	pass("pg_partman#245: $mode shutdown during cleanup, which goes on after it");
 }
 
 #

@@ -470,8 +470,8 @@ is( join(' ', sort keys %{ $lines{lease} }),
 	'busy exhausted finished parked', 'S4: what leases were told');
 is( join(' ', map { "$_=$lines{enqueue}{$_}" } sort keys %{ $lines{enqueue} }),
 	run(
-		q{SELECT format('absorbed=%s done=%s postponed=%s replaced=%s rerun=%s',
-						sum(absorbed), sum(done), sum(postponed), sum(replaced), sum(rerun))
+		q{SELECT format('absorbed=%s done=%s postponed=%s refused=%s replaced=%s rerun=%s',
+						sum(absorbed), sum(done), sum(postponed), sum(refused), sum(replaced), sum(rerun))
 			FROM idem.queue_stats WHERE datname = current_database()}),
 	'S4: one line for each duplicate of a job');
 
@@ -702,7 +702,9 @@ foreach my $call (
 {
 	isnt($s->sqlstate("SELECT $call"), '00000', "S4: an error: $call");
 }
-is(join(' ', duplicates($before)), '', 'S4: errors are not in the log of duplicates');
+is( join(' ', duplicates($before)),
+	'enqueue refused ' . hash('mail', 'secret a'),
+	'S4: a job that is refused is a duplicate, other errors are not');
 $s->quit;
 unlike(slurp_file($node->logfile, $offset), qr/secret|tenant/, 'S4: the log shows no key');
 unlike(slurp_file($node->logfile, $offset),
