@@ -257,7 +257,7 @@ SELECT count(*) FROM idem.keys;
 CREATE TRIGGER stranger BEFORE DELETE ON idem.keys FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger();
 SELECT pg_reload_conf();
 CALL wait_for($$ phase = 'failing' FROM idem.cleanup_progress WHERE datname = current_database() $$);
-SELECT "check", status, detail ~ '^failing since \d{4}-\S+ \S+: .' AS described, fix FROM idem_doctor() WHERE "check" = 'last cleanup';
+SELECT "check", status, detail ~ '^failing, last at \d{4}-\S+ \S+: .' AS described, fix FROM idem_doctor() WHERE "check" = 'last cleanup';
 SELECT fix FROM idem_doctor() WHERE "check" = 'last cleanup' \gset
 -- that shows what is wrong
 \echo :fix

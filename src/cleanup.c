@@ -112,7 +112,7 @@ note_connected(void)
 
 /* For people */
 static void
-note_outcome(IdemOutcomeOfRun outcome, const Run *run, bool more, int64 backlog)
+note_outcome(IdemRunOutcome outcome, const Run *run, bool more, int64 backlog)
 {
 	IdemProgress *progress = &entry->progress;
 
@@ -137,7 +137,7 @@ note_outcome(IdemOutcomeOfRun outcome, const Run *run, bool more, int64 backlog)
 
 /* What has become of the run, for the launcher and for people */
 static void
-report(IdemOutcomeOfRun outcome, const Run *run)
+report(IdemRunOutcome outcome, const Run *run)
 {
 	bool more = false;
 	int64 backlog = 0;
@@ -376,7 +376,7 @@ try_phase(Run *run, IdemPhase phase)
 		MemoryContextSwitchTo(context);
 		pgstat_report_activity(STATE_IDLE, NULL);
 		if (!run->failed)
-			strlcpy(run->error, error->message, IDEM_ERROR_TEXT_LEN);
+			strlcpy(run->error, error->message, pg_mbcliplen(error->message, strlen(error->message), IDEM_ERROR_TEXT_LEN - 1) + 1);
 		run->failed = true;
 		run->phases[phase].more = false;
 		run->phases[phase].removed = 0;

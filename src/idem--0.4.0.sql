@@ -1058,7 +1058,8 @@ c AS (
 	SELECT s.*
 	  FROM pg_catalog.idem_stat_cleanup() AS s
 	  JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid
-	 WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()),
+	 WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+	   AND NOT d.datistemplate),
 t AS (
 	SELECT pg_catalog.idem_clock() AS now,
 		   GREATEST(10 OPERATOR(pg_catalog.*) COALESCE(pg_catalog.current_setting('idem.cleanup_naptime', true), '60s')::interval,
@@ -1068,22 +1069,26 @@ r AS (
 	SELECT k.oid,
 		   pg_catalog.format('idem.%I', k.relname) AS name,
 		   k.reloptions,
-		   /* after a crash the server knows nothing until the next VACUUM or ANALYZE, a standby never does */
-		   CASE WHEN (pg_catalog.pg_stat_get_live_tuples(k.oid) OPERATOR(pg_catalog.+) pg_catalog.pg_stat_get_dead_tuples(k.oid)) OPERATOR(pg_catalog.>) 0
-		   THEN pg_catalog.pg_stat_get_live_tuples(k.oid)
-		   WHEN k.reltuples OPERATOR(pg_catalog.>=) 0 THEN k.reltuples::bigint END AS live,
+		   pg_catalog.pg_stat_get_live_tuples(k.oid) AS live,
+		   /* after a crash the server counts from zero until the next VACUUM or ANALYZE; -1: it knows nothing */
+		   GREATEST(pg_catalog.pg_stat_get_live_tuples(k.oid), k.reltuples::bigint) AS n,
+		   k.reltuples OPERATOR(pg_catalog.>=) 0 AS is_known,
 		   pg_catalog.pg_stat_get_dead_tuples(k.oid) AS dead
 	  FROM pg_catalog.pg_class AS k
 	 WHERE k.oid OPERATOR(pg_catalog.=) ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log']::regclass[])),
 i AS (
 	SELECT pg_catalog.format('idem.%I', k.relname) AS name,
-		   pg_catalog.pg_relation_size(k.oid) AS size,
-		   r.live
+		   pg_catalog.pg_relation_size(k.oid) AS size
 	  FROM r
 	  JOIN pg_catalog.pg_index AS x ON x.indrelid OPERATOR(pg_catalog.=) r.oid
 	  JOIN pg_catalog.pg_class AS k ON k.oid OPERATOR(pg_catalog.=) x.indexrelid
-	 WHERE pg_catalog.pg_relation_size(k.oid) OPERATOR(pg_catalog.>) 33554432
-	   AND pg_catalog.pg_relation_size(k.oid) OPERATOR(pg_catalog.>) (500 OPERATOR(pg_catalog.*) (r.live OPERATOR(pg_catalog.+) 1))),
+	 CROSS JOIN LATERAL (
+			SELECT COALESCE(pg_catalog.sum(s.stawidth), 0) AS width
+			  FROM pg_catalog.pg_statistic AS s
+			 WHERE s.starelid OPERATOR(pg_catalog.=) r.oid AND s.staattnum OPERATOR(pg_catalog.=) ANY (x.indkey) AND NOT s.stainherit) AS e
+	 WHERE r.is_known
+	   AND pg_catalog.pg_relation_size(k.oid) OPERATOR(pg_catalog.>) 33554432
+	   AND pg_catalog.pg_relation_size(k.oid) OPERATOR(pg_catalog.>) ((r.n OPERATOR(pg_catalog.+) 1) OPERATOR(pg_catalog.*) GREATEST(500, 4 OPERATOR(pg_catalog.*) (e.width OPERATOR(pg_catalog.+) 32)))),
 b AS (
 	SELECT pg_catalog.count(*) AS expired
 	  FROM (SELECT 1
@@ -1145,7 +1150,7 @@ SELECT 3, false, 'worker',
 	   CASE WHEN w.launcher_pid IS NOT NULL THEN pg_catalog.format('process %s, %s, %s visits', w.launcher_pid, w.state, w.runs)
 	   WHEN w.standby THEN 'none on a standby'
 	   WHEN NOT w.preloaded THEN 'none without preload; clean up with pg_cron until then'
-	   ELSE 'none is running: just being restarted, or max_worker_processes is too small for it (a restart is needed after the fix)' END,
+	   ELSE 'none is running: just being restarted, or max_worker_processes is too small for it (a restart is needed after the fix, of standbys first)' END,
 	   CASE WHEN w.launcher_pid IS NOT NULL OR w.standby THEN NULL
 	   WHEN NOT w.preloaded THEN 'SELECT cron.schedule(''idem-cleanup'', ''* * * * *'', ''SELECT idem_cleanup(10000)'');'
 	   ELSE pg_catalog.format('ALTER SYSTEM SET max_worker_processes = %s;', w.max_workers OPERATOR(pg_catalog.+) 8) END
@@ -1154,7 +1159,7 @@ UNION ALL
 SELECT 4, false, 'worker slots',
 	   CASE WHEN w.no_slot_since IS NOT NULL THEN 'fail' WHEN w.used_slots OPERATOR(pg_catalog.>=) w.max_workers THEN 'warn' ELSE 'ok' END,
 	   CASE WHEN w.no_slot_since IS NOT NULL
-	   THEN pg_catalog.format('none was free for cleanup since %s; a restart is needed after the fix', w.no_slot_since)
+	   THEN pg_catalog.format('none was free for cleanup since %s; a restart is needed after the fix, of standbys first', w.no_slot_since)
 	   ELSE pg_catalog.format('%s of %s in use', w.used_slots, w.max_workers) END,
 	   CASE WHEN w.no_slot_since IS NOT NULL OR w.used_slots OPERATOR(pg_catalog.>=) w.max_workers
 	   THEN pg_catalog.format('ALTER SYSTEM SET max_worker_processes = %s;', w.max_workers OPERATOR(pg_catalog.+) 8) END
@@ -1164,6 +1169,7 @@ SELECT 5, false, 'last cleanup',
 	   CASE s.state WHEN 'standby' THEN 'ok' WHEN 'fine' THEN 'ok' WHEN 'failing' THEN 'fail' ELSE 'warn' END,
 	   CASE s.state WHEN 'standby' THEN 'the primary cleans up'
 	   WHEN 'not preloaded' THEN 'not known without preload'
+	   WHEN 'left out' THEN 'not known: this database is a template, which is left out, or there is no room for its statistics'
 	   WHEN 'off' THEN 'switched off in this database by idem.cleanup; the fix counts from the next visit on, or the next reload'
 	   WHEN 'failing' THEN pg_catalog.format('failing, last at %s: %s', s.last_error_at, s.last_error)
 	   ELSE CASE WHEN s.last_finished_at IS NULL THEN 'none has finished yet'
@@ -1172,11 +1178,13 @@ SELECT 5, false, 'last cleanup',
 	   CASE s.state WHEN 'off' THEN pg_catalog.format('ALTER DATABASE %I SET idem.cleanup = on;', pg_catalog.current_database())
 	   WHEN 'failing' THEN 'SELECT idem_cleanup(1);'
 	   WHEN 'not preloaded' THEN 'SELECT idem_cleanup(10000);'
+	   WHEN 'left out' THEN 'SELECT idem_cleanup(10000);'
 	   WHEN 'locked' THEN 'SELECT pid, mode, relation::regclass FROM pg_locks WHERE granted AND relation IN (SELECT oid FROM pg_class WHERE relnamespace = ''idem''::regnamespace);'
 	   WHEN 'late' THEN 'SELECT pg_catalog.pg_reload_conf();' END
   FROM (SELECT c.*,
 			   CASE WHEN w.standby THEN 'standby'
 			   WHEN NOT w.preloaded THEN 'not preloaded'
+			   WHEN c.datid IS NULL THEN 'left out'
 			   WHEN c.phase OPERATOR(pg_catalog.=) ANY (ARRAY['off', 'failing']) THEN c.phase
 			   WHEN COALESCE(c.last_finished_at, c.started_at, w.started_at) OPERATOR(pg_catalog.>) (pg_catalog.now() OPERATOR(pg_catalog.-) t.patience)
 			   OR (c.started_at OPERATOR(pg_catalog.>) c.last_finished_at AND c.removed OPERATOR(pg_catalog.>) 0 AND c.phase OPERATOR(pg_catalog.<>) 'locked') THEN 'fine'
@@ -1255,7 +1263,7 @@ SELECT 13, false, 'clock',
 		  FROM w, f, t) AS s
 UNION ALL
 SELECT 14, true, 'version',
-	   CASE WHEN v.library OPERATOR(pg_catalog.=) v.objects THEN 'ok' ELSE 'fail' END,
+	   CASE WHEN v.library_version OPERATOR(pg_catalog.=) v.extversion THEN 'ok' ELSE 'fail' END,
 	   pg_catalog.format('library %s, SQL objects %s', v.library_version, v.extversion)
 	   OPERATOR(pg_catalog.||) CASE WHEN v.library OPERATOR(pg_catalog.<) v.objects THEN ': the server, or this session, still has the old library' ELSE '' END,
 	   CASE WHEN v.library OPERATOR(pg_catalog.>) v.objects THEN 'ALTER EXTENSION idem UPDATE;'
@@ -1264,7 +1272,8 @@ SELECT 14, true, 'version',
 			   e.extversion,
 			   w.preloaded,
 			   pg_catalog.string_to_array(w.library_version, '.')::integer[] AS library,
-			   pg_catalog.string_to_array(e.extversion, '.')::integer[] AS objects
+			   CASE WHEN e.extversion OPERATOR(pg_catalog.~) '^[0-9]+([.][0-9]+)*$'
+			   THEN pg_catalog.string_to_array(e.extversion, '.')::integer[] END AS objects
 		  FROM w, pg_catalog.pg_extension AS e
 		 WHERE e.extname OPERATOR(pg_catalog.=) 'idem') AS v
 UNION ALL

@@ -32,7 +32,6 @@
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
-#include "storage/procsignal.h"
 #include "tcop/tcopprot.h"
 #include "utils/fmgroids.h"
 #include "utils/guc.h"
@@ -319,6 +318,7 @@ slot_is_there(void)
 	if (slot_delay == 0)
 		return;
 	ereport(LOG,
+			errcode(ERRCODE_SUCCESSFUL_COMPLETION),
 			errmsg("a background worker slot is free again for the cleanup of idem"));
 	slot_delay = slot_due = 0;
 	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
@@ -408,6 +408,7 @@ note_failure(Database *database, const char *error)
 {
 	if (database->delay == 0)
 		ereport(LOG,
+				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("cleanup of idem fails in database \"%s\": %s", database->name, error),
 				errdetail("It is tried again by itself, up to ten minutes later. This is not logged again before it works."));
 	database->delay = longer(database->delay, MAX_DELAY);
@@ -419,6 +420,7 @@ note_success(Database *database, int64 due)
 {
 	if (database->delay != 0)
 		ereport(LOG,
+				errcode(ERRCODE_SUCCESSFUL_COMPLETION),
 				errmsg("cleanup of idem works again in database \"%s\"", database->name));
 	database->delay = 0;
 	database->due = due;
@@ -512,7 +514,7 @@ end_run(void)
 	LWLockRelease(idem_shared->lock);
 	if (database == NULL || (run.outcome == IDEM_RUN_LOST && is_excused(database, &run)))
 		return;
-	database->was_lost = false;
+	database->was_lost = run.outcome == IDEM_RUN_LOST;
 	judge_run(database, &run);
 	if (run_is_outdated)
 		database->due = idem_clock_steady();

@@ -17,10 +17,8 @@
 
 #include "shared.h"
 
-#define DATABASE_NATTS (IDEM_STAT_N + 2)
-#define QUEUE_NATTS	   (IDEM_QUEUE_STAT_N + 3)
-#define CLEANUP_NATTS  9
-#define WORKER_NATTS   15
+#define CLEANUP_NATTS 9
+#define WORKER_NATTS  15
 
 static const char *const phase_names[] = {
 	"idle", "keys", "job keys", "job history", "jobs", "off", "failing", "not installed", "locked"};
@@ -67,8 +65,9 @@ add_time(Row *row, TimestampTz time)
 static void
 add_text(Row *row, const char *value, int len)
 {
-	char *copy = pnstrdup(value, len);
+	char *copy = palloc0(len + 1);
 
+	memcpy(copy, value, len);
 	for (char *c = copy; !pg_verifymbstr(copy, len, true) && *c != '\0'; c++)
 	{
 		if (IS_HIGHBIT_SET(*c))

@@ -85,7 +85,7 @@ typedef struct IdemCounted
 } IdemCounted;
 
 /* What has become of a run of the worker */
-typedef enum IdemOutcomeOfRun
+typedef enum IdemRunOutcome
 {
 	IDEM_RUN_LOST,		/* it has not come to say: no connection, or ended by somebody */
 	IDEM_RUN_DONE,		/* all went well */
@@ -93,7 +93,7 @@ typedef enum IdemOutcomeOfRun
 	IDEM_RUN_OFF,		/* idem.cleanup is off there */
 	IDEM_RUN_NOT_THERE, /* the extension is not installed there */
 	IDEM_RUN_FAILED		/* an error */
-} IdemOutcomeOfRun;
+} IdemRunOutcome;
 
 /* The worker, of which there is one at a time */
 typedef struct IdemRun
@@ -103,7 +103,7 @@ typedef struct IdemRun
 	bool goes_on; /* the last run there has left more */
 	int pause;	  /* times as long as the work shall the pauses be */
 	bool connected;
-	IdemOutcomeOfRun outcome;
+	IdemRunOutcome outcome;
 	bool more;	/* there is more to remove, also if something has failed */
 	int64 rest; /* if so: microseconds until the next run */
 	int64 lag;	/* and for how long the next row to be removed has been expired */

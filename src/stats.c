@@ -147,6 +147,7 @@ log_duplicate(const char *kind, const char *outcome, const text *name_space, con
 
 	hash_key(name_space, key, hex);
 	ereport(LOG_SERVER_ONLY,
+			errcode(ERRCODE_SUCCESSFUL_COMPLETION),
 			errmsg("idem duplicate: kind=%s outcome=%s key_hash=%s", kind, outcome, hex),
 			errhidestmt(true),
 			errhidecontext(true));

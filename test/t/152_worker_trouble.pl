@@ -66,6 +66,18 @@ sub logged
 }
 
 #
+# W7: a lock that stays; see below
+#
+
+new_database('stuck');
+add_expired($node, 10, db => 'stuck');
+
+my $blocker = session($node, db => 'stuck');
+
+$blocker->query('BEGIN; LOCK TABLE idem.keys IN SHARE MODE');
+cleanup_round($node);
+
+#
 # W2: somebody has locked a table
 #
 
@@ -140,14 +152,6 @@ cleanup_round($node, 'busy');
 is(run('busy', $left), '0|0|0|0', 'W2: all is removed afterwards');
 is(progress('busy', 'phase'), 'idle', 'W2: cleanup_progress says so');
 is(logged('busy', $offset), '0 0', 'W7: a lock now and then is nothing to be logged');
-
-# one that stays is
-$s->query('BEGIN; LOCK TABLE idem.keys IN SHARE MODE');
-cleanup_round($node) foreach 1 .. 9;
-is(logged('busy', $offset), '1 0', 'W7: a lock that stays is logged once');
-$s->query('COMMIT');
-cleanup_round($node, 'busy') foreach 1 .. 2;
-is(logged('busy', $offset), '1 1', 'W7: and its end');
 $_->quit foreach $s, $ddl;
 
 #
@@ -385,7 +389,7 @@ SKIP:
 		qr/^failing\|could not extend file "[^"]+".*: File too large$/,
 		'W7: disk full: cleanup_progress shows it');
 	like( run('crowded', q{SELECT status, detail FROM idem_doctor() WHERE "check" = 'last cleanup'}),
-		qr/^fail\|failing since .*: could not extend file/,
+		qr/^fail\|failing, last at .*: could not extend file/,
 		'W7: disk full: idem_doctor() shows it');
 	is(logged('crowded', $offset), '1 0', 'W7: disk full: it is logged once');
 
@@ -402,6 +406,20 @@ SKIP:
 	is( run('crowded', q{SELECT count(*) FROM idem.job_log WHERE state = 'done' AND payload IS NOT NULL}),
 		'200', 'what was there before is there still');
 }
+
+#
+# W7: a lock that has been there for the whole test
+#
+
+$node->wait_for_log(qr/cleanup of idem fails in database "stuck": a table is locked\n/);
+cleanup_round($node) foreach 1 .. 5;
+is(logged('stuck', 0), '1 0', 'W7: a lock that stays for a minute is logged, once');
+is(progress('stuck', 'phase'), 'locked', 'W7: cleanup_progress shows it');
+$blocker->query('COMMIT');
+$blocker->quit;
+cleanup_round($node, 'stuck') foreach 1 .. 2;
+is(run('stuck', 'SELECT count(*) FROM idem.keys'), '0', 'W7: without it cleanup goes on');
+is(logged('stuck', 0), '1 1', 'W7: and that is logged once');
 
 #
 # Settings
