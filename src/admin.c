@@ -54,24 +54,20 @@ static const PrivilegeSet privilege_sets[] = {
 	{"monitor", {VIEW_FUNCTIONS}, {MONITOR_RELATIONS}},
 };
 
-/* Where cleanup in this session goes on, so that it need not pass over what it has removed */
-static IdemPlace places[] = {{DT_NOBEGIN, 0}, {DT_NOBEGIN, 0}, {DT_NOBEGIN, 0}, {DT_NOBEGIN, 0}};
-
 static int
-clean(void (*cleanup_table)(IdemCleanup *), IdemPlace *place, int batch)
+clean(void (*cleanup_table)(IdemCleanup *), int batch)
 {
-	IdemCleanup cleanup = {.batch = batch, .place = *place};
+	/* a new session begins anywhere, so that calls in sessions of their own come to all pages */
+	static uint32 page = 0;
+	static bool is_first = true;
+	IdemCleanup cleanup = {.batch = batch, .place.from = DT_NOBEGIN};
 
+	if (is_first)
+		page = pg_prng_uint32(&pg_global_prng_state);
+	is_first = false;
+	cleanup.place.page = page;
 	cleanup_table(&cleanup);
-	/* before the place may be some again after a rollback, or that were locked */
-	if (!cleanup.more && place->from != DT_NOBEGIN)
-	{
-		cleanup.place.from = DT_NOBEGIN;
-		cleanup_table(&cleanup);
-	}
-	*place = cleanup.place;
-	if (!cleanup.more)
-		place->from = DT_NOBEGIN;
+	page = cleanup.place.page;
 	return cleanup.removed;
 }
 
@@ -97,16 +93,11 @@ idem_cleanup(PG_FUNCTION_ARGS)
 						  batch, IDEM_MAX_CLEANUP_BATCH),
 				errhint("Call %s again until it returns 0.", "idem_cleanup()"));
 
-	removed = clean(idem_keystore_cleanup, &places[0], batch);
+	removed = clean(idem_keystore_cleanup, batch);
 	if (idem_jobtable_exists())
-	{
-		/* a new session begins anywhere in idem.jobs, so that calls from pg_cron come to all pages */
-		if (places[3].page == 0)
-			places[3].page = pg_prng_uint32(&pg_global_prng_state);
-		removed += clean(idem_jobstore_cleanup_keys, &places[1], batch) +
-			clean(idem_jobstore_cleanup_log, &places[2], batch) +
-			clean(idem_jobstore_cleanup_jobs, &places[3], batch);
-	}
+		removed += clean(idem_jobstore_cleanup_keys, batch) +
+			clean(idem_jobstore_cleanup_log, batch) +
+			clean(idem_jobstore_cleanup_jobs, batch);
 	PG_RETURN_INT32(removed);
 }
 

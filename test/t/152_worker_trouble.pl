@@ -405,6 +405,8 @@ SKIP:
 	is(logged('crowded', $offset), '1 1', 'W7: that is logged once');
 	is( run('crowded', q{SELECT count(*) FROM idem.job_log WHERE state = 'done' AND payload IS NOT NULL}),
 		'200', 'what was there before is there still');
+	is( run('postgres', q{SELECT dead FROM idem.queue_stats WHERE datname = 'crowded' AND queue = 'spent'}),
+		$jobs, 'S1: each job that was given up is counted once, also if that took several attempts');
 }
 
 #
