@@ -250,6 +250,7 @@ clean_batch(Run *run, const Phase *phase, IdemCleanup *cleanup)
 
 	pgstat_report_activity(STATE_RUNNING, phase->activity);
 	SetCurrentStatementStartTimestamp();
+	idem_stats_hold();
 	StartTransactionCommand();
 	PushActiveSnapshot(GetTransactionSnapshot());
 	if (lock_tables(run, phase, &owner))
@@ -261,6 +262,7 @@ clean_batch(Run *run, const Phase *phase, IdemCleanup *cleanup)
 	}
 	PopActiveSnapshot();
 	CommitTransactionCommand();
+	idem_stats_let_go(true);
 	pgstat_report_stat(false);
 	pgstat_report_activity(STATE_IDLE, NULL);
 }
@@ -373,6 +375,7 @@ try_phase(Run *run, IdemPhase phase)
 		error = CopyErrorData();
 		FlushErrorState();
 		AbortOutOfAnyTransaction();
+		idem_stats_let_go(false);
 		MemoryContextSwitchTo(context);
 		pgstat_report_activity(STATE_IDLE, NULL);
 		if (!run->failed)

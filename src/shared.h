@@ -151,6 +151,10 @@ extern IdemEntry *idem_shared_find(Oid database, const text *queue);
 extern void idem_shared_zero(IdemEntry *entry, TimestampTz now);
 extern void idem_shared_copy(IdemEntry *entry, IdemCounted *counted);
 
+/* stats.c */
+extern void idem_stats_hold(void);
+extern void idem_stats_let_go(bool committed);
+
 /* cleanup.c */
 extern PGDLLEXPORT void idem_cleanup_main(Datum arg);
 

@@ -34,6 +34,7 @@ typedef struct KnownQueue
 	struct KnownQueue *next;
 	uint32 hash;
 	IdemCounters *counters;
+	uint32 held[IDEM_QUEUE_STAT_N];
 	int len;
 	char name[FLEXIBLE_ARRAY_MEMBER];
 } KnownQueue;
@@ -44,14 +45,18 @@ typedef struct KnownQueue
 static KnownQueue *known_queues[256];
 static int nknown_queues = 0;
 
+/* Is what is counted held back until it is known whether it was committed? */
+static bool is_held = false;
+static uint32 held[IDEM_STAT_N];
+
 static IdemCounters *
 my_stripe(IdemEntry *entry)
 {
 	return entry ? &entry->stripes[idem_compat_proc_number() % IDEM_NSTRIPES] : NULL;
 }
 
-void
-idem_stats_count(IdemStat counter)
+static void
+add_up(IdemStat counter, int n)
 {
 	static bool is_known = false;
 	static IdemCounters *counters = NULL;
@@ -64,7 +69,16 @@ idem_stats_count(IdemStat counter)
 		is_known = true;
 	}
 	if (counters != NULL)
-		pg_atomic_fetch_add_u64(&counters->values[counter], 1);
+		pg_atomic_fetch_add_u64(&counters->values[counter], n);
+}
+
+void
+idem_stats_count(IdemStat counter)
+{
+	if (unlikely(is_held))
+		held[counter]++;
+	else
+		add_up(counter, 1);
 }
 
 static void
@@ -96,10 +110,10 @@ get_known_queue(const text *queue)
 		if (known->hash == hash && known->len == len && memcmp(known->name, VARDATA_ANY(queue), len) == 0)
 			return known;
 	}
-	if (nknown_queues >= MAX_KNOWN_QUEUES)
+	if (nknown_queues >= MAX_KNOWN_QUEUES && !is_held)
 		forget_queues();
 	nknown_queues++;
-	known = MemoryContextAlloc(TopMemoryContext, offsetof(KnownQueue, name) + len);
+	known = MemoryContextAllocZero(TopMemoryContext, offsetof(KnownQueue, name) + len);
 	known->hash = hash;
 	known->counters = my_stripe(idem_shared_entry(MyDatabaseId, queue));
 	known->len = len;
@@ -117,8 +131,48 @@ idem_stats_count_queue(const text *queue, IdemQueueStat counter)
 	if (idem_shared == NULL)
 		return;
 	known = get_known_queue(queue);
-	if (known->counters != NULL)
+	if (unlikely(is_held))
+		known->held[counter]++;
+	else if (known->counters != NULL)
 		pg_atomic_fetch_add_u64(&known->counters->values[counter], 1);
+}
+
+/*
+ * The worker tries again and again what has failed, so what it counts is held
+ * back until it has committed, or not.
+ */
+void
+idem_stats_hold(void)
+{
+	is_held = true;
+}
+
+static void
+let_go_of_queue(KnownQueue *known, bool committed)
+{
+	for (int i = 0; i < IDEM_QUEUE_STAT_N; i++)
+	{
+		if (committed && known->held[i] != 0 && known->counters != NULL)
+			pg_atomic_fetch_add_u64(&known->counters->values[i], known->held[i]);
+		known->held[i] = 0;
+	}
+}
+
+void
+idem_stats_let_go(bool committed)
+{
+	is_held = false;
+	for (int i = 0; i < IDEM_STAT_N; i++)
+	{
+		if (committed && held[i] != 0)
+			add_up(i, held[i]);
+		held[i] = 0;
+	}
+	for (int i = 0; i < (int) lengthof(known_queues); i++)
+	{
+		for (KnownQueue *known = known_queues[i]; known != NULL; known = known->next)
+			let_go_of_queue(known, committed);
+	}
 }
 
 /* The first 16 digits of the SHA-256 of what stands before the key, a line feed, and the key */

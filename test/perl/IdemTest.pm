@@ -207,8 +207,9 @@ sub add_expired
 =item cleanup_round($node, @databases)
 
 A reload, and returns once the background worker has come to the end of a round, well
-or with an error, in each of these databases.  Without any: once it has been in
-every database, whatever it found there.  The database postgres has the extension.
+or with an error, in each of these databases, and the launcher knows.  Without any:
+once it has been in every database, whatever it found there.  The database
+postgres has the extension.
 
 =cut
 
@@ -231,7 +232,7 @@ sub cleanup_round
 	$node->poll_query_until(
 		'postgres',
 		@databases
-		? qq{SELECT count(*) = $number FROM idem.cleanup_progress
+		? qq{SELECT count(*) = $number AND ($quiet) FROM idem.cleanup_progress
 			  WHERE datname IN ($list) AND greatest(last_finished_at, last_error_at) > '$before'}
 		: qq{SELECT state = 'sleeping' AND runs >= $runs +
 				(SELECT count(*) FROM pg_database WHERE datallowconn AND NOT datistemplate)

@@ -99,7 +99,8 @@ my $gone = qq{
 	  FROM generate_series(1, $n) AS n;
 
 	SELECT count(*) FROM idem_enqueue_many('gone keys', array_fill('1'::jsonb, ARRAY[$n]),
-		ARRAY(SELECT 'k' || n FROM generate_series(1, $n) AS n), dedup => 'until_expired', key_ttl => '1 min');
+		ARRAY(SELECT 'k' || n FROM generate_series(1, $n) AS n),
+		dedup => 'until_expired', key_ttl => '1 min');
 	SELECT idem_complete(job_id, token) FROM idem_fetch('gone keys', $n, '1 min');
 
 	SELECT idem_queue_set('gone history', keep => '1 min', keep_dead => '1 min');
@@ -108,7 +109,8 @@ my $gone = qq{
 	SELECT idem_fail(job_id, token, dead => true) FROM idem_fetch('gone history', $n, '1 min');
 	SELECT idem_cancel(job_id) FROM idem.jobs WHERE queue = 'gone history';
 
-	SELECT count(*) FROM idem_enqueue_many('gone attempts', array_fill('{"a": 1}'::jsonb, ARRAY[$n]), max_attempts => 1);
+	SELECT count(*) FROM idem_enqueue_many('gone attempts', array_fill('{"a": 1}'::jsonb, ARRAY[$n]),
+		max_attempts => 1);
 	SELECT count(*) FROM idem_fetch('gone attempts', $n, '1 min', 'w');
 	SELECT idem_queue_set('gone declared', max_attempts => 1);
 	SELECT count(*) FROM idem_enqueue_many('gone declared', array_fill('{"a": 1}'::jsonb, ARRAY[$n]));
@@ -125,7 +127,8 @@ my $live = q{
 	SELECT idem_fetch('live, attempts left', 1, '1 min');
 	SELECT idem_queue_set('live, was granted a retry', max_attempts => 2);
 	SELECT idem_enqueue('live, was granted a retry');
-	SELECT idem_fail(job_id, token, retry_in => '1 min') FROM idem_fetch('live, was granted a retry', 1, '1 min');
+	SELECT idem_fail(job_id, token, retry_in => '1 min')
+	  FROM idem_fetch('live, was granted a retry', 1, '1 min');
 	SELECT idem_queue_set('live, was granted a retry', max_attempts => 1);
 	SELECT idem_queue_set('live, kept', keep => '1 day');
 	SELECT idem_enqueue('live, kept', key => 'k', dedup => 'until_expired', key_ttl => '1 day');
@@ -149,9 +152,6 @@ my $rows = q{
 		UNION ALL
 		SELECT queue, ctid, xmin, l::text FROM idem.job_log AS l) AS r};
 my $live_rows = "$rows WHERE name LIKE 'live%' ORDER BY 1, 2";
-my $other_names = qq{
-	SELECT string_agg(DISTINCT name, ', ' ORDER BY name) FROM ($rows) AS r
-	 WHERE name NOT LIKE 'live%'};
 
 # Who began before can still see the rows that were removed, with the
 # transaction that did so.
@@ -205,7 +205,9 @@ cleanup_round($node, @three);
 foreach my $db (@three)
 {
 	is(run($db, $live_rows), $before{$db}, "W1: $db: live rows stay as they were");
-	is( run($db, "SELECT string_agg(DISTINCT name, ', ' ORDER BY name) FROM ($rows) AS r WHERE name LIKE 'gone%'"),
+	is( run($db, qq{
+			SELECT string_agg(DISTINCT name, ', ' ORDER BY name) FROM ($rows) AS r
+			 WHERE name LIKE 'gone%'}),
 		'gone attempts, gone declared',
 		"W1: $db: what has expired is gone");
 	is( run($db, q{
@@ -226,7 +228,8 @@ foreach my $db (@three)
 	is( run('postgres', qq{
 			SELECT expired_keys, abandoned_leases, expired_job_keys, expired_job_history
 			  FROM idem.stats WHERE datname = '$db';
-			SELECT queue, dead FROM idem.queue_stats WHERE datname = '$db' AND queue LIKE 'gone%' AND dead > 0 ORDER BY 1}),
+			SELECT queue, dead FROM idem.queue_stats
+			 WHERE datname = '$db' AND queue LIKE 'gone%' AND dead > 0 ORDER BY 1}),
 		join("\n", join('|', 3 * $n, $n, $n, 3 * $n),
 			map { "gone $_|$n" } qw(attempts declared history)),
 		"W1, S1: $db: each was counted once");
@@ -403,7 +406,8 @@ run('later', q{
 	SELECT idem_fetch('q', 1, '1 min');
 	ALTER EXTENSION idem DROP TABLE idem.job_log});
 expire_in('later');
-my $jobs = q{SELECT (SELECT count(*) FROM idem.jobs), (SELECT string_agg(state, ' ') FROM idem.job_log)};
+my $jobs = q{
+	SELECT (SELECT count(*) FROM idem.jobs), (SELECT string_agg(state, ' ') FROM idem.job_log)};
 cleanup_round($node, 'later');
 is(expired('later') . '|' . run('later', $jobs),
 	'0|1|done', 'W8: a table that is no member any more is left alone, others are cleaned');
@@ -586,10 +590,13 @@ foreach my $case (@refused)
 	run('owned', $undo);
 	cleanup_round($node, 'owned') foreach 1 .. 2;
 	is(expired('owned') . ' ' . phase('owned'), '0 idle', "W8: $what: without it cleanup goes on");
-	is( join(' ', map { log_count($node, qr/cleanup of idem $_ in database "owned"/, $offset) } 'fails', 'works again'),
+	is( join(' ',
+			map { log_count($node, qr/cleanup of idem $_ in database "owned"/, $offset) }
+			  'fails', 'works again'),
 		'1 1', "W7: $what: both are logged once");
 }
-is(run('owned', 'SELECT count(*) FROM fired'), '0', 'W8: no trigger has fired, of a table or of an event');
+is(run('owned', 'SELECT count(*) FROM fired'),
+	'0', 'W8: no trigger has fired, of a table or of an event');
 
 $node->stop;
 log_ok($node);
@@ -606,7 +613,8 @@ $bare->safe_psql('postgres', q{
 	SET idem.clock_offset = -3600;
 	SELECT idem_enqueue('spent', max_attempts => 1);
 	SELECT idem_fetch('spent', 1, '1 min')});
-is($bare->safe_psql('postgres', 'SELECT idem_cleanup(7); SELECT idem_cleanup(7); SELECT idem_cleanup()'),
+is( $bare->safe_psql('postgres',
+		'SELECT idem_cleanup(7); SELECT idem_cleanup(7); SELECT idem_cleanup()'),
 	"8\n3\n0", 'W6: without preload idem_cleanup() works');
 is( $bare->safe_psql('postgres', q{SELECT key FROM idem.keys; SELECT state FROM idem.job_status}),
 	"live\ndead", 'W6: and removes what has expired');

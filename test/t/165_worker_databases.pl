@@ -88,6 +88,7 @@ sub serve
 			run => IPC::Run::start(
 				[
 					$node->installed_command('psql'), '-XAt',
+					'-v' => 'ON_ERROR_STOP=1',
 					'-d' => $node->connstr('postgres'),
 					'-f' => "$file.sql"
 				],
@@ -191,7 +192,12 @@ foreach my $server (@servers)
 
 	foreach my $session (@{ $server->{running} })
 	{
-		$session->{run}->finish;
+		eval { $session->{run}->finish; };
+		if ($@)
+		{
+			$errors .= $@;
+			$session->{run}->kill_kill;
+		}
 		$done{ $name =~ s/_\d//r } += () =
 		  slurp_file("$session->{file}.out") =~ /^$server->{what}$/mg;
 		$errors .= slurp_file("$session->{file}.err");
