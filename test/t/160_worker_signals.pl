@@ -4,7 +4,7 @@
 #
 # Bugs of others (PEERS.md section 4) that are looked for here:
 #   pg_cron#99, #188, #302   SIGTERM, exit 0, never restarted
-#   pg_partman#180, #245     gone for good; prevents the server from stopping
+#   pg_partman#245           prevents the server from stopping
 #
 # There are more expired keys than the worker can remove one by one while the
 # signals come, so it is busy all the time.

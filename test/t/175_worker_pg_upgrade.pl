@@ -154,8 +154,6 @@ $new->poll_query_until('postgres', "SELECT ($expired) = 0")
   or die 'is not cleaned up';
 is($new->safe_psql('postgres', 'SELECT key FROM idem.keys ORDER BY 1'),
 	"leased\nlive", 'W6: the new server cleans up');
-
-# the new server, or at least the default of one, finds nothing wrong
 is( $new->safe_psql(
 		'postgres',
 		q{SELECT string_agg("check", ', ') FROM idem_doctor() WHERE status = 'fail'}),

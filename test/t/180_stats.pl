@@ -490,13 +490,13 @@ ok( pgbench_run(
 		[
 			[
 				q{
-SELECT count(*) FROM generate_series(1, 1000) AS i, LATERAL idem_claim('hot', wait => left('0', i)::interval);
+SELECT count(*) FROM idem_claim_many(array_fill('hot'::text, ARRAY[20000]));
 SELECT count(*) FROM generate_series(1, 100) AS i, LATERAL idem_enqueue('hot', key => left('k', i));
 }, 1
 			]
 		]),
 	"S1: $clients clients count the same");
-is(counters(), 'claims=1 replays=' . $clients * 10 * 1000, 'S1: none is lost of a database');
+is(counters(), 'claims=1 replays=' . $clients * 10 * 20_000, 'S1: none is lost of a database');
 is( counters(queue => 'hot'),
 	'absorbed=' . $clients * 10 * 100 . ' enqueued=1',
 	'S1: nor of a queue');
@@ -528,6 +528,38 @@ is( counters(db => 'worked'),
 is( counters(db => 'worked', queue => 'w'),
 	'completed=1 dead=1 enqueued=2 fetched=2',
 	'S1: and the job that it has given up');
+
+# What it has not committed it tries again and again, but does not count.  Of three jobs to be
+# given up the last one is in the history already.
+run(
+	q{SET idem.clock_offset = -100000;
+	  SELECT count(*) FROM idem_enqueue_many('f', '{1,2,3}', max_attempts => 1);
+	  SELECT count(*) FROM idem_fetch('f', 3, lease => '1 s');
+	  INSERT INTO idem.job_log (job_id, ended_at, expires_at, enqueued_at, priority, attempt, state, queue)
+	  SELECT max(job_id), now(), now() + interval '1 day', now(), 0, 1, 'dead', 'f' FROM idem.jobs},
+	db => 'worked');
+my $failed_at = '-infinity';
+
+foreach my $n (1, 2)
+{
+	$node->reload;
+	$node->poll_query_until('worked',
+		qq{SELECT phase = 'failing' AND last_error_at > '$failed_at' FROM idem.cleanup_progress
+			WHERE datname = 'worked'})
+	  or die 'no error';
+	$failed_at = run(q{SELECT last_error_at FROM idem.cleanup_progress WHERE datname = 'worked'});
+}
+is( counters(db => 'worked', queue => 'f'),
+	'enqueued=3 fetched=3',
+	'S1: the worker does not count what it has not committed');
+run('DELETE FROM idem.job_log', db => 'worked');
+$node->reload;
+$node->poll_query_until('worked',
+	q{SELECT phase = 'idle' FROM idem.cleanup_progress WHERE datname = 'worked'})
+  or die 'no cleanup';
+is( counters(db => 'worked', queue => 'f'),
+	'dead=3 enqueued=3 fetched=3',
+	'S1: and counts it once when it has');
 
 #
 # S3: names of queues, as they are; seen from other databases, too
