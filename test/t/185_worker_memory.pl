@@ -212,7 +212,8 @@ SKIP:
 
 	$node->safe_psql('postgres', 'CREATE DATABASE busy');
 	run('CREATE EXTENSION idem; CREATE TABLE versions (n int); INSERT INTO versions VALUES (0)', db => 'busy');
-	run('ALTER DATABASE busy SET idem.cleanup_batch_size = 500');
+	# so small that it is at it for long enough to be caught, also on a busy machine
+	run('ALTER DATABASE busy SET idem.cleanup_batch_size = 5');
 	add_expired($node, 30_000, db => 'busy', name => 'secret key');
 
 	my $busy = session($node, db => 'busy');
@@ -242,6 +243,7 @@ SKIP:
 			"SELECT count(*) < $left OR count(*) = 0 FROM idem.keys")
 		  or die 'cleanup does not go on';
 	}
+	run('ALTER DATABASE busy SET idem.cleanup_batch_size = 1000');
 	$node->poll_query_until('busy', 'SELECT count(*) = 0 FROM idem.keys')
 	  or die 'cleanup does not come to an end';
 	ok( $node->poll_query_until('postgres',
