@@ -5,14 +5,7 @@
 
 EXTENSION = idem
 MODULE_big = idem
-DATA = \
-	src/idem--0.4.0.sql \
-	src/idem--0.3.0--0.4.0.sql \
-	src/idem--0.3.0.sql \
-	src/idem--0.2.0--0.3.0.sql \
-	src/idem--0.2.0.sql \
-	src/idem--0.1.0--0.2.0.sql \
-	src/idem--0.1.0.sql
+DATA = src/idem--0.5.0.sql
 OBJS = \
 	src/idem.o \
 	src/guc.o \

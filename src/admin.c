@@ -6,11 +6,9 @@
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "catalog/namespace.h"
 #include "common/pg_prng.h"
 #include "nodes/makefuncs.h"
 #include "nodes/parsenodes.h"
-#include "parser/parse_func.h"
 #include "tcop/utility.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
@@ -93,11 +91,10 @@ idem_cleanup(PG_FUNCTION_ARGS)
 						  batch, IDEM_MAX_CLEANUP_BATCH),
 				errhint("Call %s again until it returns 0.", "idem_cleanup()"));
 
-	removed = clean(idem_keystore_cleanup, batch);
-	if (idem_jobtable_exists())
-		removed += clean(idem_jobstore_cleanup_keys, batch) +
-			clean(idem_jobstore_cleanup_log, batch) +
-			clean(idem_jobstore_cleanup_jobs, batch);
+	removed = clean(idem_keystore_cleanup, batch) +
+		clean(idem_jobstore_cleanup_keys, batch) +
+		clean(idem_jobstore_cleanup_log, batch) +
+		clean(idem_jobstore_cleanup_jobs, batch);
 	PG_RETURN_INT32(removed);
 }
 
@@ -158,7 +155,6 @@ run_grant(bool is_grant, ObjectType objtype, List *objects, const char *privileg
 static void
 change_privileges(FunctionCallInfo fcinfo, bool is_grant)
 {
-	static const Oid no_types = InvalidOid;
 	const PrivilegeSet *set;
 	char *role;
 	List *functions = NIL;
@@ -173,23 +169,16 @@ change_privileges(FunctionCallInfo fcinfo, bool is_grant)
 	role = pstrdup(NameStr(*PG_GETARG_NAME(0)));
 	set = find_privilege_set(text_to_cstring(PG_GETARG_TEXT_PP(1)));
 
-	/* SQL objects of an older version have not everything, and need no update to go on */
 	for (int i = 0; set->functions[i] != NULL; i++)
 	{
 		ObjectWithArgs *function = makeNode(ObjectWithArgs);
 
 		function->objname = list_make2(makeString("pg_catalog"), makeString(pstrdup(set->functions[i])));
 		function->args_unspecified = true;
-		if (OidIsValid(LookupFuncName(function->objname, -1, &no_types, true)))
-			functions = lappend(functions, function);
+		functions = lappend(functions, function);
 	}
 	for (int i = 0; set->relations[i] != NULL; i++)
-	{
-		RangeVar *relation = makeRangeVar("idem", pstrdup(set->relations[i]), -1);
-
-		if (OidIsValid(RangeVarGetRelid(relation, NoLock, true)))
-			relations = lappend(relations, relation);
-	}
+		relations = lappend(relations, makeRangeVar("idem", pstrdup(set->relations[i]), -1));
 
 	run_grant(is_grant, OBJECT_FUNCTION, functions, "execute", role);
 	if (relations != NIL)

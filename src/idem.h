@@ -22,7 +22,7 @@
 #include "compat.h"
 #include "errors.h"
 
-#define IDEM_VERSION "0.4.0"
+#define IDEM_VERSION "0.5.0"
 
 #define IDEM_MAX_KEY_LEN	   1024
 #define IDEM_MAX_SCOPE_LEN	   255
@@ -167,7 +167,6 @@ typedef struct IdemTableDef
 	const char *name;
 	const Oid *types; /* of the columns */
 	int natts;
-	int older_natts; /* number of columns in an older version that will do */
 	int short_natts; /* rows may end here, if all that follows is null */
 	uint64 nullable; /* columns that may be null */
 	AttrNumber pkey[2];
@@ -297,7 +296,6 @@ extern void idem_stats_count(IdemStat counter);
 extern void idem_stats_count_claim(const IdemClaim *claim, IdemStatus status);
 
 /* table.c */
-extern bool idem_table_exists(IdemTableDef *def);
 extern void idem_table_open(IdemTable *table, IdemTableDef *def, LOCKMODE lockmode);
 extern void idem_table_close(IdemTable *table);
 extern TupleTableSlot *idem_table_new_row(IdemTable *table, bool full);

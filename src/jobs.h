@@ -250,7 +250,6 @@ extern void idem_stats_count_enqueue(const text *queue, const text *key, IdemOut
 extern void idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode);
 extern void idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode);
 extern void idem_jobtable_open_log(IdemTable *log, LOCKMODE lockmode);
-extern bool idem_jobtable_exists(void);
 extern void idem_jobtable_lock_ids(void);
 extern int64 idem_jobtable_next_id(void);
 pg_noreturn extern void idem_jobtable_refuse_number(void);

@@ -23,7 +23,6 @@ static IdemTableDef jobs_def = {
 	.name = "jobs",
 	.types = jobs_types,
 	.natts = IDEM_JOBS_NATTS,
-	.older_natts = IDEM_JOBS_NATTS,
 	.short_natts = IDEM_JOBS_SHORT_NATTS,
 	.nullable = IDEM_COLUMNS_FROM(IDEM_JOBS_KEY) | IDEM_COLUMN(IDEM_JOBS_KEY_HASH),
 	.pkey = {IDEM_JOBS_JOB_ID},
@@ -37,7 +36,6 @@ static IdemTableDef job_keys_def = {
 	.name = "job_keys",
 	.types = job_keys_types,
 	.natts = IDEM_JOB_KEYS_NATTS,
-	.older_natts = IDEM_JOB_KEYS_NATTS,
 	.short_natts = IDEM_JOB_KEYS_NATTS,
 	.nullable = IDEM_COLUMNS_FROM(IDEM_JOB_KEYS_RESULT),
 	.pkey = {IDEM_JOB_KEYS_KEY_HASH, IDEM_JOB_KEYS_JOB_ID},
@@ -54,7 +52,6 @@ static IdemTableDef job_log_def = {
 	.name = "job_log",
 	.types = job_log_types,
 	.natts = IDEM_JOB_LOG_NATTS,
-	.older_natts = IDEM_JOB_LOG_NATTS,
 	.short_natts = IDEM_JOB_LOG_NATTS,
 	.nullable = IDEM_COLUMNS_FROM(IDEM_JOB_LOG_KEY) | IDEM_COLUMN(IDEM_JOB_LOG_MAX_ATTEMPTS) |
 		IDEM_COLUMN(IDEM_JOB_LOG_KEY_UNTIL),
@@ -78,13 +75,6 @@ void
 idem_jobtable_open_log(IdemTable *log, LOCKMODE lockmode)
 {
 	idem_table_open(log, &job_log_def, lockmode);
-}
-
-/* SQL objects from before 0.3.0 have no jobs, and need no update to go on */
-bool
-idem_jobtable_exists(void)
-{
-	return idem_table_exists(&jobs_def);
 }
 
 static Oid

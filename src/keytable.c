@@ -22,7 +22,6 @@ static IdemTableDef keys_def = {
 	.name = "keys",
 	.types = column_types,
 	.natts = IDEM_KEYS_NATTS,
-	.older_natts = IDEM_KEYS_PLAIN_NATTS, /* 0.1.0 has no leases */
 	.short_natts = IDEM_KEYS_PLAIN_NATTS,
 	.nullable = IDEM_COLUMNS_FROM(IDEM_KEYS_REQUEST),
 	.pkey = {IDEM_KEYS_KEY, IDEM_KEYS_SCOPE},

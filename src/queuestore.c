@@ -34,7 +34,6 @@ static IdemTableDef queues_def = {
 	.name = "queues",
 	.types = queues_types,
 	.natts = IDEM_QUEUES_NATTS,
-	.older_natts = IDEM_QUEUES_NATTS,
 	.short_natts = IDEM_QUEUES_NATTS,
 	.nullable = IDEM_COLUMNS_FROM(IDEM_QUEUES_OWNER),
 	.pkey = {IDEM_QUEUES_QUEUE},

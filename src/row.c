@@ -14,12 +14,11 @@
 
 #include "idem.h"
 
-/* Neither a short row nor a table of an older version has all columns */
+/* A short row has not all columns: slot_getattr() gives null for them */
 static Datum
 get_column(IdemTable *table, AttrNumber attno, bool *isnull)
 {
-	*isnull = attno > RelationGetDescr(table->heap)->natts;
-	return *isnull ? (Datum) 0 : slot_getattr(table->found, attno, isnull);
+	return slot_getattr(table->found, attno, isnull);
 }
 
 bool
@@ -208,7 +207,7 @@ TupleTableSlot *
 idem_row_copy(IdemTable *table, bool full)
 {
 	TupleTableSlot *slot = idem_table_new_row(table, full);
-	int natts = Min(slot->tts_tupleDescriptor->natts, RelationGetDescr(table->heap)->natts);
+	int natts = slot->tts_tupleDescriptor->natts;
 
 	slot_getallattrs(table->found);
 	memcpy(slot->tts_values, table->found->tts_values, natts * sizeof(Datum));

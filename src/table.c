@@ -54,9 +54,7 @@ unsupported(const IdemTableDef *def, const char *detail, const char *hint)
 static bool
 has_columns(const IdemTableDef *def, TupleDesc desc)
 {
-	/* SQL objects of an older version need no update to go on */
-	if (!idem_args_desc_has(desc, def->types, def->natts) &&
-		!idem_args_desc_has(desc, def->types, def->older_natts))
+	if (!idem_args_desc_has(desc, def->types, def->natts))
 		return false;
 	for (int i = 0; i < desc->natts; i++)
 	{
@@ -193,13 +191,6 @@ get_relid(IdemTableDef *def)
 			def->relid = get_relname_relid(def->name, namespace);
 	}
 	return def->relid;
-}
-
-/* SQL objects of an older version may not have it */
-bool
-idem_table_exists(IdemTableDef *def)
-{
-	return OidIsValid(get_relid(def));
 }
 
 void

@@ -601,69 +601,6 @@ foreach my $change (
 		"J1: it works again after $back");
 }
 
-#
-# the tables of jobs are not there: SQL objects of an older version
-#
-
-foreach my $version ('0.1.0', '0.2.0')
-{
-	(my $db = "old_$version") =~ s/\W/_/g;
-
-	$node->safe_psql('postgres', "CREATE DATABASE $db");
-	$node->safe_psql($db, "CREATE EXTENSION idem VERSION '$version'; CREATE SCHEMA other");
-
-	my $old = session($node, db => $db);
-
-	is( $old->query(
-			q{SELECT status FROM idem_claim('k', ttl => '1 min');
-			  SET idem.clock_offset = 3600;
-			  SELECT idem_cleanup();
-			  RESET idem.clock_offset;
-			  SELECT status FROM idem_claim('k')}),
-		"claimed\n1\nclaimed",
-		"K9: $version: keys and idem_cleanup work without the tables of jobs");
-	foreach my $function (
-		[
-			'idem_enqueue',
-			sprintf($enqueue_in, 'payload jsonb, key text')
-			  . ', OUT job_id bigint, OUT outcome text, OUT result jsonb',
-			'record', "'q', NULL, 'k', $enqueue_nulls"
-		],
-		[
-			'idem_fetch',
-			"$fetch_in, OUT job_id bigint, OUT token bigint, OUT attempt integer, "
-			  . 'OUT payload jsonb, OUT key text, OUT enqueued_at timestamptz, OUT lsn pg_lsn',
-			'SETOF record', q{'q', 1, NULL, NULL}
-		],
-		[
-			'idem_complete', 'job_id bigint, token bigint, result jsonb',
-			'void', '1, 1, NULL'
-		],
-		[ 'idem_cancel', 'job_id bigint', 'boolean', '1' ],
-		[ 'idem_retry', 'job_id bigint', 'boolean', '1' ],
-		[ 'idem_pause', 'queue text', 'boolean', q{'q'} ])
-	{
-		my ($name, $in, $out, $args) = @$function;
-
-		$old->query(
-			qq{CREATE FUNCTION other.$name($in) RETURNS $out
-			LANGUAGE C AS '\$libdir/idem', '$name'});
-		is($old->sqlstate("SELECT * FROM other.$name($args)"),
-			'55000', "$version: $name without the tables of jobs gives 55000");
-		like($old->{message}, qr/^DETAIL: .*^HINT: /ms,
-			"$version: $name without the tables of jobs: detail and hint");
-	}
-	$old->query('DROP SCHEMA other CASCADE; ALTER EXTENSION idem UPDATE');
-	is( $old->query(
-			q{SELECT outcome FROM idem_enqueue('q', '1', 'k');
-			  SELECT outcome FROM idem_enqueue('q', '2', 'k');
-			  SELECT payload FROM idem_fetch('q', lease => '1 min');
-			  SELECT status FROM idem_claim('k')}),
-		"enqueued\nabsorbed\n1\nfinished",
-		"J1: $version: jobs work in the same session after the update");
-	$old->quit;
-}
-
 $s->quit;
 amcheck_ok($node, 'after all changes', 'idem.keys', 'idem.jobs', 'idem.job_log');
 $node->stop;

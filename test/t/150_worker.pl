@@ -41,10 +41,10 @@ sub run
 
 sub new_database
 {
-	my ($db, $version) = @_;
+	my ($db) = @_;
 
 	run('postgres', "CREATE DATABASE $db");
-	run($db, 'CREATE EXTENSION idem' . ($version ? " VERSION '$version'" : ''));
+	run($db, 'CREATE EXTENSION idem');
 	return $db;
 }
 
@@ -362,18 +362,6 @@ ok( wait_until_clean('one'),
 	'W5: with a naptime of a second there is no need for a reload');
 alter_system('RESET idem.cleanup_naptime');
 cleanup_round($node, 'one');
-
-#
-# SQL objects of older versions
-#
-
-new_database('v1', '0.1.0');
-new_database('v2', '0.2.0');
-run($_, q{SET idem.clock_offset = -3600; SELECT idem_claim('old', ttl => '1 min');
-	  RESET idem.clock_offset; SELECT idem_claim('live')}) foreach qw(v1 v2);
-cleanup_round($node, 'v1', 'v2');
-is( join(' ', map { run($_, 'SELECT key FROM idem.keys') } qw(v1 v2)),
-	'live live', 'W1: also with the SQL objects of versions without jobs');
 
 #
 # W8: what looks like ours and is not (CVE-2022-2625)

@@ -223,7 +223,7 @@ foreach my $i (0 .. $loops - 1)
 {
 	my ($ret, $out, $err) = $node->psql(
 		'churn', qq{
-		CREATE EXTENSION idem VERSION '0.3.0';
+		CREATE EXTENSION idem;
 		SET idem.clock_offset = -100000;
 		SELECT count(*) FROM idem_claim_many(
 			ARRAY(SELECT 'expired ' || n FROM generate_series(1, $backlog) AS n), ttl => '1 s');
@@ -232,7 +232,7 @@ foreach my $i (0 .. $loops - 1)
 		SELECT count(idem_complete(job_id, token)::text) FROM idem_fetch('q', $backlog / 2, '1 s');
 		SELECT count(*) FROM idem_fetch('q', $backlog / 2, '1 s');
 		CALL wait_for_worker();
-		ALTER EXTENSION idem UPDATE TO '0.4.0';
+		ALTER EXTENSION idem UPDATE;
 		CALL wait_for_worker();
 		$others[$i % @others];
 		CALL wait_for_worker();

@@ -1,0 +1,405 @@
+# Install and drop of the extension.
+#
+# The members of an install are compared in every detail; only differences are
+# shown.  The comparison itself is tested, too: it must see what was changed.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use IdemTest;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('install', extension => 0);
+
+# One line per fact about a member: name, kind of fact, value.  Row types of
+# tables and views are left out: they follow their relation, and only some
+# versions of PostgreSQL call them members.
+my $members = q{
+	WITH member AS (
+		SELECT d.classid, d.objid,
+			   pg_describe_object(d.classid, d.objid, 0) AS name
+		  FROM pg_depend AS d
+		  JOIN pg_extension AS e ON e.oid = d.refobjid
+		 WHERE d.refclassid = 'pg_extension'::regclass
+		   AND d.deptype = 'e' AND e.extname = 'idem'
+		   AND d.classid <> 'pg_type'::regclass),
+	relation AS (
+		SELECT m.name, c.*
+		  FROM member AS m JOIN pg_class AS c ON c.oid = m.objid
+		 WHERE m.classid = 'pg_class'::regclass),
+	fact (name, kind, value) AS (
+		SELECT name, 'member', NULL FROM member
+		UNION ALL
+		SELECT name, 'comment', obj_description(objid, classid::regclass::name)
+		  FROM member
+		UNION ALL
+		SELECT m.name, 'initial privileges', i.objsubid || ' ' || i.initprivs::text
+		  FROM member AS m
+		  JOIN pg_init_privs AS i
+			ON i.classoid = m.classid AND i.objoid = m.objid
+		UNION ALL
+		SELECT m.name, 'function', pg_get_functiondef(p.oid)
+		  FROM member AS m JOIN pg_proc AS p ON p.oid = m.objid
+		 WHERE m.classid = 'pg_proc'::regclass AND p.prokind IN ('f', 'p')
+		UNION ALL
+		SELECT m.name, 'privileges', p.proowner::regrole || ' ' || p.proacl::text
+		  FROM member AS m JOIN pg_proc AS p ON p.oid = m.objid
+		 WHERE m.classid = 'pg_proc'::regclass
+		UNION ALL
+		SELECT m.name, 'privileges', n.nspowner::regrole || ' ' || n.nspacl::text
+		  FROM member AS m JOIN pg_namespace AS n ON n.oid = m.objid
+		 WHERE m.classid = 'pg_namespace'::regclass
+		UNION ALL
+		SELECT name, 'privileges', relowner::regrole || ' ' || relacl::text
+		  FROM relation
+		UNION ALL
+		SELECT name, 'relation',
+			   concat_ws(' ', relkind, relpersistence, relrowsecurity,
+						 relforcerowsecurity, relhastriggers, relreplident,
+						 (SELECT amname FROM pg_am WHERE oid = relam), reloptions)
+		  FROM relation
+		UNION ALL
+		SELECT r.name, 'sequence',
+			   concat_ws(' ', s.seqtypid::regtype, s.seqstart, s.seqincrement,
+						 s.seqmax, s.seqmin, s.seqcache, s.seqcycle)
+		  FROM relation AS r JOIN pg_sequence AS s ON s.seqrelid = r.oid
+		UNION ALL
+		SELECT name, 'view', pg_get_viewdef(oid) FROM relation WHERE relkind = 'v'
+		UNION ALL
+		SELECT r.name, 'column ' || a.attnum,
+			   concat_ws(' ', a.attname, format_type(a.atttypid, a.atttypmod),
+						 a.attcollation::regcollation, a.attnotnull, a.attstorage,
+						 a.attcompression, a.attacl,
+						 -- the server keeps a version of the column there, new each time
+						 (SELECT array_agg(o ORDER BY o) FROM unnest(a.attoptions) AS o
+						   WHERE split_part(o, '=', 1) <> 'pg_attver'),
+						 a.attidentity, a.attgenerated,
+						 (SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef
+						   WHERE adrelid = a.attrelid AND adnum = a.attnum),
+						 '-- ' || col_description(r.oid, a.attnum))
+		  FROM relation AS r
+		  JOIN pg_attribute AS a ON a.attrelid = r.oid AND a.attnum > 0
+		UNION ALL
+		SELECT r.name, 'constraint ' || c.conname,
+			   concat_ws(' ', pg_get_constraintdef(c.oid), c.convalidated,
+						 '-- ' || obj_description(c.oid, 'pg_constraint'))
+		  FROM relation AS r JOIN pg_constraint AS c ON c.conrelid = r.oid
+		UNION ALL
+		SELECT r.name, 'index',
+			   concat_ws(' ', pg_get_indexdef(i.indexrelid), i.indisvalid,
+						 i.indisprimary,
+						 '-- ' || obj_description(i.indexrelid, 'pg_class'))
+		  FROM relation AS r JOIN pg_index AS i ON i.indrelid = r.oid
+		UNION ALL
+		SELECT r.name, 'trigger', pg_get_triggerdef(t.oid)
+		  FROM relation AS r JOIN pg_trigger AS t ON t.tgrelid = r.oid
+		UNION ALL
+		SELECT r.name, 'rule', pg_get_ruledef(w.oid)
+		  FROM relation AS r JOIN pg_rewrite AS w ON w.ev_class = r.oid
+		UNION ALL
+		SELECT r.name, 'is dumped', 'where ' || c.cond
+		  FROM relation AS r
+		  JOIN pg_extension AS e ON r.oid = ANY (e.extconfig)
+		 CROSS JOIN LATERAL unnest(e.extconfig, e.extcondition) AS c (oid, cond)
+		 WHERE e.extname = 'idem' AND c.oid = r.oid)
+	SELECT line
+	  FROM (SELECT name || ' / ' || kind || ' / '
+				   || replace(coalesce(value, 'none'), E'\n', ' ')
+			  FROM fact) AS l (line)
+	 ORDER BY line COLLATE "C"};
+
+sub members_of
+{
+	my ($db) = @_;
+
+	return split /\n/, $node->safe_psql($db, $members);
+}
+
+# lines that only one side has, marked - and +
+sub differences
+{
+	my ($left, $right) = @_;
+	my %left = map { $_ => 1 } @$left;
+	my %right = map { $_ => 1 } @$right;
+
+	return join "\n", (map { "- $_" } grep { !$right{$_} } @$left),
+	  (map { "+ $_" } grep { !$left{$_} } @$right);
+}
+
+sub new_database
+{
+	my ($db, $create) = @_;
+
+	$node->safe_psql('postgres', "CREATE DATABASE $db");
+	$node->safe_psql($db, $create // 'CREATE EXTENSION idem');
+	return;
+}
+
+#
+# a fresh install
+#
+
+new_database('fresh');
+my @fresh = members_of('fresh');
+
+my $timestamp = 'timestamp with time zone';
+my $enqueue = "text,text,text,interval,boolean,interval,$timestamp,integer,integer";
+is( join("\n", map { m{^(.*) / member / } ? $1 : () } @fresh),
+	join("\n",
+		'function idem_call(text,regproc,jsonb,interval,interval,text)',
+		'function idem_cancel(bigint)',
+		'function idem_checkpoint(text,bigint,jsonb,text)',
+		'function idem_claim(text,jsonb,interval,interval,text)',
+		'function idem_claim_many(text[],jsonb[],interval,interval,text)',
+		'function idem_cleanup(integer)',
+		'function idem_clock()',
+		'function idem_complete(bigint,bigint,jsonb)',
+		'function idem_complete_many(bigint[],bigint[])',
+		'function idem_doctor()',
+		"function idem_enqueue(text,jsonb,text,$enqueue)",
+		"function idem_enqueue_many(text,jsonb[],text[],$enqueue)",
+		'function idem_fail(bigint,bigint,text,interval,boolean)',
+		'function idem_fence(text,bigint,text)',
+		'function idem_fetch(text,integer,interval,text)',
+		'function idem_finish(text,jsonb,bigint,text)',
+		'function idem_finish_many(text[],jsonb[],text)',
+		'function idem_forget(text,text)',
+		'function idem_get(text,text)',
+		'function idem_grant(name,text)',
+		'function idem_heartbeat(bigint[],bigint[],interval)',
+		'function idem_job(bigint)',
+		"function idem_key_state(xid,$timestamp,$timestamp)",
+		'function idem_lease(text,interval,jsonb,interval,text,integer,text,interval,text)',
+		'function idem_pause(text)',
+		'function idem_queue_drop(text)',
+		'function idem_queue_set(text,text,text,text,interval,boolean,interval,interval,integer,interval,interval,interval,interval,regrole)',
+		'function idem_release(text,bigint,text)',
+		'function idem_renew(text,bigint,interval,text)',
+		'function idem_resume(text)',
+		'function idem_retry(bigint)',
+		'function idem_revoke(name,text)',
+		'function idem_snooze(bigint,bigint,interval)',
+		'function idem_stat_cleanup()',
+		'function idem_stat_databases()',
+		'function idem_stat_queues()',
+		'function idem_stat_worker()',
+		'function idem_stats_reset()',
+		'schema idem',
+		'sequence idem.jobs_job_id_seq',
+		'table idem.job_keys',
+		'table idem.job_log',
+		'table idem.jobs',
+		'table idem.keys',
+		'table idem.queues',
+		'view idem.cleanup_progress',
+		'view idem.health',
+		'view idem.job_status',
+		'view idem.key_status',
+		'view idem.key_summary',
+		'view idem.lease_status',
+		'view idem.queue_stats',
+		'view idem.queue_status',
+		'view idem.stats',
+		'view idem.worker_status'),
+	'a fresh install has the expected members and no others');
+is( join("\n", grep { m{ / comment / none$} } @fresh),
+	'', 'every member has a comment');
+is( join("\n",
+		grep { m! privileges / .*[{,]=! || m!^function .* / privileges / none$! }
+		  @fresh),
+	'',
+	'no member is open to PUBLIC');
+is( $node->safe_psql(
+		'fresh', q{
+		SELECT count(*) FROM pg_class AS c
+		 WHERE relnamespace = 'idem'::regnamespace AND relkind NOT IN ('i', 't')
+		   AND NOT EXISTS (SELECT FROM pg_depend
+							WHERE objid = c.oid AND deptype = 'e')}),
+	'0',
+	'everything in the schema is a member');
+
+#
+# the comparison sees what somebody changes
+#
+
+foreach my $change (
+	[
+		'GRANT EXECUTE ON FUNCTION idem_clock() TO PUBLIC',
+		qr{function idem_clock\(\) / privileges / }
+	],
+	[
+		'ALTER FUNCTION idem_clock() COST 77',
+		qr{function idem_clock\(\) / function / }
+	],
+	[
+		'COMMENT ON COLUMN idem.keys.result IS NULL',
+		qr{table idem\.keys / column 8 / }
+	],
+	[
+		'COMMENT ON SCHEMA idem IS NULL',
+		qr{schema idem / comment / }
+	],
+	[
+		'ALTER TABLE idem.keys SET (fillfactor = 71)',
+		qr{table idem\.keys / relation / }
+	],
+	[
+		'DROP INDEX idem.keys_expires_at_idx',
+		qr{table idem\.keys / index / }
+	],
+	[
+		'CREATE OR REPLACE VIEW idem.key_summary AS
+		 SELECT s.owner, s.status, 0::bigint AS keys, s.age AS oldest,
+				s.time_left AS next_expiry FROM idem.key_status AS s',
+		qr{view idem\.key_summary / (view|rule) / }
+	],
+	[
+		'ALTER TABLE idem.keys ALTER request SET STORAGE MAIN',
+		qr{table idem\.keys / column 6 / }
+	],
+	[
+		'ALTER SEQUENCE idem.jobs_job_id_seq CACHE 7',
+		qr{sequence idem\.jobs_job_id_seq / sequence / }
+	],
+	[
+		'DROP INDEX idem.jobs_key_idx;
+		 CREATE INDEX jobs_key_idx ON idem.jobs (key_hash)',
+		qr{table idem\.jobs / index / }
+	],
+	[
+		q{UPDATE pg_extension SET extcondition[
+			  array_position(extconfig, 'idem.queues'::regclass::oid)] = 'WHERE false'
+		   WHERE extname = 'idem'},
+		qr{table idem\.queues / is dumped / }
+	],
+	[
+		'ALTER EXTENSION idem DROP FUNCTION idem_clock()',
+		qr{function idem_clock\(\) / }
+	])
+{
+	my ($sql, $expected) = @$change;
+	my $out =
+	  $node->safe_psql('fresh', "BEGIN; $sql;\n$members;\nROLLBACK");
+	my $diff = differences(\@fresh, [ split /\n/, $out ]);
+
+	ok($diff ne '' && !grep({ !/^[-+] $expected/ } split /\n/, $diff),
+		"the comparison sees: $sql")
+	  or diag($diff);
+}
+is(differences(\@fresh, [ members_of('fresh') ]),
+	'', 'and nothing else');
+
+#
+# one version
+#
+
+is( $node->safe_psql(
+		'postgres', q{
+		SELECT string_agg(name || ' ' || version, ', ') FROM pg_available_extension_versions
+		 WHERE name = 'idem'}),
+	'idem ' . $node->safe_psql('postgres',
+		q{SELECT default_version FROM pg_available_extensions WHERE name = 'idem'}),
+	'there is one install script, and no other version');
+
+#
+# drop and install again
+#
+
+my $leftovers = q{
+	SELECT proname::text FROM pg_proc WHERE proname LIKE 'idem\_%'
+	UNION ALL
+	SELECT nspname FROM pg_namespace WHERE nspname LIKE 'idem%'
+	UNION ALL
+	SELECT relname FROM pg_class
+	 WHERE relname ~ '^(keys|key_status|key_summary|lease_status|jobs?|queue|cleanup_progress|worker_status|health)(_|s|$)'
+	UNION ALL
+	SELECT description FROM pg_description WHERE description ~ '\midem'};
+
+$node->safe_psql(
+	'fresh', q{
+	SELECT idem_claim('lost with the extension');
+	CREATE ROLE app;
+	SELECT idem_grant('app', 'admin')});
+
+my $s = session($node, db => 'fresh');
+is( $s->query(
+		q{SELECT status FROM idem_claim('lost with the extension')}),
+	'finished',
+	'K2: a session has used the extension');
+
+$node->safe_psql('fresh', 'DROP EXTENSION idem');
+is($node->safe_psql('fresh', $leftovers),
+	'', 'DROP EXTENSION leaves nothing, not even the schema');
+is( $s->sqlstate(q{SELECT idem_claim('a')}),
+	'42883', 'a session that used it gets a plain error then');
+
+$node->safe_psql('fresh', 'CREATE EXTENSION idem');
+is(differences(\@fresh, [ members_of('fresh') ]),
+	'', 'installed again it is the same, with nothing granted');
+is( $s->query(
+		q{SELECT status FROM idem_claim('lost with the extension');
+		  SELECT status FROM idem_claim('lost with the extension')}),
+	"claimed\nfinished",
+	'K3: the session that used the old one works with the new one');
+
+# a session in the middle of a transaction, when its extension is dropped
+is( $s->query(
+		q{BEGIN; SELECT status FROM idem_claim('dropped inside');
+		  DROP EXTENSION idem; CREATE EXTENSION idem;
+		  SELECT status FROM idem_claim('dropped inside'); ROLLBACK;
+		  SELECT count(*) FROM idem_get('dropped inside');
+		  SELECT status FROM idem_claim('lost with the extension')}),
+	"claimed\nclaimed\n0\nfinished",
+	'K1: drop and create inside a transaction, rolled back');
+$s->quit;
+
+#
+# what must not succeed
+#
+
+new_database('refused', 'CREATE ROLE creator LOGIN');
+$node->safe_psql('postgres', 'GRANT CREATE ON DATABASE refused TO creator');
+
+sub refused
+{
+	my ($sql, $state, $name, %opt) = @_;
+
+	is(sqlstate($node, $sql, db => 'refused', %opt), $state, $name);
+	return;
+}
+
+$node->safe_psql('refused', 'CREATE SCHEMA idem');
+refused('CREATE EXTENSION idem', '42P06',
+	'a schema that somebody else made is not adopted');
+refused('CREATE EXTENSION idem SCHEMA public',
+	'0A000', 'nor is another schema used');
+$node->safe_psql('refused', 'DROP SCHEMA idem');
+$node->safe_psql(
+	'refused', q{
+	CREATE FUNCTION pg_catalog.idem_clock() RETURNS timestamptz
+	LANGUAGE sql AS 'SELECT now()'});
+refused('CREATE EXTENSION idem', '42723',
+	'a function that somebody else made is not adopted');
+$node->safe_psql('refused', 'DROP FUNCTION pg_catalog.idem_clock()');
+is($node->safe_psql('refused', $leftovers),
+	'', 'the attempts have left nothing');
+refused('CREATE EXTENSION idem', '42501',
+	'only a superuser may install', user => 'creator');
+
+$node->safe_psql('refused', 'CREATE EXTENSION idem');
+is(differences(\@fresh, [ members_of('refused') ]),
+	'', 'after that it can be installed');
+refused('ALTER EXTENSION idem SET SCHEMA public',
+	'0A000', 'it cannot be moved');
+refused('DROP SCHEMA idem CASCADE', '2BP01', 'the schema cannot be dropped');
+refused("DROP TABLE idem.$_", '2BP01', "nor the table $_")
+  foreach qw(keys jobs job_keys job_log queues);
+refused('DROP SEQUENCE idem.jobs_job_id_seq', '2BP01', 'nor the sequence');
+refused('DROP FUNCTION idem_claim', '2BP01', 'nor a function');
+
+$node->stop;
+log_ok($node);
+done_testing();
