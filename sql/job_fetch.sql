@@ -54,6 +54,15 @@ SELECT state, attempt, worker, lease_until - idem_clock() BETWEEN '50 s' AND '60
 SELECT job_id FROM idem_enqueue('row');
 SELECT job_id FROM idem_fetch('row', lease => '1 min', worker => repeat('w', 255));
 SELECT length(worker) FROM idem_job(3);
+-- it tells the queue, and the attempts that the job has: its own, else those of the queue, else 25
+CALL anew();
+SELECT job_id FROM idem_enqueue('default');
+SELECT idem_queue_set('declared', max_attempts => 7);
+SELECT job_id FROM idem_enqueue('declared', max_attempts => 1);
+SELECT job_id FROM idem_enqueue('declared');
+SELECT job_id, attempt, max_attempts, queue FROM idem_fetch('default', lease => '1 min');
+SELECT job_id, attempt, max_attempts, queue FROM idem_fetch('declared', 2, lease => '1 min');
+SELECT f.* IS NULL AS no_row FROM (VALUES (1)) AS v LEFT JOIN idem_fetch(queue => 'declared') AS f ON true;
 
 -- without a lease, in the transaction of the caller: rollback gives the job back at once, as it was
 CALL anew();

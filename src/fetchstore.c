@@ -230,6 +230,8 @@ take_job(Fetch *fetch, IdemFetched *job)
 	job->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) + 1;
 	job->job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
 	job->token = idem_clock_next_token(idem_row_int64(jobs, IDEM_JOBS_TOKEN), fetch->now);
+	job->max_attempts = idem_jobrow_max_attempts(jobs, &fetch->args->queue);
+	job->queue = fetch->args->queue.name;
 	job->payload = idem_row_jsonb(jobs, IDEM_JOBS_PAYLOAD);
 	job->key = idem_row_text(jobs, IDEM_JOBS_KEY);
 	job->enqueued_at = idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT);

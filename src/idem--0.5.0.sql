@@ -494,6 +494,8 @@ CREATE FUNCTION pg_catalog.idem_fetch(
 	OUT job_id bigint,
 	OUT token bigint,
 	OUT attempt integer,
+	OUT max_attempts integer,
+	OUT queue text,
 	OUT payload jsonb,
 	OUT key text,
 	OUT enqueued_at timestamp with time zone,

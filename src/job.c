@@ -21,13 +21,13 @@
 
 #include "jobs.h"
 
-#define FETCH_NATTS			7
+#define FETCH_NATTS			9
 #define COMPLETE_MANY_NATTS 3
 #define HEARTBEAT_NATTS		4
 #define JOB_NATTS			14
 
 static const Oid fetch_types[FETCH_NATTS] = {
-	INT8OID, INT8OID, INT4OID, JSONBOID, TEXTOID, TIMESTAMPTZOID, PG_LSNOID};
+	INT8OID, INT8OID, INT4OID, INT4OID, TEXTOID, JSONBOID, TEXTOID, TIMESTAMPTZOID, PG_LSNOID};
 static const Oid complete_many_types[COMPLETE_MANY_NATTS] = {INT4OID, INT8OID, TEXTOID};
 static const Oid heartbeat_types[HEARTBEAT_NATTS] = {INT4OID, INT8OID, TEXTOID, TIMESTAMPTZOID};
 static const Oid job_types[JOB_NATTS] = {
@@ -102,12 +102,14 @@ put_fetched(const IdemFetched *job, void *arg)
 	values[0] = Int64GetDatum(job->job_id);
 	values[1] = Int64GetDatum(job->token);
 	values[2] = Int32GetDatum(job->attempt);
-	values[3] = JsonbPGetDatum(job->payload);
-	values[4] = PointerGetDatum(job->key);
-	values[5] = TimestampTzGetDatum(job->enqueued_at);
-	values[6] = LSNGetDatum(job->lsn);
-	nulls[3] = job->payload == NULL;
-	nulls[4] = job->key == NULL;
+	values[3] = Int32GetDatum(job->max_attempts);
+	values[4] = PointerGetDatum(job->queue);
+	values[5] = JsonbPGetDatum(job->payload);
+	values[6] = PointerGetDatum(job->key);
+	values[7] = TimestampTzGetDatum(job->enqueued_at);
+	values[8] = LSNGetDatum(job->lsn);
+	nulls[5] = job->payload == NULL;
+	nulls[6] = job->key == NULL;
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 

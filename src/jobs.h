@@ -208,6 +208,8 @@ typedef struct IdemFetched
 	int64 job_id;
 	int64 token;
 	int attempt;
+	int max_attempts; /* of the job, else of its queue */
+	text *queue;
 	Jsonb *payload;
 	text *key;
 	TimestampTz enqueued_at;
