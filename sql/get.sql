@@ -8,7 +8,7 @@ SELECT * FROM idem_get('get:none');
 BEGIN;
 SELECT claimed FROM idem_claim('get:1');
 SELECT status, result, worker, attempt, token, checkpoint, finished_at, lease_until,
-	   owner = current_user::regrole AS mine, created_at < expires_at AS ordered
+	   owner = current_user AS mine, created_at < expires_at AS ordered
   FROM idem_get('get:1');
 SELECT key, scope, status FROM idem.key_status WHERE key = 'get:1';
 -- also from inside a savepoint
@@ -84,3 +84,14 @@ BEGIN ISOLATION LEVEL SERIALIZABLE;
 SELECT idem_forget('get:1');
 SELECT claimed FROM idem_claim('get:1');
 COMMIT;
+
+-- the owner is a name, and the OID of one that was dropped
+CREATE ROLE "Idem owner";
+SELECT oid AS owner FROM pg_roles WHERE rolname = 'Idem owner' \gset
+BEGIN;
+SET LOCAL idem.owner = 'Idem owner';
+SELECT status FROM idem_claim('get:6');
+COMMIT;
+SELECT pg_typeof(owner), owner FROM idem_get('get:6');
+DROP ROLE "Idem owner";
+SELECT status, owner = :'owner' AS its_oid FROM idem_get('get:6');

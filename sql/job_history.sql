@@ -79,7 +79,7 @@ CALL anew();
 SELECT count(*) FROM idem_enqueue_many('keys', '{1,2}', '{a,b}', 'until_expired', key_ttl => '1 h');
 SELECT job_id FROM idem_enqueue('keys', '3', 'c', 'until_expired', key_ttl => '2 h');
 SELECT enqueued_at + interval '1 h' AS expires_at FROM idem_job(1) \gset
-SELECT count(idem_complete(job_id, token, payload)::text) FROM idem_fetch('keys', 3);
+SELECT count(idem_complete(job_id, token, payload)) FROM idem_fetch('keys', 3);
 SELECT job_id, queue, key, result, expires_at = :'expires_at' AS in_an_hour FROM idem.job_keys ORDER BY job_id;
 SET idem.clock_offset = '59 min';
 SELECT idem_cleanup();
@@ -100,7 +100,7 @@ SELECT count(*) FROM idem.job_keys WHERE job_id > 3;
 CALL anew();
 SELECT count(*) FROM generate_series(1, 6) AS i, LATERAL idem_claim('k' || i, ttl => i * interval '1 min');
 SELECT count(*) FROM generate_series(1, 6) AS i, LATERAL idem_enqueue('c', NULL, 'k' || i, 'until_expired', key_ttl => i * interval '1 min');
-SELECT count(idem_complete(job_id, token)::text) FROM idem_fetch('c', 10);
+SELECT count(idem_complete(job_id, token)) FROM idem_fetch('c', 10);
 SELECT count(idem_queue_set('c' || i, keep => i * interval '1 min')::text) FROM generate_series(1, 6) AS i;
 SELECT count(*) FROM generate_series(1, 6) AS i, LATERAL idem_enqueue('c' || i) AS e, LATERAL idem_fetch('c' || i) AS f, LATERAL idem_complete(f.job_id, f.token);
 SELECT idem_cleanup();

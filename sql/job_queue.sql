@@ -82,7 +82,7 @@ SELECT job_id, outcome FROM idem_enqueue('dup', '10', 'k', on_duplicate => 'skip
 SELECT idem_queue_set('ttl', dedup => 'until_expired', key_ttl => '10 min');
 SELECT job_id FROM idem_enqueue('ttl', '1', 'k');
 SELECT job_id FROM idem_enqueue('ttl', '1', 'l', key_ttl => '1 h');
-SELECT count(idem_complete(job_id, token, '"ok"')::text) FROM idem_fetch('ttl', 10);
+SELECT count(idem_complete(job_id, token, '"ok"')) FROM idem_fetch('ttl', 10);
 SELECT job_id, outcome FROM idem_enqueue_many('ttl', '{2,2}', '{k,l}');
 SET idem.clock_offset = '11 min';
 SELECT outcome FROM idem_enqueue_many('ttl', '{3,3}', '{k,l}');
@@ -90,7 +90,7 @@ RESET idem.clock_offset;
 -- without a key there is no ttl to need, and with another dedup none to heed
 SELECT outcome FROM idem_enqueue('ttl', '4');
 SELECT outcome FROM idem_enqueue('ttl', '5', 'm', 'until_executing');
-SELECT count(idem_complete(job_id, token)::text) FROM idem_fetch('ttl', 10);
+SELECT count(idem_complete(job_id, token)) FROM idem_fetch('ttl', 10);
 SELECT outcome FROM idem_enqueue('ttl', '6', 'm');
 -- until_expired needs one from somewhere
 SELECT idem_queue_set('no ttl', dedup => 'until_expired');

@@ -42,7 +42,7 @@ SELECT idem_renew('lease:1', :l_token, '20 s') - idem_clock() BETWEEN '10 s' AND
 -- L5: a checkpoint is stored, and the lease runs anew for as long as it was
 SET idem.clock_offset = '15 s';
 SELECT idem_checkpoint('lease:1', :l_token, '{"charged": true}') - idem_clock() BETWEEN '10 s' AND '20 s' AS renewed;
-SELECT status, checkpoint, token = :l_token AS same_token, attempt, worker, owner = current_user::regrole AS mine,
+SELECT status, checkpoint, token = :l_token AS same_token, attempt, worker, owner = current_user AS mine,
 	   expires_at - lease_until AS kept_after
   FROM idem_get('lease:1');
 SELECT claimed, status, checkpoint FROM idem_lease('lease:1', '30 s', worker => 'w1');

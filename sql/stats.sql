@@ -364,7 +364,7 @@ SELECT * FROM moved();
 CALL anew();
 SELECT idem_queue_set('k', keep => '1 h');
 SELECT count(*) FROM idem_enqueue_many('k', '{1,2,3}', '{a,b,c}', dedup => 'until_expired', key_ttl => '1 h');
-SELECT count(idem_complete(job_id, token)::text) FROM idem_fetch('k', 2);
+SELECT count(idem_complete(job_id, token)) FROM idem_fetch('k', 2);
 SELECT idem_cancel(3);
 SELECT count(*) FROM moved();
 SET idem.clock_offset = '2 h';

@@ -145,7 +145,10 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/* All or none: an error takes the whole statement with it */
+/*
+ * All or none: an error takes the whole statement with it.  Returns how many
+ * were finished now; the others were so already, with an equal result (K11).
+ */
 Datum
 idem_finish_many(PG_FUNCTION_ARGS)
 {
@@ -156,6 +159,7 @@ idem_finish_many(PG_FUNCTION_ARGS)
 	bool have_results;
 	text **keys;
 	int n;
+	int finished = 0;
 	IdemElement element = {.array = "keys"};
 	ErrorContextCallback context = {
 		.previous = error_context_stack, .callback = idem_arrays_say_element, .arg = &element};
@@ -165,7 +169,7 @@ idem_finish_many(PG_FUNCTION_ARGS)
 	have_results = get_jsonbs(fcinfo, 1, "results", n, &results, &nulls);
 	key.scope = idem_args_scope(fcinfo, 2);
 	if (n == 0)
-		PG_RETURN_VOID();
+		PG_RETURN_INT32(0);
 
 	idem_keytable_open(&table, RowExclusiveLock);
 	error_context_stack = &context;
@@ -174,10 +178,11 @@ idem_finish_many(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 		element.ord = i;
 		key.key = keys[i];
-		idem_keystore_finish(&table, &key,
-							 have_results && !nulls[i] ? idem_args_jsonb(results[i], "result") : NULL);
+		if (idem_keystore_finish(&table, &key,
+								 have_results && !nulls[i] ? idem_args_jsonb(results[i], "result") : NULL))
+			finished++;
 	}
 	error_context_stack = context.previous;
 	idem_table_close(&table);
-	PG_RETURN_VOID();
+	PG_RETURN_INT32(finished);
 }

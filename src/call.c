@@ -138,7 +138,7 @@ idem_call(PG_FUNCTION_ARGS)
 		row.result = run_handler(PG_GETARG_OID(1), fcinfo->args[2]);
 
 		idem_keytable_open(&table, RowExclusiveLock);
-		idem_keystore_finish(&table, &claim.key, row.result);
+		(void) idem_keystore_finish(&table, &claim.key, row.result);
 		idem_table_close(&table);
 		row.status = IDEM_FINISHED;
 	}

@@ -10,6 +10,7 @@
 #include "access/htup_details.h"
 #include "catalog/pg_type.h"
 #include "funcapi.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
@@ -21,7 +22,7 @@
 static const Oid claim_types[CLAIM_NATTS] = {
 	BOOLOID, TEXTOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
 static const Oid get_types[GET_NATTS] = {
-	TEXTOID, JSONBOID, REGROLEOID, TEXTOID, INT4OID, INT8OID,
+	TEXTOID, JSONBOID, NAMEOID, TEXTOID, INT4OID, INT8OID,
 	JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
 
 PG_FUNCTION_INFO_V1(idem_claim);
@@ -68,6 +69,7 @@ idem_claim(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, values, nulls)));
 }
 
+/* True: finished now, false: it was so already, with an equal result (K11, L3) */
 Datum
 idem_finish(PG_FUNCTION_ARGS)
 {
@@ -75,6 +77,7 @@ idem_finish(PG_FUNCTION_ARGS)
 	IdemKey key;
 	Jsonb *result;
 	int64 token;
+	bool finished;
 
 	idem_args_begin(fcinfo, 4, "idem_finish()");
 	idem_args_key(fcinfo, 0, 3, &key);
@@ -83,11 +86,11 @@ idem_finish(PG_FUNCTION_ARGS)
 
 	idem_keytable_open(&table, RowExclusiveLock);
 	if (token == 0)
-		idem_keystore_finish(&table, &key, result);
+		finished = idem_keystore_finish(&table, &key, result);
 	else
-		idem_leasestore_finish(&table, &key, token, result);
+		finished = idem_leasestore_finish(&table, &key, token, result);
 	idem_table_close(&table);
-	PG_RETURN_VOID();
+	PG_RETURN_BOOL(finished);
 }
 
 Datum
@@ -107,7 +110,7 @@ idem_release(PG_FUNCTION_ARGS)
 	else
 		idem_leasestore_release(&table, &key, token);
 	idem_table_close(&table);
-	PG_RETURN_VOID();
+	PG_RETURN_BOOL(true);
 }
 
 Datum
@@ -126,6 +129,17 @@ idem_forget(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(forgotten);
 }
 
+/* Name of a role, or its OID if it was dropped */
+static Datum
+role_name(Oid role)
+{
+	char *name = GetUserNameFromId(role, true);
+
+	if (name == NULL)
+		name = psprintf("%u", role);
+	return DirectFunctionCall1(namein, CStringGetDatum(name));
+}
+
 /* Columns that belong to leases are null for a plain claim */
 static void
 put_get_row(ReturnSetInfo *rsinfo, const IdemRow *row)
@@ -138,7 +152,7 @@ put_get_row(ReturnSetInfo *rsinfo, const IdemRow *row)
 	SET(0, CStringGetTextDatum(idem_keyrow_status_name(row->status)));
 	if (row->result != NULL)
 		SET(1, JsonbPGetDatum(row->result));
-	SET(2, ObjectIdGetDatum(row->owner));
+	SET(2, role_name(row->owner));
 	if (row->worker != NULL)
 		SET(3, PointerGetDatum(row->worker));
 	if (row->lease_until != 0)

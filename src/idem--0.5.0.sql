@@ -250,17 +250,17 @@ CREATE FUNCTION pg_catalog.idem_finish(
 	result jsonb DEFAULT NULL,
 	token bigint DEFAULT NULL,
 	scope text DEFAULT NULL)
-RETURNS void
+RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_finish';
 COMMENT ON FUNCTION pg_catalog.idem_finish(text, jsonb, bigint, text) IS
-	'store the result of a key that this transaction has claimed, or of a lease with its token';
+	'store the result of a key that this transaction has claimed, or of a lease with its token; false if it was stored before';
 
 CREATE FUNCTION pg_catalog.idem_release(
 	key text,
 	token bigint DEFAULT NULL,
 	scope text DEFAULT NULL)
-RETURNS void
+RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_release';
 COMMENT ON FUNCTION pg_catalog.idem_release(text, bigint, text) IS
@@ -271,7 +271,7 @@ CREATE FUNCTION pg_catalog.idem_get(
 	scope text DEFAULT NULL,
 	OUT status text,
 	OUT result jsonb,
-	OUT owner regrole,
+	OUT owner name,
 	OUT worker text,
 	OUT attempt integer,
 	OUT token bigint,
@@ -345,7 +345,7 @@ CREATE FUNCTION pg_catalog.idem_fence(
 	key text,
 	token bigint,
 	scope text DEFAULT NULL)
-RETURNS void
+RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_fence';
 COMMENT ON FUNCTION pg_catalog.idem_fence(text, bigint, text) IS
@@ -390,11 +390,11 @@ CREATE FUNCTION pg_catalog.idem_finish_many(
 	keys text[],
 	results jsonb[] DEFAULT NULL,
 	scope text DEFAULT NULL)
-RETURNS void
+RETURNS integer
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_finish_many';
 COMMENT ON FUNCTION pg_catalog.idem_finish_many(text[], jsonb[], text) IS
-	'store the results of many keys that this transaction has claimed, all or none';
+	'store the results of many keys that this transaction has claimed, all or none; returns how many were not stored before';
 
 CREATE FUNCTION pg_catalog.idem_queue_set(
 	queue text,
@@ -510,7 +510,7 @@ CREATE FUNCTION pg_catalog.idem_complete(
 	job_id bigint,
 	token bigint,
 	result jsonb DEFAULT NULL)
-RETURNS void
+RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_complete';
 COMMENT ON FUNCTION pg_catalog.idem_complete(bigint, bigint, jsonb) IS

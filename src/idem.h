@@ -368,14 +368,14 @@ extern TupleTableSlot *idem_keyrow_copy_finished(IdemTable *table, Jsonb *result
 /* keystore.c */
 extern bool idem_keystore_find_last(IdemTable *table, const IdemKey *key, IdemProbe *probe);
 extern void idem_keystore_claim(IdemTable *table, const IdemClaim *claim, IdemRow *row);
-extern void idem_keystore_finish(IdemTable *table, const IdemKey *key, Jsonb *result);
+extern bool idem_keystore_finish(IdemTable *table, const IdemKey *key, Jsonb *result);
 extern void idem_keystore_release(IdemTable *table, const IdemKey *key);
 extern bool idem_keystore_forget(IdemTable *table, const IdemKey *key);
 extern bool idem_keystore_get(IdemTable *table, const IdemKey *key, IdemRow *row);
 extern void idem_keystore_cleanup(IdemCleanup *cleanup);
 
 /* leasestore.c */
-extern void idem_leasestore_finish(IdemTable *table, const IdemKey *key, int64 token, Jsonb *result);
+extern bool idem_leasestore_finish(IdemTable *table, const IdemKey *key, int64 token, Jsonb *result);
 extern void idem_leasestore_release(IdemTable *table, const IdemKey *key, int64 token);
 extern TimestampTz idem_leasestore_renew(IdemTable *table, const IdemKey *key, int64 token, int64 length);
 extern TimestampTz idem_leasestore_checkpoint(IdemTable *table, const IdemKey *key, int64 token, Jsonb *data);

@@ -161,7 +161,7 @@ idem_complete(PG_FUNCTION_ARGS)
 	idem_table_close(&jobs);
 	if (hold != IDEM_HOLD_OK)
 		idem_jobstore_refuse(hold, job_id);
-	PG_RETURN_VOID();
+	PG_RETURN_BOOL(true);
 }
 
 Datum

@@ -399,18 +399,19 @@ find_held_key(IdemTable *table, const IdemKey *key)
 }
 
 /*
- * Store the result.  Touches no indexed column, so it is a HOT update where
- * the page has room.
+ * Store the result; false if the key is finished already, with an equal one.
+ * Touches no indexed column, so it is a HOT update where the page has room.
  */
-void
+bool
 idem_keystore_finish(IdemTable *table, const IdemKey *key, Jsonb *result)
 {
 	find_held_key(table, key);
 	if (idem_keyrow_check_finished(table, result))
-		return;
+		return false;
 	(void) idem_keyrow_copy_finished(table, result, idem_clock_now());
 	if (idem_table_update(table) != TM_Ok)
 		elog(ERROR, "a key held by this transaction was changed by another one");
+	return true;
 }
 
 /*

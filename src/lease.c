@@ -165,5 +165,5 @@ idem_fence(PG_FUNCTION_ARGS)
 	idem_keytable_open(&table, RowExclusiveLock);
 	idem_leasestore_fence(&table, &key, token);
 	idem_table_close(&table);
-	PG_RETURN_VOID();
+	PG_RETURN_BOOL(true);
 }

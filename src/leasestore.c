@@ -151,18 +151,20 @@ finish_found(IdemTable *table, const IdemKey *key, Jsonb *result)
 }
 
 /*
- * Store the result.  In time that touches no indexed column, as without a
+ * Store the result; false if the key is finished already, with this token and
+ * an equal result.  In time that touches no indexed column, as without a
  * lease; after the lease ran out the result is kept for the ttl from now on.
  */
-void
+bool
 idem_leasestore_finish(IdemTable *table, const IdemKey *key, int64 token, Jsonb *result)
 {
 	do
 	{
 		find_lease(table, key, token);
 		if (idem_keyrow_check_finished(table, result))
-			return;
+			return false;
 	} while (!finish_found(table, key, result));
+	return true;
 }
 
 /*

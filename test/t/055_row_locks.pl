@@ -72,10 +72,10 @@ foreach my $strength ('UPDATE', 'NO KEY UPDATE', 'SHARE', 'KEY SHARE')
 			qq{BEGIN;
 			SELECT key FROM idem.keys WHERE key = 'own $strength' FOR $strength;
 			SELECT status FROM idem_claim('own $strength', wait => '0');
-			SELECT idem_finish('own $strength', '1') IS NULL;
+			SELECT idem_finish('own $strength', '1');
 			COMMIT;
 			SELECT status FROM idem_claim('own $strength')}),
-		"own $strength\nclaimed\nf\nfinished",
+		"own $strength\nclaimed\nt\nfinished",
 		"K6: FOR $strength: a lock of one's own does not hinder a claim");
 }
 
@@ -124,7 +124,7 @@ is( $claimer->query(
 		SET LOCAL idem.clock_offset = 100;
 		SELECT idem_cleanup();
 		SELECT status FROM idem_claim('held');
-		SELECT idem_finish('held', '1') IS NULL;
+		SELECT idem_finish('held', '1');
 		SELECT idem_cleanup();
 		COMMIT;
 		SET idem.clock_offset = 100;
@@ -132,7 +132,7 @@ is( $claimer->query(
 		SELECT idem_cleanup();
 		SELECT count(*) FROM idem.keys WHERE key = 'held';
 		RESET idem.clock_offset}),
-	"claimed\n0\nheld\nf\n0\n1\n1\n0",
+	"claimed\n0\nheld\nt\n0\n1\n1\n0",
 	'K9: cleanup leaves a key that its own transaction holds');
 
 # a lock on the whole table is waited for, as by any DML

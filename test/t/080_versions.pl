@@ -39,7 +39,7 @@ my $many_in =
   'keys text[], requests jsonb[], ttl interval, wait interval, scope text';
 my $many_out = 'OUT ord integer, OUT key text, OUT claimed boolean, '
   . 'OUT status text, OUT result jsonb, OUT created_at timestamptz';
-my $get_out = 'OUT status text, OUT result jsonb, OUT owner regrole';
+my $get_out = 'OUT status text, OUT result jsonb, OUT owner name';
 
 my $lease_in = 'key text, lease interval, request jsonb, ttl interval, '
   . 'worker text, max_attempts integer, on_expiry text, wait interval, scope text';
@@ -74,12 +74,12 @@ my @declarations = (
 		"$claim_in, more text, $claim_out, OUT expires_at timestamptz",
 		'record', "$claim_args, NULL", 'an argument more'
 	],
-	[ 'idem_finish', 'key text', 'void', q{'a'}, 'three arguments less' ],
+	[ 'idem_finish', 'key text', 'boolean', q{'a'}, 'three arguments less' ],
 	[
 		'idem_finish', 'key text, result jsonb, token bigint, scope text, more text',
-		'void', q{'a', NULL, NULL, NULL, NULL}, 'an argument more'
+		'boolean', q{'a', NULL, NULL, NULL, NULL}, 'an argument more'
 	],
-	[ 'idem_release', 'key text', 'void', q{'a'}, 'two arguments less' ],
+	[ 'idem_release', 'key text', 'boolean', q{'a'}, 'two arguments less' ],
 	[
 		'idem_get', "key text, scope text, $get_out",
 		'SETOF record', q{'finished', NULL}, 'eight result columns less'
@@ -104,7 +104,7 @@ my @declarations = (
 		'timestamptz', q{'a', 1, '1'}, 'an argument less'
 	],
 	[
-		'idem_fence', 'key text, token bigint', 'void',
+		'idem_fence', 'key text, token bigint', 'boolean',
 		q{'a', 1}, 'an argument less'
 	],
 	[
@@ -127,7 +127,7 @@ my @declarations = (
 		'SETOF record', q{'{a, b}'}, 'four arguments less'
 	],
 	[
-		'idem_finish_many', 'keys text[]', 'void',
+		'idem_finish_many', 'keys text[]', 'integer',
 		q{'{a}'}, 'two arguments less'
 	],
 	[ 'idem_cleanup', '', 'integer', '', 'no argument' ],
@@ -188,7 +188,7 @@ push @declarations, (
 		'SETOF record', q{'q'}, 'three arguments less'
 	],
 	[
-		'idem_complete', 'job_id bigint, token bigint', 'void',
+		'idem_complete', 'job_id bigint, token bigint', 'boolean',
 		'1, 1', 'an argument less'
 	],
 	[
@@ -571,7 +571,7 @@ is( $s->query(
 			   dedup => 'until_expired', key_ttl => '1 h');
 		   SELECT idem_retry($logged);
 		   SELECT payload FROM idem_fetch('q', 10)}),
-	qq{absorbed\n\ndone|"done"\nt\n2},
+	qq{absorbed\nt\ndone|"done"\nt\n2},
 	'J1: everything works again');
 
 # a renamed or dropped member

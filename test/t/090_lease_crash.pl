@@ -283,7 +283,7 @@ is( $late->query(
 		SELECT idem_finish('late', '"late"', token => $late_token);
 		COMMIT;
 		SELECT status, result FROM idem_get('late')}),
-	qq{expired\n\n\nfinished|"late"},
+	qq{expired\nt\nt\nfinished|"late"},
 	'L3: the last token finishes after the lease ran out');
 $late->quit;
 

@@ -238,7 +238,7 @@ foreach my $round (1 .. $rounds)
 			SELECT status FROM idem_lease('round $round, done', '1 min');
 			SELECT idem_finish('round $round, done', '"again"', token => $done);
 			SELECT status, result FROM idem_get('round $round, done')}),
-		qq{busy\nbusy\n\nfinished|"again"},
+		qq{busy\nbusy\nt\nfinished|"again"},
 		"L1, L3: round $round: a lease goes on, and its token finishes it");
 
 	# the comparison

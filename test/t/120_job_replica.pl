@@ -476,7 +476,7 @@ is( $standby->safe_psql(
 		  FROM idem_complete_many('{@{[ join ',', sort keys %new_token ]}}',
 			  '{@{[ join ',', map { $new_token{$_} } sort keys %new_token ]}}')
 		 GROUP BY status}),
-	"renewed\n\n\n\ncompleted|80",
+	"renewed\nt\nt\nt\ncompleted|80",
 	'J11: tokens that the new primary knows complete their jobs');
 
 # dedup and history, as they were

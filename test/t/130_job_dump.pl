@@ -260,7 +260,7 @@ foreach my $target ([ $node, 'plain' ], [ $other, 'custom' ])
 			   SELECT outcome, result FROM idem_enqueue('mail', key => 'with ttl',
 				   dedup => 'until_expired', key_ttl => '1 min')}),
 		join("\n",
-			'renewed', $job{expired}, '', 'done|"r"|w 1', '', 'done|"ttl"'),
+			'renewed', $job{expired}, 't', 'done|"r"|w 1', 't', 'done|"ttl"'),
 		"J11: $db: the token of a leased job renews and completes it");
 	is( $s->sqlstate("SELECT idem_complete($job{leased}, $token{leased})"),
 		'ID003', "J11: $db: once");

@@ -229,7 +229,7 @@ foreach my $i (0 .. $loops - 1)
 			ARRAY(SELECT 'expired ' || n FROM generate_series(1, $backlog) AS n), ttl => '1 s');
 		SELECT idem_queue_set('q', keep => '1 s', max_attempts => 1);
 		SELECT count(*) FROM idem_enqueue_many('q', array_fill('1'::jsonb, ARRAY[$backlog]));
-		SELECT count(idem_complete(job_id, token)::text) FROM idem_fetch('q', $backlog / 2, '1 s');
+		SELECT count(idem_complete(job_id, token)) FROM idem_fetch('q', $backlog / 2, '1 s');
 		SELECT count(*) FROM idem_fetch('q', $backlog / 2, '1 s');
 		CALL wait_for_worker();
 		ALTER EXTENSION idem UPDATE;
@@ -353,7 +353,7 @@ SKIP:
 			  FROM generate_series(1, n) AS i \$\$;
 		SELECT idem_queue_set('done', keep => '1 day');
 		SELECT count(*) FROM idem_enqueue_many('done', payloads(200));
-		SELECT count(idem_complete(job_id, token)::text) FROM idem_fetch('done', 200, '1 day')});
+		SELECT count(idem_complete(job_id, token)) FROM idem_fetch('done', 200, '1 day')});
 	run('crowded', 'VACUUM FULL idem.jobs');
 	run('crowded', qq{
 		SET idem.clock_offset = -3600;

@@ -687,7 +687,7 @@ my @steps = (
 	[ q{idem_enqueue('mail', '"secret"')}, 'enqueued' ],
 	[ q{idem_enqueue('mail', '"secret"', 'secret a', delay => '1 h')}, 'enqueued' ],
 	[ q{idem_enqueue('done', '"secret"', 'secret b', dedup => 'until_expired', key_ttl => '1 h')}, 'enqueued' ],
-	[ q{(SELECT idem_complete(job_id, token, '"secret"')::text || 'completed' FROM idem_fetch('done')) AS f (status)}, 'completed' ],
+	[ q{(SELECT CASE WHEN idem_complete(job_id, token, '"secret"') THEN 'completed' END FROM idem_fetch('done')) AS f (status)}, 'completed' ],
 	[ q{idem_enqueue('done', '"secret"', 'secret b', dedup => 'until_expired', key_ttl => '1 h')}, 'done', 'enqueue', 'done', 'secret b' ],
 	[ q{idem_enqueue('runs', '"secret"', 'secret c')}, 'enqueued' ],
 	[ q{(SELECT 'fetched' FROM idem_fetch('runs', lease => '1 h')) AS f (status)}, 'fetched' ],
