@@ -240,8 +240,38 @@ UPDATE pg_extension SET extversion = '0.0.1' WHERE extname = 'idem';
 SELECT "check", status, detail ~ '^library \S+, SQL objects 0\.0\.1' AS described, fix FROM idem_doctor() WHERE "check" = 'version';
 UPDATE pg_extension SET extversion = '99.0.0' WHERE extname = 'idem';
 SELECT "check", status, detail ~ '^library \S+, SQL objects 99\.0\.0' AS described, fix FROM idem_doctor() WHERE "check" = 'version';
+-- nothing else is called then, because the library may lack it
+UPDATE pg_proc SET prosrc = 'idem_of_another_version' WHERE proname IN ('idem_stat_worker', 'idem_stat_cleanup', 'idem_clock');
+SELECT "check", status, regexp_replace(detail, '^library [^,]+', 'library (version)') AS detail, fix FROM idem_doctor();
+SELECT "check", status FROM idem.health;
+SAVEPOINT s;
+SELECT count(*) FROM idem.worker_status;
+ROLLBACK TO s;
+-- a version that is no number is another one, too
+UPDATE pg_extension SET extversion = 'unpackaged' WHERE extname = 'idem';
+SELECT "check", status, regexp_replace(detail, '^library [^,]+', 'library (version)') AS detail, fix FROM idem_doctor();
 ROLLBACK;
 SELECT * FROM doctor();
+
+--
+-- functions that an unqualified call may reach instead of ours
+--
+CREATE FUNCTION public.idem_enqueue(queue text, payload text) RETURNS text LANGUAGE sql RETURN 'captured';
+CREATE ROLE idem_stranger;
+ALTER FUNCTION public.idem_enqueue(text, text) OWNER TO idem_stranger;
+SELECT idem_enqueue('q', '1');
+SELECT * FROM doctor('functions');
+SELECT fix FROM idem_doctor() WHERE "check" = 'functions' \gset
+\echo :fix
+\o /dev/null
+:fix
+\o
+\echo :ROW_COUNT rows
+SELECT outcome FROM pg_catalog.idem_enqueue('q', '1');
+DROP FUNCTION public.idem_enqueue;
+DROP ROLE idem_stranger;
+SELECT * FROM doctor('functions');
+CALL anew();
 
 --
 -- cleanup: off in this database, then on, then failing

@@ -36,12 +36,12 @@ typedef struct PrivilegeSet
 		"idem_enqueue", "idem_enqueue_many", "idem_fetch", "idem_complete", \
 		"idem_complete_many", "idem_fail", "idem_heartbeat", "idem_snooze", \
 		"idem_cancel", "idem_retry", "idem_job"
-#define VIEW_FUNCTIONS                                                  \
-	"idem_clock", "idem_key_state", "idem_doctor",                      \
-		"idem_stat_databases", "idem_stat_queues", "idem_stat_cleanup", \
+#define VIEW_FUNCTIONS                                                            \
+	"idem_clock", "idem_key_state", "idem_doctor", "idem_checks", "idem_version", \
+		"idem_stat_databases", "idem_stat_queues", "idem_stat_cleanup",           \
 		"idem_stat_worker"
 #define MONITOR_RELATIONS \
-	"key_summary", "queue_status", "stats", "queue_stats", "cleanup_progress", "worker_status", "health"
+	"key_summary", "queue_status", "stats", "queue_stats", "cleanup_progress", "worker_status", "checks", "health"
 
 static const PrivilegeSet privilege_sets[] = {
 	{"app", {APP_FUNCTIONS}, {NULL}},
@@ -165,8 +165,8 @@ change_privileges(FunctionCallInfo fcinfo, bool is_grant)
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("role and set must not be null"),
 				errdetail("There would be nobody to grant to, or nothing to grant."),
-				errhint("For example: SELECT idem_grant('my_app', 'app')."));
-	role = pstrdup(NameStr(*PG_GETARG_NAME(0)));
+				errhint("For example: SELECT pg_catalog.idem_grant('my_app', 'app')."));
+	role = text_to_cstring(PG_GETARG_TEXT_PP(0));
 	set = find_privilege_set(text_to_cstring(PG_GETARG_TEXT_PP(1)));
 
 	for (int i = 0; set->functions[i] != NULL; i++)

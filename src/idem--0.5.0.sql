@@ -611,21 +611,21 @@ COMMENT ON FUNCTION pg_catalog.idem_cleanup(integer) IS
 	'remove expired keys and the history of jobs that is kept no longer, oldest first, and give up jobs whose last lease has run out, at most batch of each; returns how many';
 
 CREATE FUNCTION pg_catalog.idem_grant(
-	role name,
+	role text,
 	set text)
 RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_grant';
-COMMENT ON FUNCTION pg_catalog.idem_grant(name, text) IS
+COMMENT ON FUNCTION pg_catalog.idem_grant(text, text) IS
 	'grant the privileges of an application, an administrator or a monitor (app, admin, monitor) to a role';
 
 CREATE FUNCTION pg_catalog.idem_revoke(
-	role name,
+	role text,
 	set text)
 RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_revoke';
-COMMENT ON FUNCTION pg_catalog.idem_revoke(name, text) IS
+COMMENT ON FUNCTION pg_catalog.idem_revoke(text, text) IS
 	'take back what idem_grant() has granted';
 
 CREATE FUNCTION pg_catalog.idem_clock()
@@ -1050,7 +1050,20 @@ COMMENT ON COLUMN idem.worker_status.no_slot_since IS 'since when no background 
 COMMENT ON COLUMN idem.worker_status.memory_bytes IS 'memory of the launcher';
 COMMENT ON COLUMN idem.worker_status.library_version IS 'version of the library that this session has loaded';
 
-CREATE VIEW idem.health AS
+/*
+ * The executor looks up every C function of a query before it runs the query.
+ * So idem.health asks for the version alone, and calls idem_checks(), which is
+ * not inlined because it is volatile, only if library and objects agree.  A new
+ * check belongs into idem.checks.
+ */
+CREATE FUNCTION pg_catalog.idem_version()
+RETURNS text
+LANGUAGE C STABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'idem_version';
+COMMENT ON FUNCTION pg_catalog.idem_version() IS
+	'version of the library that this session uses';
+
+CREATE VIEW idem.checks AS
 WITH w AS (
 	SELECT s.*,
 		   pg_catalog.pg_is_in_recovery() AS standby,
@@ -1154,7 +1167,9 @@ SELECT 3, false, 'worker',
 	   WHEN NOT w.preloaded THEN 'none without preload; clean up with pg_cron until then'
 	   ELSE 'none is running: just being restarted, or max_worker_processes is too small for it (a restart is needed after the fix, of standbys first)' END,
 	   CASE WHEN w.launcher_pid IS NOT NULL OR w.standby THEN NULL
-	   WHEN NOT w.preloaded THEN 'SELECT cron.schedule(''idem-cleanup'', ''* * * * *'', ''SELECT idem_cleanup(10000)'');'
+	   WHEN NOT w.preloaded THEN CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname OPERATOR(pg_catalog.=) 'pg_cron')
+			THEN 'SELECT cron.schedule(''idem-cleanup'', ''* * * * *'', ''SELECT pg_catalog.idem_cleanup(10000)'');'
+			ELSE 'SELECT pg_catalog.idem_cleanup(10000);' END
 	   ELSE pg_catalog.format('ALTER SYSTEM SET max_worker_processes = %s;', w.max_workers OPERATOR(pg_catalog.+) 8) END
   FROM w
 UNION ALL
@@ -1178,10 +1193,10 @@ SELECT 5, false, 'last cleanup',
 			ELSE pg_catalog.format('last finished at %s', s.last_finished_at) END
 			OPERATOR(pg_catalog.||) CASE WHEN s.state OPERATOR(pg_catalog.=) 'locked' THEN '; somebody has locked a table' ELSE '' END END,
 	   CASE s.state WHEN 'off' THEN pg_catalog.format('ALTER DATABASE %I SET idem.cleanup = on;', pg_catalog.current_database())
-	   WHEN 'failing' THEN 'SELECT idem_cleanup(1);'
-	   WHEN 'not preloaded' THEN 'SELECT idem_cleanup(10000);'
-	   WHEN 'left out' THEN 'SELECT idem_cleanup(10000);'
-	   WHEN 'locked' THEN 'SELECT pid, mode, relation::regclass FROM pg_locks WHERE granted AND relation IN (SELECT oid FROM pg_class WHERE relnamespace = ''idem''::regnamespace);'
+	   WHEN 'failing' THEN 'SELECT pg_catalog.idem_cleanup(1);'
+	   WHEN 'not preloaded' THEN 'SELECT pg_catalog.idem_cleanup(10000);'
+	   WHEN 'left out' THEN 'SELECT pg_catalog.idem_cleanup(10000);'
+	   WHEN 'locked' THEN 'SELECT l.pid, l.mode, c.relname FROM pg_catalog.pg_locks AS l JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) l.database JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) l.relation JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace WHERE l.granted AND n.nspname OPERATOR(pg_catalog.=) ''idem'' AND d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database();'
 	   WHEN 'late' THEN 'SELECT pg_catalog.pg_reload_conf();' END
   FROM (SELECT c.*,
 			   CASE WHEN w.standby THEN 'standby'
@@ -1197,7 +1212,7 @@ UNION ALL
 SELECT 6, true, 'backlog',
 	   CASE WHEN b.expired OPERATOR(pg_catalog.>) 100000 THEN 'warn' ELSE 'ok' END,
 	   CASE WHEN b.expired OPERATOR(pg_catalog.>) 100000 THEN 'more than 100000' ELSE b.expired::text END OPERATOR(pg_catalog.||) ' rows have expired and are not removed yet',
-	   CASE WHEN b.expired OPERATOR(pg_catalog.>) 100000 THEN 'DO $$ BEGIN WHILE idem_cleanup(1000) > 0 LOOP COMMIT; END LOOP; END $$;' END
+	   CASE WHEN b.expired OPERATOR(pg_catalog.>) 100000 THEN 'DO $$ BEGIN WHILE pg_catalog.idem_cleanup(1000) OPERATOR(pg_catalog.>) 0 LOOP COMMIT; END LOOP; END $$;' END
   FROM b
 UNION ALL
 SELECT 7, true, 'table bloat',
@@ -1222,21 +1237,21 @@ SELECT 9, false, 'expired leases',
 	   CASE WHEN l.expired OPERATOR(pg_catalog.=) 0 THEN 'no lease has run out unfinished'
 	   ELSE pg_catalog.format('%s leases have run out unfinished, the oldest %s ago', l.expired, pg_catalog.date_trunc('second', t.now OPERATOR(pg_catalog.-) l.oldest)) END,
 	   CASE WHEN l.oldest OPERATOR(pg_catalog.<) (t.now OPERATOR(pg_catalog.-) interval '1 hour')
-	   THEN 'SELECT * FROM idem.lease_status WHERE state IN (''expired'', ''exhausted'') ORDER BY time_left LIMIT 20;' END
+	   THEN 'SELECT * FROM idem.lease_status WHERE state OPERATOR(pg_catalog.=) ANY (ARRAY[''expired'', ''exhausted'']) ORDER BY time_left LIMIT 20;' END
   FROM l, t
 UNION ALL
 SELECT 10, false, 'parked keys',
 	   CASE WHEN l.parked OPERATOR(pg_catalog.>) 0 THEN 'warn' ELSE 'ok' END,
 	   CASE WHEN l.parked OPERATOR(pg_catalog.=) 0 THEN 'no key waits for a decision'
 	   ELSE pg_catalog.format('%s keys wait for a decision, the oldest for %s', l.parked, pg_catalog.date_trunc('second', t.now OPERATOR(pg_catalog.-) l.oldest_parked)) END,
-	   CASE WHEN l.parked OPERATOR(pg_catalog.>) 0 THEN 'SELECT * FROM idem.lease_status WHERE state = ''parked'' ORDER BY time_left LIMIT 20;' END
+	   CASE WHEN l.parked OPERATOR(pg_catalog.>) 0 THEN 'SELECT * FROM idem.lease_status WHERE state OPERATOR(pg_catalog.=) ''parked'' ORDER BY time_left LIMIT 20;' END
   FROM l, t
 UNION ALL
 SELECT 11, false, 'dead jobs',
 	   CASE WHEN j.dead OPERATOR(pg_catalog.>) 0 THEN 'warn' ELSE 'ok' END,
 	   CASE WHEN j.dead OPERATOR(pg_catalog.=) 0 THEN 'no job was given up' ELSE pg_catalog.format('%s jobs in %s queues were given up and are still kept', j.dead, j.queues) END,
 	   CASE WHEN j.dead OPERATOR(pg_catalog.>) 0
-	   THEN 'SELECT job_id, queue, attempt, ended_at, last_error FROM idem.job_status WHERE state = ''dead'' ORDER BY ended_at DESC LIMIT 20;' END
+	   THEN 'SELECT job_id, queue, attempt, ended_at, last_error FROM idem.job_status WHERE state OPERATOR(pg_catalog.=) ''dead'' ORDER BY ended_at DESC LIMIT 20;' END
   FROM j
 UNION ALL
 SELECT 12, true, 'autovacuum',
@@ -1264,28 +1279,70 @@ SELECT 13, false, 'clock',
 			   w.clock_back_seconds
 		  FROM w, f, t) AS s
 UNION ALL
-SELECT 14, true, 'version',
-	   CASE WHEN v.library_version OPERATOR(pg_catalog.=) v.extversion THEN 'ok' ELSE 'fail' END,
-	   pg_catalog.format('library %s, SQL objects %s', v.library_version, v.extversion)
-	   OPERATOR(pg_catalog.||) CASE WHEN v.library OPERATOR(pg_catalog.<) v.objects THEN ': the server, or this session, still has the old library' ELSE '' END,
-	   CASE WHEN v.library OPERATOR(pg_catalog.>) v.objects THEN 'ALTER EXTENSION idem UPDATE;'
-	   WHEN v.library OPERATOR(pg_catalog.<) v.objects THEN CASE WHEN v.preloaded THEN 'pg_ctl restart' ELSE '\connect' END END
-  FROM (SELECT w.library_version,
-			   e.extversion,
-			   w.preloaded,
-			   pg_catalog.string_to_array(w.library_version, '.')::integer[] AS library,
-			   CASE WHEN e.extversion OPERATOR(pg_catalog.~) '^[0-9]+([.][0-9]+)*$'
-			   THEN pg_catalog.string_to_array(e.extversion, '.')::integer[] END AS objects
-		  FROM w, pg_catalog.pg_extension AS e
-		 WHERE e.extname OPERATOR(pg_catalog.=) 'idem') AS v
-UNION ALL
-SELECT 15, false, 'statistics',
+SELECT 14, false, 'statistics',
 	   CASE WHEN w.stats_full IS TRUE THEN 'warn' ELSE 'ok' END,
 	   CASE WHEN w.stats_full THEN 'more databases and queues than idem.stats_max: some are not counted; a restart is needed after the fix'
 	   WHEN NOT w.preloaded THEN 'none without preload' ELSE 'all databases and queues are counted' END,
 	   CASE WHEN w.stats_full THEN pg_catalog.format('ALTER SYSTEM SET idem.stats_max = %s;', LEAST(2 OPERATOR(pg_catalog.*) COALESCE(pg_catalog.current_setting('idem.stats_max', true), '1000')::integer, 100000)) END
-  FROM w) AS h
+  FROM w
+UNION ALL
+SELECT 15, false, 'functions',
+	   CASE WHEN p.n OPERATOR(pg_catalog.>) 0 THEN 'warn' ELSE 'ok' END,
+	   CASE WHEN p.n OPERATOR(pg_catalog.=) 0 THEN 'no function outside pg_catalog is named idem_*'
+	   ELSE pg_catalog.format('%s functions outside pg_catalog are named idem_*: an unqualified call may reach them; the first is %s of role %s', p.n, p.first[1], p.first[2]) END,
+	   CASE WHEN p.n OPERATOR(pg_catalog.>) 0
+	   THEN 'SELECT p.oid::pg_catalog.regprocedure AS function, p.proowner::pg_catalog.regrole AS owner FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace WHERE p.proname OPERATOR(pg_catalog.~) ''^idem_'' AND n.nspname OPERATOR(pg_catalog.<>) ''pg_catalog'';' END
+  FROM (SELECT pg_catalog.count(*) AS n,
+			   pg_catalog.min(ARRAY[pg_catalog.format('%I.%I', n.nspname, p.proname), pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(p.proowner))]) AS first
+		  FROM pg_catalog.pg_proc AS p
+		  JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
+		 WHERE p.proname OPERATOR(pg_catalog.~) '^idem_'
+		   AND n.nspname OPERATOR(pg_catalog.<>) 'pg_catalog') AS p) AS h
  ORDER BY h.ord;
+COMMENT ON VIEW idem.checks IS 'for idem.health: every check but that of the version';
+COMMENT ON COLUMN idem.checks."check" IS 'what was looked at';
+COMMENT ON COLUMN idem.checks.status IS 'ok, warn (have a look) or fail (something does not work)';
+COMMENT ON COLUMN idem.checks.detail IS 'what was found';
+COMMENT ON COLUMN idem.checks.fix IS 'a command to be run; null if there is nothing to be done';
+
+CREATE FUNCTION pg_catalog.idem_checks(version text)
+RETURNS TABLE ("check" text, status text, detail text, fix text)
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 15
+BEGIN ATOMIC
+	SELECT c."check", c.status, c.detail, c.fix FROM idem.checks AS c;
+END;
+COMMENT ON FUNCTION pg_catalog.idem_checks(text) IS
+	'for idem.health: reads idem.checks when it is called and not before; the argument makes the caller look at the version first';
+
+CREATE VIEW idem.health AS
+WITH v AS (
+	SELECT pg_catalog.idem_version() AS library,
+		   e.extversion AS objects
+	  FROM pg_catalog.pg_extension AS e
+	 WHERE e.extname OPERATOR(pg_catalog.=) 'idem')
+SELECT 'version' AS "check",
+	   CASE WHEN v.library OPERATOR(pg_catalog.=) v.objects THEN 'ok' ELSE 'fail' END AS status,
+	   pg_catalog.format('library %s, SQL objects %s', v.library, v.objects)
+	   OPERATOR(pg_catalog.||) CASE WHEN o.is_old THEN ': the server, or this session, still has the old library; no other check was made'
+	   WHEN v.library OPERATOR(pg_catalog.=) v.objects THEN '' ELSE ': no other check was made' END AS detail,
+	   CASE WHEN o.is_old THEN CASE WHEN p.is_preloaded THEN 'pg_ctl restart' ELSE '\connect' END
+	   /* a standby cannot run what writes */
+	   WHEN v.library OPERATOR(pg_catalog.<>) v.objects AND NOT pg_catalog.pg_is_in_recovery() THEN 'ALTER EXTENSION idem UPDATE;' END AS fix
+  FROM v
+ CROSS JOIN LATERAL (
+		SELECT COALESCE(pg_catalog.string_to_array(v.library, '.')::integer[] OPERATOR(pg_catalog.<)
+						CASE WHEN v.objects OPERATOR(pg_catalog.~) '^[0-9]+([.][0-9]+)*$' THEN pg_catalog.string_to_array(v.objects, '.')::integer[] END, false) AS is_old) AS o
+ CROSS JOIN LATERAL (
+		/* not every role sees the setting */
+		SELECT pg_catalog.count(*) OPERATOR(pg_catalog.>) 0 AS is_preloaded
+		  FROM pg_catalog.pg_settings AS g
+		 WHERE g.name OPERATOR(pg_catalog.=) 'shared_preload_libraries'
+		   AND g.setting OPERATOR(pg_catalog.~) '\midem\M') AS p
+UNION ALL
+SELECT c."check", c.status, c.detail, c.fix
+  FROM v
+ CROSS JOIN LATERAL pg_catalog.idem_checks(v.objects) AS c
+ WHERE v.library OPERATOR(pg_catalog.=) v.objects;
 COMMENT ON VIEW idem.health IS 'what idem_doctor() returns';
 COMMENT ON COLUMN idem.health."check" IS 'what was looked at';
 COMMENT ON COLUMN idem.health.status IS 'ok, warn (have a look) or fail (something does not work)';
@@ -1294,7 +1351,7 @@ COMMENT ON COLUMN idem.health.fix IS 'a command to be run; null if there is noth
 
 CREATE FUNCTION pg_catalog.idem_doctor()
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 15
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 16
 BEGIN ATOMIC
 	SELECT h."check", h.status, h.detail, h.fix FROM idem.health AS h;
 END;
@@ -1331,8 +1388,8 @@ REVOKE ALL ON FUNCTION
 	pg_catalog.idem_retry(bigint),
 	pg_catalog.idem_job(bigint),
 	pg_catalog.idem_cleanup(integer),
-	pg_catalog.idem_grant(name, text),
-	pg_catalog.idem_revoke(name, text),
+	pg_catalog.idem_grant(text, text),
+	pg_catalog.idem_revoke(text, text),
 	pg_catalog.idem_clock(),
 	pg_catalog.idem_key_state(xid, timestamp with time zone, timestamp with time zone),
 	pg_catalog.idem_stat_databases(),
@@ -1340,6 +1397,8 @@ REVOKE ALL ON FUNCTION
 	pg_catalog.idem_stat_cleanup(),
 	pg_catalog.idem_stat_worker(),
 	pg_catalog.idem_stats_reset(),
+	pg_catalog.idem_version(),
+	pg_catalog.idem_checks(text),
 	pg_catalog.idem_doctor()
 FROM PUBLIC;
 
@@ -1352,6 +1411,7 @@ GRANT SELECT ON
 	idem.queue_stats,
 	idem.cleanup_progress,
 	idem.worker_status,
+	idem.checks,
 	idem.health
 TO pg_monitor;
 GRANT EXECUTE ON FUNCTION
@@ -1359,6 +1419,8 @@ GRANT EXECUTE ON FUNCTION
 	pg_catalog.idem_stat_queues(),
 	pg_catalog.idem_stat_cleanup(),
 	pg_catalog.idem_stat_worker(),
+	pg_catalog.idem_version(),
+	pg_catalog.idem_checks(text),
 	pg_catalog.idem_doctor(),
 	pg_catalog.idem_clock(),
 	pg_catalog.idem_key_state(xid, timestamp with time zone, timestamp with time zone)

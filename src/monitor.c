@@ -33,11 +33,23 @@ static const Oid worker_types[WORKER_NATTS] = {
 	TIMESTAMPTZOID, OIDOID, INT4OID, INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID, FLOAT8OID,
 	INT8OID, BOOLOID};
 
+PG_FUNCTION_INFO_V1(idem_version);
 PG_FUNCTION_INFO_V1(idem_stat_databases);
 PG_FUNCTION_INFO_V1(idem_stat_queues);
 PG_FUNCTION_INFO_V1(idem_stat_cleanup);
 PG_FUNCTION_INFO_V1(idem_stat_worker);
 PG_FUNCTION_INFO_V1(idem_stats_reset);
+
+/*
+ * The doctor asks for this one before anything else, so every version of the
+ * library has it, with this signature.
+ */
+Datum
+idem_version(PG_FUNCTION_ARGS)
+{
+	idem_args_begin(fcinfo, 0, NULL);
+	PG_RETURN_TEXT_P(cstring_to_text(IDEM_VERSION));
+}
 
 /* A row to be returned, filled from the left */
 typedef struct Row

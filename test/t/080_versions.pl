@@ -131,8 +131,8 @@ my @declarations = (
 		q{'{a}'}, 'two arguments less'
 	],
 	[ 'idem_cleanup', '', 'integer', '', 'no argument' ],
-	[ 'idem_grant', 'role name', 'void', q{'app'}, 'an argument less' ],
-	[ 'idem_revoke', 'role name', 'void', q{'app'}, 'an argument less' ],
+	[ 'idem_grant', 'role text', 'void', q{'app'}, 'an argument less' ],
+	[ 'idem_revoke', 'role text', 'void', q{'app'}, 'an argument less' ],
 	[
 		'idem_key_state', 'xmin xid', 'text', q{'3'}, 'two arguments less'
 	]);

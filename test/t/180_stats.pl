@@ -618,7 +618,7 @@ foreach my $db (qw(other worked))
 		'3', "S3: and their queues");
 	is( $s->query(q{SELECT count(*) FROM idem.cleanup_progress WHERE datname = 'worked' AND phase = 'idle'}),
 		'1', 'S3: and cleanup there');
-	is($s->query('SELECT count(*) FROM idem_doctor()'), '15', 'S3: and calls idem_doctor()');
+	is($s->query('SELECT count(*) > 1 FROM idem_doctor()'), 't', 'S3: and calls idem_doctor()');
 	is($s->sqlstate('SELECT idem_stats_reset()'), '42501', 'S3: but does not reset anything');
 	$s->quit;
 }

@@ -341,7 +341,7 @@ is($samples->{$_}, $expected{$_}, $_) foreach sort keys %expected;
 foreach my $query (@queries)
 {
 	my $reads_tables =
-	  run("EXPLAIN (VERBOSE, COSTS OFF) $query->{sql}") =~ / on idem\./;
+	  run("EXPLAIN (VERBOSE, COSTS OFF) $query->{sql}") =~ / on (idem\.|pg_catalog\.idem_checks )/;
 
 	is($query->{interval},
 		!$reads_tables ? '0s' : $query->{master} ? '300s' : '5m',
