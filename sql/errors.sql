@@ -32,6 +32,7 @@ SELECT * FROM fails($$ SELECT idem_claim('errors:1', '{"card": "1881"}') $$);
 -- ID002
 SELECT * FROM fails($$ SELECT idem_finish('errors:1') $$);
 SELECT * FROM fails($$ SELECT idem_finish('errors:none') $$);
+SELECT * FROM fails($$ SELECT idem_claim('errors:scope', scope => 'a'), idem_finish('errors:scope', scope => 'b') $$);
 SELECT * FROM fails($$ SELECT idem_release('errors:1') $$);
 -- ID003
 SELECT * FROM fails($$ SELECT idem_finish('errors:1', token => 7) $$);

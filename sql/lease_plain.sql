@@ -135,5 +135,97 @@ SELECT status, attempt, token > :l_token AS higher FROM idem_lease('plain:10', '
 SELECT idem_finish('plain:10', '1', token => :l_token);
 RESET idem.clock_offset;
 
+-- K1, L3, L5: a released claim leaves the lease as it was, all of it: when it was taken, its end
+-- and its expiry.  So the result of a late finish is kept for the ttl, and a checkpoint lets the
+-- lease run for as long as it was last given.
+SELECT token AS f_token FROM idem_lease('undo:finish', '60 s', ttl => '1 day') \gset
+SELECT token AS c_token FROM idem_lease('undo:checkpoint', '60 s', ttl => '1 day') \gset
+SELECT token AS s_token FROM idem_lease('undo:savepoint', '60 s', ttl => '1 day', request => '1', worker => 'w', max_attempts => 3) \gset
+SELECT idem_checkpoint('undo:savepoint', :s_token, '1') IS NOT NULL AS stored;
+CREATE TABLE lease_before AS SELECT k.key, k::text AS lease FROM idem.keys AS k WHERE k.key LIKE 'undo:%';
+CREATE FUNCTION as_before(name text) RETURNS boolean LANGUAGE sql AS $$
+	SELECT k::text = b.lease FROM lease_before AS b LEFT JOIN idem.keys AS k USING (key) WHERE b.key = name
+$$;
+SET idem.clock_offset = '86300 s';
+BEGIN;
+SELECT claimed FROM idem_claim('undo:finish', ttl => '1 s');
+SELECT as_before('undo:finish');
+SELECT idem_release('undo:finish');
+SELECT as_before('undo:finish'), status FROM idem_get('undo:finish');
+COMMIT;
+SELECT as_before('undo:finish');
+SELECT idem_finish('undo:finish', '1', token => :f_token);
+SET idem.clock_offset = '172600 s';
+SELECT status FROM idem_claim('undo:finish');
+-- a ttl longer than that of the lease goes as well; again and again
+SET idem.clock_offset = '86300 s';
+BEGIN;
+SELECT claimed FROM idem_claim('undo:checkpoint', ttl => '100 years');
+SELECT idem_release('undo:checkpoint');
+SELECT claimed FROM idem_claim('undo:checkpoint', ttl => '1 s');
+SELECT status FROM idem_claim('undo:checkpoint');
+SELECT idem_release('undo:checkpoint');
+SELECT as_before('undo:checkpoint');
+COMMIT;
+SELECT as_before('undo:checkpoint');
+SELECT idem_checkpoint('undo:checkpoint', :c_token, '1') - idem_clock() <= '60 s' AS not_longer;
+SELECT lease_until - leased_at AS length, expires_at - lease_until AS ttl FROM idem.keys WHERE key = 'undo:checkpoint';
+-- savepoints: the claim inside, the release inside, both
+BEGIN;
+SAVEPOINT s;
+SELECT claimed FROM idem_claim('undo:savepoint', ttl => '10 days');
+ROLLBACK TO s;
+SELECT as_before('undo:savepoint');
+SELECT claimed FROM idem_claim('undo:savepoint', ttl => '10 days');
+SAVEPOINT s2;
+SELECT idem_release('undo:savepoint');
+SELECT as_before('undo:savepoint');
+ROLLBACK TO s2;
+SELECT status, as_before('undo:savepoint') FROM idem_claim('undo:savepoint');
+SELECT idem_release('undo:savepoint');
+SAVEPOINT s3;
+SELECT claimed FROM idem_claim('undo:savepoint', ttl => '1 s');
+SELECT idem_finish('undo:savepoint', '"undone"');
+ROLLBACK TO s3;
+COMMIT;
+SELECT as_before('undo:savepoint');
+-- prepared transactions
+BEGIN;
+SELECT claimed FROM idem_claim('undo:savepoint', ttl => '10 days');
+SELECT idem_release('undo:savepoint');
+PREPARE TRANSACTION 'released';
+SELECT status FROM idem_claim('undo:savepoint', wait => '0');
+COMMIT PREPARED 'released';
+SELECT as_before('undo:savepoint');
+BEGIN;
+SELECT claimed FROM idem_claim('undo:savepoint', ttl => '10 days');
+PREPARE TRANSACTION 'claimed';
+ROLLBACK PREPARED 'claimed';
+SELECT as_before('undo:savepoint');
+-- the key goes with the ttl of the lease, as if there had been no claim
+SET idem.clock_offset = '86500 s';
+SELECT count(*) FROM idem_get('undo:savepoint');
+SELECT idem_fence('undo:savepoint', :s_token);
+-- the next lease goes on from there
+SET idem.clock_offset = '86300 s';
+SELECT status, attempt, checkpoint, token > :s_token AS higher FROM idem_lease('undo:savepoint', '60 s');
+RESET idem.clock_offset;
+DROP FUNCTION as_before;
+DROP TABLE lease_before;
+
+-- created_at tells when this life of the key began: a takeover of a lease keeps it, a new life has its own
+SELECT status FROM idem_lease('plain:11', '30 s', ttl => '1 h');
+CREATE TABLE life AS SELECT created_at AS began FROM idem_get('plain:11');
+SET idem.clock_offset = '1 min';
+SELECT status FROM idem_lease('plain:11', '30 s', ttl => '1 h');
+SELECT created_at = began AS kept FROM idem_get('plain:11'), life;
+SET idem.clock_offset = '2 min';
+SELECT status, created_at = began AS kept FROM idem_claim('plain:11', ttl => '1 h'), life;
+SELECT status, created_at = began AS kept FROM idem_claim('plain:11'), life;
+SET idem.clock_offset = '3 h';
+SELECT status, created_at - began > '2 h' AS new FROM idem_claim('plain:11'), life;
+RESET idem.clock_offset;
+DROP TABLE life;
+
 TRUNCATE idem.keys;
 DROP FUNCTION handler;

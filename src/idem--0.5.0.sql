@@ -32,6 +32,8 @@ CREATE TABLE idem.keys (
 	park boolean,
 	worker text COLLATE "C",
 	checkpoint jsonb,
+	prior_lease_until timestamp with time zone,
+	prior_expires_at timestamp with time zone,
 	CONSTRAINT keys_pkey PRIMARY KEY (key, scope)
 ) USING heap WITH (fillfactor = 70);
 /* a key in the TOAST table would look like another one to an update */
@@ -39,7 +41,7 @@ ALTER TABLE idem.keys ALTER COLUMN key SET STORAGE MAIN, ALTER COLUMN scope SET 
 CREATE INDEX keys_expires_at_idx ON idem.keys USING btree (expires_at);
 
 COMMENT ON TABLE idem.keys IS 'idempotency keys; read and written by the idem_* functions only';
-COMMENT ON COLUMN idem.keys.created_at IS 'when the key was claimed';
+COMMENT ON COLUMN idem.keys.created_at IS 'when this life of the key began; a takeover of a lease keeps it';
 COMMENT ON COLUMN idem.keys.expires_at IS 'from when on the key counts as absent';
 COMMENT ON COLUMN idem.keys.owner IS 'the role the key belongs to';
 COMMENT ON COLUMN idem.keys.key IS 'the key, 1 to 1024 bytes';
@@ -55,6 +57,8 @@ COMMENT ON COLUMN idem.keys.max_attempts IS 'how many leases there may be, or nu
 COMMENT ON COLUMN idem.keys.park IS 'whether the key is left to an operator when the lease has run out';
 COMMENT ON COLUMN idem.keys.worker IS 'name that the holder of the lease has given';
 COMMENT ON COLUMN idem.keys.checkpoint IS 'what idem_checkpoint() was given';
+COMMENT ON COLUMN idem.keys.prior_lease_until IS 'a plain claim that took over a lease: lease_until of that lease, which idem_release() restores';
+COMMENT ON COLUMN idem.keys.prior_expires_at IS 'a plain claim that took over a lease: expires_at of that lease, which idem_release() restores';
 COMMENT ON CONSTRAINT keys_pkey ON idem.keys IS 'decides which of several claimers runs';
 COMMENT ON INDEX idem.keys_pkey IS 'decides which of several claimers runs';
 COMMENT ON INDEX idem.keys_expires_at_idx IS 'lets cleanup find expired keys, oldest first';
@@ -769,7 +773,7 @@ COMMENT ON COLUMN idem.key_status.key IS 'the key';
 COMMENT ON COLUMN idem.key_status.scope IS 'name space of the key';
 COMMENT ON COLUMN idem.key_status.owner IS 'the role the key belongs to';
 COMMENT ON COLUMN idem.key_status.status IS 'held (by this transaction), finished, expired; of a lease also live, parked, exhausted';
-COMMENT ON COLUMN idem.key_status.age IS 'time since the key was claimed';
+COMMENT ON COLUMN idem.key_status.age IS 'time since this life of the key began';
 COMMENT ON COLUMN idem.key_status.time_left IS 'time until the key expires, negative once it has';
 COMMENT ON COLUMN idem.key_status.worker IS 'name that the holder of the lease has given';
 COMMENT ON COLUMN idem.key_status.attempt IS 'number of leases of this key';

@@ -181,7 +181,7 @@ idem_keyrow_check_request(IdemTable *table, bytea *request)
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_REQUEST_MISMATCH),
 			errmsg("idempotency key was used with another request"),
-			errdetail("The key was claimed " INT64_FORMAT " s ago with a request that differs from this one.",
+			errdetail("The key was first claimed " INT64_FORMAT " s ago; its request differs from this one.",
 					  idem_row_age(table, IDEM_KEYS_CREATED_AT)),
 			errhint("Use a new key for a new request, and send the same request when you retry."));
 }
@@ -230,7 +230,7 @@ idem_keyrow_check_finished(IdemTable *table, Jsonb *result)
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_ALREADY_FINISHED),
 			errmsg("idempotency key is already finished with another result"),
-			errdetail("The key was claimed " INT64_FORMAT " s ago and finished " INT64_FORMAT " s ago.",
+			errdetail("The key was first claimed " INT64_FORMAT " s ago and finished " INT64_FORMAT " s ago.",
 					  idem_row_age(table, IDEM_KEYS_CREATED_AT),
 					  idem_row_age(table, IDEM_KEYS_FINISHED_AT)),
 			errhint("Finish a key once, or again with an equal result."));
@@ -245,7 +245,7 @@ idem_keyrow_reject_finished(IdemTable *table, const char *hint)
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_ALREADY_FINISHED),
 			errmsg("idempotency key is already finished"),
-			errdetail("The key was claimed " INT64_FORMAT " s ago and finished " INT64_FORMAT " s ago.",
+			errdetail("The key was first claimed " INT64_FORMAT " s ago and finished " INT64_FORMAT " s ago.",
 					  idem_row_age(table, IDEM_KEYS_CREATED_AT),
 					  idem_row_age(table, IDEM_KEYS_FINISHED_AT)),
 			errhint("%s", hint));

@@ -134,7 +134,8 @@ fill_lease(TupleTableSlot *slot, const IdemLease *lease, TimestampTz now, const 
 /*
  * Make the row of a claim, from nothing or from the row that it replaces.  A
  * plain claim only takes the deadline off what was a lease: the last token
- * stays, so that tokens go on growing, and the rest in case it is released.
+ * stays, so that tokens go on growing, and the rest in case it is released
+ * (see restore_lease).
  */
 static void
 fill_claim(TupleTableSlot *slot, const IdemClaim *claim, TimestampTz now, const IdemRow *row)
@@ -153,6 +154,34 @@ fill_claim(TupleTableSlot *slot, const IdemClaim *claim, TimestampTz now, const 
 		fill_lease(slot, claim->lease, now, row);
 	else
 		idem_row_clear(slot, IDEM_KEYS_LEASE_UNTIL);
+}
+
+/* A plain claim has moved the end of the lease and its expiry: keep both in the row */
+static void
+keep_lease(IdemTable *table, TupleTableSlot *slot)
+{
+	idem_row_set(slot, IDEM_KEYS_PRIOR_LEASE_UNTIL,
+				 TimestampTzGetDatum(idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL)));
+	idem_row_set(slot, IDEM_KEYS_PRIOR_EXPIRES_AT,
+				 TimestampTzGetDatum(idem_row_timestamp(table, IDEM_KEYS_EXPIRES_AT)));
+}
+
+/*
+ * Make the row of the lease that a plain claim has taken over, as it was (L3,
+ * L5): how long it ran and how long the key is kept after it follow from
+ * leased_at, lease_until and expires_at together.
+ */
+static void
+restore_lease(IdemTable *table)
+{
+	TupleTableSlot *slot = idem_keyrow_copy(table);
+
+	idem_row_set(slot, IDEM_KEYS_LEASE_UNTIL,
+				 TimestampTzGetDatum(idem_row_timestamp(table, IDEM_KEYS_PRIOR_LEASE_UNTIL)));
+	idem_row_set(slot, IDEM_KEYS_EXPIRES_AT,
+				 TimestampTzGetDatum(idem_row_timestamp(table, IDEM_KEYS_PRIOR_EXPIRES_AT)));
+	idem_row_clear(slot, IDEM_KEYS_PRIOR_LEASE_UNTIL);
+	idem_row_clear(slot, IDEM_KEYS_PRIOR_EXPIRES_AT);
 }
 
 /* Claim a key that is absent; false if it has just appeared */
@@ -202,10 +231,13 @@ take_over(IdemTable *table, const IdemClaim *claim, IdemRow *row)
 	if (state == IDEM_GONE)
 		begin_life(row->token, idem_keyrow_current_owner(), now, row);
 	grant(claim, now, row);
-	/* a plain claim may be released, and then the lease has not lost of its time */
-	if (state == IDEM_EXPIRED && claim->lease == NULL)
-		row->expires_at = Max(row->expires_at, expires_at);
 	slot = state == IDEM_GONE ? idem_table_new_row(table, row->token != 0) : idem_keyrow_copy(table);
+	if (state == IDEM_EXPIRED && claim->lease == NULL)
+	{
+		keep_lease(table, slot);
+		/* the key is kept for at least as long as the caller of the lease has asked for */
+		row->expires_at = Max(row->expires_at, expires_at);
+	}
 	fill_claim(slot, claim, now, row);
 	idem_keytable_update_indexed(table, &claim->key);
 	if (state == IDEM_EXPIRED)
@@ -340,7 +372,7 @@ not_held(IdemTable *table, const IdemProbe *probe)
 		ereport(ERROR,
 				errcode(ERRCODE_IDEM_NOT_HELD),
 				errmsg("idempotency key is not held by this transaction"),
-				errdetail("The key was claimed " INT64_FORMAT " s ago by a transaction that has committed.",
+				errdetail("The key was first claimed " INT64_FORMAT " s ago, and the transaction that claimed it has committed.",
 						  idem_row_age(table, IDEM_KEYS_CREATED_AT)),
 				errhint("Begin a transaction before idem_claim(): in autocommit mode the claim commits at once. An operator can remove the key with idem_forget()."));
 	ereport(ERROR,
@@ -348,7 +380,7 @@ not_held(IdemTable *table, const IdemProbe *probe)
 			errmsg("idempotency key is not held by this transaction"),
 			probe->found == IDEM_FOUND_OPEN ? errdetail("Another transaction has claimed the key and is still open.") :
 											  errdetail("There is no such key in this scope."),
-			errhint("Call idem_claim() first, in the same transaction, and go on only if it answered \"claimed\"."));
+			errhint("Call idem_claim() first, in the same transaction and with the same scope, and go on only if it answered \"claimed\"."));
 }
 
 /*
@@ -415,24 +447,20 @@ idem_keystore_finish(IdemTable *table, const IdemKey *key, Jsonb *result)
 }
 
 /*
- * Give up a claim, as if the key had never been claimed.  If it was taken over
- * from a lease, the key is left as that was: run out.
+ * Give up a claim, as if the key had never been claimed.  If it took over a
+ * lease, that is there again as it was.
  */
 void
 idem_keystore_release(IdemTable *table, const IdemKey *key)
 {
-	TM_Result result;
-
 	find_held_key(table, key);
 	idem_keyrow_reject_finished(table, "Roll back to undo the work together with its key.");
-	if (idem_row_isnull(table, IDEM_KEYS_LEASED_AT))
-		result = idem_table_delete(table, true);
-	else
+	if (!idem_row_isnull(table, IDEM_KEYS_PRIOR_LEASE_UNTIL))
 	{
-		idem_row_set(idem_keyrow_copy(table), IDEM_KEYS_LEASE_UNTIL, TimestampTzGetDatum(idem_clock_now()));
-		result = idem_table_update(table);
+		restore_lease(table);
+		idem_keytable_update_indexed(table, key);
 	}
-	if (result != TM_Ok)
+	else if (idem_table_delete(table, true) != TM_Ok)
 		elog(ERROR, "a key held by this transaction was changed by another one");
 }
 

@@ -381,12 +381,12 @@ inline commit_claim()
 	new_version()
 }
 
-/* A claim that is given up in its own transaction leaves the lease run out. */
+/* A claim that is given up in its own transaction leaves the lease as it was. */
 inline commit_claim_given_up()
 {
 	if
 	:: new_life -> remove(row); lost = high
-	:: else -> row.lease_until = c
+	:: else
 	fi;
 	printf("session %d: claims and gives it up\n", _pid);
 	new_version()
