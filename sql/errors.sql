@@ -24,11 +24,16 @@ SELECT claimed FROM idem_claim('errors:1', '{"card": "4242"}');
 SELECT status FROM idem_lease('errors:5', '30 s', worker => 'w1');
 SELECT token FROM idem_lease('errors:6', '30 s') \gset
 SELECT idem_finish('errors:6', '"secret"', :token);
+CREATE FUNCTION errors_one(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT NULL::jsonb';
+CREATE FUNCTION errors_other(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT NULL::jsonb';
+SELECT status FROM idem_call('errors:call', 'errors_one', '{"card": "4242"}');
 CREATE TABLE before AS SELECT * FROM idem.keys;
 \x on
 
 -- ID001
 SELECT * FROM fails($$ SELECT idem_claim('errors:1', '{"card": "1881"}') $$);
+SELECT * FROM fails($$ SELECT idem_call('errors:call', 'errors_one', '{"card": "1881"}') $$);
+SELECT * FROM fails($$ SELECT idem_call('errors:call', 'errors_other', '{"card": "4242"}') $$);
 -- ID002
 SELECT * FROM fails($$ SELECT idem_finish('errors:1') $$);
 SELECT * FROM fails($$ SELECT idem_finish('errors:none') $$);
@@ -176,4 +181,4 @@ SELECT count(*) FROM (TABLE idem.keys EXCEPT TABLE before) AS new;
 
 DELETE FROM idem.keys WHERE key IN ('errors:5', 'errors:6');
 DROP TABLE before;
-DROP FUNCTION fails;
+DROP FUNCTION fails, errors_one, errors_other;

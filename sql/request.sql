@@ -47,9 +47,99 @@ SELECT claimed FROM idem_claim('request:5', '{"a": 2}');
 SELECT * FROM idem_claim('request:5', '{"a": 1}');
 RESET idem.clock_offset;
 
--- idem_call: the payload is the request
+-- idem_call: handler and payload are the request
 CREATE FUNCTION request_echo(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT payload $$;
+CREATE FUNCTION request_other(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT '"other"'::jsonb $$;
+CREATE SCHEMA request_schema;
+CREATE FUNCTION request_schema.request_echo(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT '"schema"'::jsonb $$;
+SELECT status, result, replayed FROM idem_call('request:6', 'request_echo', '{"a": 1}');
 SELECT status, result, replayed FROM idem_call('request:6', 'request_echo', '{"a": 1}');
 SELECT status, result, replayed FROM idem_call('request:6', 'request_echo', '{"a": 2}');
+SELECT status, result, replayed FROM idem_call('request:6', 'request_other', '{"a": 1}');
+SELECT status, result, replayed FROM idem_call('request:6', 'request_other', '{"a": 2}');
+SELECT status, result, replayed FROM idem_call('request:6', 'request_schema.request_echo', '{"a": 1}');
+-- a null payload is one, and not the null of JSON
 SELECT status, result, replayed FROM idem_call('request:6', 'request_echo');
-DROP FUNCTION request_echo;
+SELECT status, result, replayed FROM idem_call('request:7', 'request_echo');
+SELECT status, result, replayed FROM idem_call('request:7', 'request_echo');
+SELECT status, result, replayed FROM idem_call('request:7', 'request_echo', 'null');
+SELECT status, result, replayed FROM idem_call('request:7', 'request_other');
+-- the message names the cause
+\set VERBOSITY terse
+SELECT status, result, replayed FROM idem_call('request:6', 'request_other', '{"a": 1}');
+SELECT status, result, replayed FROM idem_call('request:6', 'request_echo', '{"a": 2}');
+\set VERBOSITY sqlstate
+-- a claim or a lease has no handler: its request is compared with the payload, either way round
+SELECT status FROM idem_claim('request:6', '{"a": 1}');
+SELECT status FROM idem_claim('request:6', '{"a": 2}');
+SELECT status FROM idem_lease('request:6', '1 min', request => '{"a": 1}');
+SELECT status FROM idem_lease('request:6', '1 min', request => '{"a": 2}');
+SELECT status FROM idem_claim('request:6');
+SELECT status FROM idem_claim('request:7', '{"a": 1}');
+SELECT status FROM idem_claim('request:7');
+SELECT status FROM idem_claim('request:8', '{"a": 1}');
+SELECT status, replayed FROM idem_call('request:8', 'request_echo', '{"a": 1}');
+SELECT status, replayed FROM idem_call('request:8', 'request_other', '{"a": 1}');
+SELECT status, replayed FROM idem_call('request:8', 'request_echo', '{"a": 2}');
+SELECT status, replayed FROM idem_call('request:8', 'request_echo');
+SELECT status FROM idem_claim('request:14');
+SELECT status, replayed FROM idem_call('request:14', 'request_echo', '{"a": 1}');
+SELECT status, replayed FROM idem_call('request:14', 'request_other');
+SELECT status FROM idem_lease('request:9', '1 min', request => '{"a": 1}');
+SELECT status, replayed FROM idem_call('request:9', 'request_echo', '{"a": 1}');
+SELECT status, replayed FROM idem_call('request:9', 'request_echo', '{"a": 2}');
+-- a call that takes over a lease stores its handler
+SET idem.clock_offset = '2 min';
+SELECT status, replayed FROM idem_call('request:9', 'request_echo', '{"a": 1}');
+SELECT status, replayed FROM idem_call('request:9', 'request_other', '{"a": 1}');
+RESET idem.clock_offset;
+-- in the transaction that holds the key, before and after the finish
+CREATE FUNCTION request_inner(payload jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+	answers text[];
+BEGIN
+	answers := ARRAY[
+		(SELECT status FROM idem_claim('request:10', payload)),
+		(SELECT status FROM idem_call('request:10', 'request_inner', payload))];
+	BEGIN
+		PERFORM idem_call('request:10', 'request_other', payload);
+	EXCEPTION WHEN SQLSTATE 'ID001' THEN
+		answers := answers || SQLSTATE;
+	END;
+	RETURN to_jsonb(answers);
+END
+$$;
+BEGIN;
+SELECT status, result, replayed FROM idem_call('request:10', 'request_inner', '1');
+SELECT status, result, replayed FROM idem_call('request:10', 'request_other', '1');
+ROLLBACK;
+-- the name counts, not the OID: replaced it is the same handler, renamed it is another one
+CREATE FUNCTION request_named(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT '1'::jsonb $$;
+SELECT status, result, replayed FROM idem_call('request:11', 'request_named', '1');
+DROP FUNCTION request_named;
+CREATE FUNCTION request_named(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT '2'::jsonb $$;
+SELECT status, result, replayed FROM idem_call('request:11', 'request_named', '1');
+ALTER FUNCTION request_named(jsonb) RENAME TO request_renamed;
+SELECT status, result, replayed FROM idem_call('request:11', 'request_renamed', '1');
+ALTER FUNCTION request_renamed(jsonb) RENAME TO request_named;
+ALTER FUNCTION request_named(jsonb) SET SCHEMA request_schema;
+SELECT status, result, replayed FROM idem_call('request:11', 'request_schema.request_named', '1');
+-- where schema ends and name begins makes a difference
+CREATE SCHEMA request_s;
+CREATE SCHEMA request_sx;
+CREATE FUNCTION request_s.xf(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT payload $$;
+CREATE FUNCTION request_sx.f(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT payload $$;
+SELECT status, replayed FROM idem_call('request:12', 'request_s.xf', '1');
+SELECT status, replayed FROM idem_call('request:12', 'request_sx.f', '1');
+-- a function of the session is the same in the next session
+CREATE FUNCTION pg_temp.request_temp(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT payload $$;
+SELECT status, replayed FROM idem_call('request:13', 'pg_temp.request_temp', '1');
+SELECT substr(request, 1, 16) = substr(sha256('pg_temp\000request_temp'), 1, 16) AS handler,
+	   substr(request, 17) = sha256('1') AS payload, length(request)
+  FROM idem.keys WHERE key = 'request:13';
+SELECT key, length(request) FROM idem.keys WHERE key IN ('request:7', 'request:8') ORDER BY key;
+DROP FUNCTION pg_temp.request_temp(jsonb);
+DROP FUNCTION request_echo(jsonb), request_other(jsonb), request_inner(jsonb);
+SET client_min_messages = warning;
+DROP SCHEMA request_schema, request_s, request_sx CASCADE;
+RESET client_min_messages;

@@ -15,6 +15,7 @@
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
@@ -56,6 +57,16 @@ check_handler_signature(Form_pg_proc proc, bool payload_isnull)
 				errhint("Pass a payload, or declare the function CALLED ON NULL INPUT."));
 }
 
+pg_noreturn static void
+no_handler(Oid handler)
+{
+	ereport(ERROR,
+			errcode(ERRCODE_UNDEFINED_FUNCTION),
+			errmsg("handler does not exist"),
+			errdetail("There is no function with OID %u.", handler),
+			errhint("Pass the name of a function (payload jsonb) RETURNS jsonb."));
+}
+
 static void
 check_handler(Oid handler, bool payload_isnull)
 {
@@ -63,11 +74,7 @@ check_handler(Oid handler, bool payload_isnull)
 	AclResult aclresult;
 
 	if (!HeapTupleIsValid(tuple))
-		ereport(ERROR,
-				errcode(ERRCODE_UNDEFINED_FUNCTION),
-				errmsg("handler does not exist"),
-				errdetail("There is no function with OID %u.", handler),
-				errhint("Pass the name of a function (payload jsonb) RETURNS jsonb."));
+		no_handler(handler);
 	check_handler_signature((Form_pg_proc) GETSTRUCT(tuple), payload_isnull);
 	ReleaseSysCache(tuple);
 
@@ -75,6 +82,48 @@ check_handler(Oid handler, bool payload_isnull)
 	if (aclresult != ACLCHECK_OK)
 		aclcheck_error(aclresult, OBJECT_FUNCTION, get_func_name(handler));
 	InvokeFunctionExecuteHook(handler);
+}
+
+/*
+ * SHA-256 of schema and name of the handler.  A name has no null byte in it, so
+ * one separates the two.
+ */
+static bytea *
+handler_digest(Oid handler)
+{
+	char *name = get_func_name(handler);
+	char *schema = get_namespace_name_or_temp(get_func_namespace(handler));
+	StringInfoData id;
+
+	/* dropped meanwhile */
+	if (name == NULL || schema == NULL)
+		no_handler(handler);
+	initStringInfo(&id);
+	appendStringInfoSpaces(&id, VARHDRSZ);
+	appendStringInfoString(&id, schema);
+	appendStringInfoChar(&id, '\0');
+	appendStringInfoString(&id, name);
+	SET_VARSIZE(id.data, id.len);
+	return DatumGetByteaPP(DirectFunctionCall1(sha256_bytea, PointerGetDatum(id.data)));
+}
+
+/*
+ * What is stored of the request (K7).  The name of the handler counts and not
+ * its OID, which changes when the function is made anew or the database is
+ * restored.
+ */
+static bytea *
+call_request(Oid handler, bytea *payload)
+{
+	bytea *digest = handler_digest(handler);
+	int payload_len = payload ? VARSIZE_ANY_EXHDR(payload) : 0;
+	bytea *request = palloc(VARHDRSZ + IDEM_HANDLER_LEN + payload_len);
+
+	SET_VARSIZE(request, VARHDRSZ + IDEM_HANDLER_LEN + payload_len);
+	memcpy(VARDATA(request), VARDATA_ANY(digest), IDEM_HANDLER_LEN);
+	if (payload != NULL)
+		memcpy(VARDATA(request) + IDEM_HANDLER_LEN, VARDATA_ANY(payload), payload_len);
+	return request;
 }
 
 /*
@@ -124,6 +173,7 @@ idem_call(PG_FUNCTION_ARGS)
 				errhint("Pass the name of a function (payload jsonb) RETURNS jsonb."));
 	check_handler(PG_GETARG_OID(1), PG_ARGISNULL(2));
 	idem_args_claim(fcinfo, 2, &claim);
+	claim.request = call_request(PG_GETARG_OID(1), claim.request);
 
 	idem_keytable_open(&table, RowExclusiveLock);
 	idem_keystore_claim(&table, &claim, &row);

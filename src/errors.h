@@ -8,7 +8,7 @@
 #ifndef IDEM_ERRORS_H
 #define IDEM_ERRORS_H
 
-/* the key was used with another request */
+/* the key was used with another request, or for another handler */
 #define ERRCODE_IDEM_REQUEST_MISMATCH MAKE_SQLSTATE('I', 'D', '0', '0', '1')
 /* this transaction does not hold the key */
 #define ERRCODE_IDEM_NOT_HELD MAKE_SQLSTATE('I', 'D', '0', '0', '2')

@@ -46,7 +46,7 @@ COMMENT ON COLUMN idem.keys.expires_at IS 'from when on the key counts as absent
 COMMENT ON COLUMN idem.keys.owner IS 'the role the key belongs to';
 COMMENT ON COLUMN idem.keys.key IS 'the key, 1 to 1024 bytes';
 COMMENT ON COLUMN idem.keys.scope IS 'name space of the key, 0 to 255 bytes';
-COMMENT ON COLUMN idem.keys.request IS 'SHA-256 of the request, or null if none was given';
+COMMENT ON COLUMN idem.keys.request IS 'SHA-256 of the request, or null if none was given; of idem_call() 16 bytes of the SHA-256 of the handler''s name, then the SHA-256 of the payload if there is one';
 COMMENT ON COLUMN idem.keys.finished_at IS 'when idem_finish() was called, or null if it was not';
 COMMENT ON COLUMN idem.keys.result IS 'what idem_finish() was given';
 COMMENT ON COLUMN idem.keys.token IS 'fencing token of the last lease, or null if there was none';
@@ -369,7 +369,7 @@ RETURNS record
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_call';
 COMMENT ON FUNCTION pg_catalog.idem_call(text, regproc, jsonb, interval, interval, text) IS
-	'claim a key, run handler(payload) with the rights of the caller, and finish the key with what it returns';
+	'claim a key for a handler and a payload, run handler(payload) with the rights of the caller, and finish the key with what it returns';
 
 CREATE FUNCTION pg_catalog.idem_claim_many(
 	keys text[],

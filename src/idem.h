@@ -32,6 +32,14 @@
 #define IDEM_MAX_STATS		   100000
 
 /*
+ * What is stored of a request (K7): its digest.  idem_call() puts a digest of
+ * the name of its handler before that of the payload, and leaves that out if
+ * the payload is null.  So the length tells which of the two are there.
+ */
+#define IDEM_DIGEST_LEN	 32
+#define IDEM_HANDLER_LEN 16
+
+/*
  * Columns of idem.keys.  Those from the token on belong to leases: the row of a
  * plain claim ends before them, like one from before they were added.
  */
@@ -86,7 +94,7 @@ typedef struct IdemLease
 typedef struct IdemClaim
 {
 	IdemKey key;
-	bytea *request; /* SHA-256 of the request, or NULL */
+	bytea *request; /* digest of the request, or NULL */
 	int64 ttl;		/* in microseconds */
 	IdemWait wait;
 	const IdemLease *lease; /* NULL: a plain claim */

@@ -170,12 +170,65 @@ idem_keyrow_check_owner(Oid owner)
 			errhint("Use a scope of your own, share keys through a common role named in \"%s\", or SET ROLE to the owner.", "idem.owner"));
 }
 
-/* A key stands for one request: with another one it is a mistake of the caller */
+/* The digests of handler and payload in what is stored of a request; NULL: there is none */
+typedef struct RequestParts
+{
+	const char *handler;
+	const char *payload;
+} RequestParts;
+
+static RequestParts
+get_parts(bytea *request)
+{
+	Size len = VARSIZE_ANY_EXHDR(request);
+	const char *data = VARDATA_ANY(request);
+	RequestParts parts = {0};
+
+	if (len == IDEM_HANDLER_LEN || len == IDEM_HANDLER_LEN + IDEM_DIGEST_LEN)
+		parts.handler = data;
+	if (len == IDEM_DIGEST_LEN || len == IDEM_HANDLER_LEN + IDEM_DIGEST_LEN)
+		parts.payload = data + len - IDEM_DIGEST_LEN;
+	return parts;
+}
+
+/* A null payload of idem_call() is one, too */
+static bool
+payload_differs(const RequestParts *a, const RequestParts *b)
+{
+	if (a->payload == NULL || b->payload == NULL)
+		return a->payload != b->payload;
+	return memcmp(a->payload, b->payload, IDEM_DIGEST_LEN) != 0;
+}
+
+/* Claims and leases have no handler */
+static bool
+handler_differs(const RequestParts *a, const RequestParts *b)
+{
+	return a->handler != NULL && b->handler != NULL && memcmp(a->handler, b->handler, IDEM_HANDLER_LEN) != 0;
+}
+
+/* A key stands for one request (K7): with another one it is a mistake of the caller */
 void
 idem_keyrow_check_request(IdemTable *table, bytea *request)
 {
-	if (request == NULL || idem_row_isnull(table, IDEM_KEYS_REQUEST) ||
-		idem_row_varlena_equals(table, IDEM_KEYS_REQUEST, request))
+	RequestParts given;
+	RequestParts stored;
+
+	if (request == NULL || idem_row_isnull(table, IDEM_KEYS_REQUEST))
+		return;
+	given = get_parts(request);
+	stored = get_parts(DatumGetByteaPP(idem_row_datum(table, IDEM_KEYS_REQUEST).value));
+	if (handler_differs(&given, &stored))
+	{
+		idem_stats_count(IDEM_STAT_MISMATCHES);
+		ereport(ERROR,
+				errcode(ERRCODE_IDEM_REQUEST_MISMATCH),
+				errmsg("idempotency key was used with another handler"),
+				errdetail("The key was first claimed " INT64_FORMAT " s ago; idem_call() has used it for another function than this one.",
+						  idem_row_age(table, IDEM_KEYS_CREATED_AT)),
+				errhint("Use keys of their own for each handler. A function that was renamed or moved to another schema is another handler."));
+	}
+	if (!payload_differs(&given, &stored))
 		return;
 	idem_stats_count(IDEM_STAT_MISMATCHES);
 	ereport(ERROR,
