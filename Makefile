@@ -29,6 +29,7 @@ OBJS = \
 	src/jobrow.o \
 	src/queuestore.o \
 	src/jobstore.o \
+	src/joblook.o \
 	src/dedup.o \
 	src/fetchstore.o \
 	src/queue.o \
@@ -140,6 +141,7 @@ ISOLATION = \
 	job-replace \
 	job-expired \
 	job-expired-lease \
+	job-spent \
 	job-isolation \
 	job-pin
 ISOLATION_OPTS = \

@@ -5,7 +5,7 @@
  * Jobs of a key are found through an index on a hash of queue and key.  It is
  * not unique: what keeps two from inserting a job of the same key is a lock
  * on the hash, held for a moment, under which the jobs of the key are looked
- * at with a dirty snapshot.  Whatever moves a job in the index holds it, too
+ * at (joblook.c).  Whatever moves a job in the index holds it, too
  * (idem_jobrow_store), so none is overlooked.
  *
  * A job absorbs a duplicate by being locked FOR KEY SHARE, by the transaction
@@ -17,12 +17,15 @@
  * go of the page in between, and would forget it.
  *
  * A job that somebody has fetched with a lease absorbs nothing that way, not
- * even when the lease has run out, because it may be completed all the same.
+ * even when the lease has run out, because it may be completed all the same.  If
+ * that was its last attempt, it will not run again: an enqueue that would count
+ * on it makes it dead first, under the lock on the hash.
  *
  * Who waits for whom: an enqueue waits for another open one that has inserted a
- * job of the same key or changed the one that waits; and, if it is to be absorbed
- * by a job that runs, for whoever is just removing that.  It never waits for a
- * job that runs.
+ * job of the same key or changed the one that waits; if it is to be absorbed by
+ * a job that runs, for the transaction that is just removing that; and for a
+ * transaction that is changing a job without attempts left, or has locked it.  It
+ * never waits for a job that runs.
  */
 #include "postgres.h"
 
@@ -35,37 +38,6 @@
 #include "utils/timestamp.h"
 
 #include "jobs.h"
-
-/* A few numbers of jobs */
-typedef struct IdSet
-{
-	int n;
-	int64 *ids;
-} IdSet;
-
-/* What is known about the jobs of a key after a look at them; of several that run the last one */
-typedef struct Look
-{
-	ItemPointerData waiting; /* a job that nobody has fetched, invalid: none */
-	int64 waiting_id;
-	bool waiting_is_rerun;
-	TimestampTz waiting_run_at;
-	TransactionId changing;	 /* who is changing that one, if somebody is */
-	TM_Result lock;			 /* what became of the attempt to lock it, if nobody is */
-	int64 running;			 /* a job that somebody has fetched, 0: none */
-	TransactionId removing;	 /* who is about to remove that one, if somebody is */
-	TransactionId inserting; /* who has inserted one and is open, if somebody has */
-} Look;
-
-/* One enqueue of a job with a key */
-typedef struct Attempt
-{
-	const IdemEnqueue *enqueue;
-	const IdemNewJob *job;
-	int64 key_hash;
-	IdemTable *keys;	 /* idem.job_keys for until_expired, else NULL */
-	IdSet not_to_be_had; /* jobs that wait, by their rows, but were held by somebody since the last wait */
-} Attempt;
 
 const char *
 idem_dedup_outcome_name(IdemOutcome outcome)
@@ -86,29 +58,6 @@ idem_dedup_outcome_name(IdemOutcome outcome)
 			return "done";
 	}
 	pg_unreachable();
-}
-
-static bool
-has_id(const IdSet *set, int64 id)
-{
-	for (int i = 0; i < set->n; i++)
-	{
-		if (set->ids[i] == id)
-			return true;
-	}
-	return false;
-}
-
-/* False: it was there already */
-static bool
-add_id(IdSet *set, int64 id)
-{
-	if (has_id(set, id))
-		return false;
-	set->ids = set->ids == NULL ? palloc(sizeof(int64)) :
-								  repalloc_array(set->ids, int64, set->n + 1);
-	set->ids[set->n++] = id;
-	return true;
 }
 
 static void
@@ -142,7 +91,7 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, i
 }
 
 pg_noreturn static void
-refuse_duplicate(const Attempt *attempt, int64 job_id, const char *state)
+refuse_duplicate(const IdemAttempt *attempt, int64 job_id, const char *state)
 {
 	idem_stats_count_refused(attempt->enqueue->queue.name, attempt->job->key);
 	ereport(ERROR,
@@ -152,124 +101,12 @@ refuse_duplicate(const Attempt *attempt, int64 job_id, const char *state)
 			errhint("Pass %s to let the job absorb its duplicates.", "on_duplicate => 'skip'"));
 }
 
-/* Does a job of the key count for this enqueue? */
-static bool
-counts(IdemTable *jobs, const Attempt *attempt, bool runs)
-{
-	const IdemEnqueue *enqueue = attempt->enqueue;
-
-	if (!idem_row_varlena_equals(jobs, IDEM_JOBS_KEY, attempt->job->key) ||
-		!idem_row_varlena_equals(jobs, IDEM_JOBS_QUEUE, enqueue->queue.name))
-		return false;
-	if (enqueue->policy.dedup != IDEM_UNTIL_EXPIRED)
-		return true;
-	if (idem_row_isnull(jobs, IDEM_JOBS_KEY_UNTIL))
-		return !runs;
-	return idem_row_timestamp(jobs, IDEM_JOBS_KEY_UNTIL) > enqueue->now;
-}
-
-/*
- * Of several jobs that wait, which one is to absorb the duplicate?  A rerun was
- * made for such; else the one that is due first.
- */
-static bool
-is_better(IdemTable *jobs, const Look *look)
-{
-	bool is_rerun = !idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB);
-
-	if (!ItemPointerIsValid(&look->waiting) || is_rerun != look->waiting_is_rerun)
-		return !ItemPointerIsValid(&look->waiting) || is_rerun;
-	return idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT) < look->waiting_run_at;
-}
-
-/* Take down what a job that is committed, or this transaction's, means for us */
-static void
-note_job(IdemTable *jobs, TransactionId xmax, const Attempt *attempt, Look *look)
-{
-	int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
-	bool leased = idem_jobrow_is_leased(jobs);
-	/* in this order: whoever has ended may have left the row to somebody who only locks it */
-	bool removed = TransactionIdIsValid(xmax) && idem_row_is_last_version(jobs) && TransactionIdIsInProgress(xmax);
-	bool runs = leased || removed || has_id(&attempt->not_to_be_had, job_id);
-
-	if (!counts(jobs, attempt, runs))
-		return;
-	if (runs)
-	{
-		look->running = job_id;
-		/* with a live lease it does not matter who is removing it */
-		if (removed && !(leased && idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) > attempt->enqueue->now))
-			look->removing = xmax;
-	}
-	else if (is_better(jobs, look))
-	{
-		look->waiting = jobs->found->tts_tid;
-		look->waiting_id = job_id;
-		look->waiting_is_rerun = !idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB);
-		look->waiting_run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
-		look->changing = xmax;
-	}
-}
-
-/*
- * Look at all jobs of the key.  False, look again: a job was seen only as it
- * will be if the change of an open transaction is committed, because when we
- * came to its present version it just was; or that change turned out to be a
- * fetch.
- */
-static bool
-look_at_jobs(IdemTable *jobs, Relation index, Attempt *attempt, Look *look)
-{
-	IdemLookup lookup = idem_jobtable_by_key(jobs, index, attempt->key_hash);
-	IdSet seen = {0};
-	IdSet changing = {0};
-	bool settled = true;
-	SnapshotData dirty;
-	IndexScanDesc scan;
-
-	memset(look, 0, sizeof(*look));
-	ItemPointerSetInvalid(&look->waiting);
-	InitDirtySnapshot(dirty);
-	scan = idem_probe_begin(jobs, &lookup, &dirty);
-	while (index_getnext_slot(scan, ForwardScanDirection, jobs->found))
-	{
-		int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
-
-		CHECK_FOR_INTERRUPTS();
-		/* versions that an open transaction has made or is replacing come in pairs */
-		if (!TransactionIdIsValid(dirty.xmin))
-		{
-			if (TransactionIdIsValid(dirty.xmax))
-				add_id(&seen, job_id);
-			note_job(jobs, dirty.xmax, attempt, look);
-		}
-		else if (!idem_row_is_later_version(jobs))
-		{
-			add_id(&seen, job_id);
-			if (counts(jobs, attempt, false))
-				look->inserting = dirty.xmin;
-		}
-		else
-		{
-			add_id(&changing, job_id);
-			if (idem_jobrow_is_leased(jobs) && add_id(&attempt->not_to_be_had, job_id))
-				settled = false;
-		}
-	}
-	index_endscan(scan);
-	ExecClearTuple(jobs->found);
-
-	for (int i = 0; i < changing.n; i++)
-		settled = settled && has_id(&seen, changing.ids[i]);
-	return settled;
-}
-
 /*
  * until_expired: is the job of this key done, and the key not expired?  What is
  * not committed belongs to a job that is still there, so we have seen that.
  */
 static bool
-find_done(const Attempt *attempt, IdemEnqueued *answer)
+find_done(const IdemAttempt *attempt, IdemEnqueued *answer)
 {
 	IdemTable *keys = attempt->keys;
 	IdemLookup lookup;
@@ -299,21 +136,44 @@ find_done(const Attempt *attempt, IdemEnqueued *answer)
 
 /* May a new job be inserted?  after_job: not before this one has ended. */
 static bool
-may_insert(const Attempt *attempt, const Look *look, int64 *after_job)
+may_insert(const IdemAttempt *attempt, const IdemLook *look, int64 *after_job)
 {
 	const IdemPolicy *policy = &attempt->enqueue->policy;
 
 	*after_job = 0;
-	if (ItemPointerIsValid(&look->waiting) || TransactionIdIsValid(look->inserting))
-		return false;
-	if (look->running == 0 || policy->dedup == IDEM_UNTIL_EXECUTING)
+	if (look->found == IDEM_LOOK_NONE)
 		return true;
-	if (policy->dedup == IDEM_UNTIL_EXPIRED || !policy->rerun || TransactionIdIsValid(look->removing))
+	if (look->found != IDEM_LOOK_RUNNING)
+		return false;
+	if (policy->dedup == IDEM_UNTIL_EXECUTING)
+		return true;
+	if (policy->dedup == IDEM_UNTIL_EXPIRED || !policy->rerun || TransactionIdIsValid(look->in_the_way))
 		return false;
 	if (policy->on_duplicate == IDEM_REFUSE)
 		return false;
-	*after_job = look->running;
+	*after_job = look->job_id;
 	return true;
+}
+
+/*
+ * J2: give up the job that will not run again, which the look has found, so that
+ * it is out of the way.  False: not now; a transaction that has locked it is in the
+ * way, or the history is not locked yet.
+ */
+static bool
+bury_spent(IdemTable *jobs, const IdemAttempt *attempt, IdemLook *look)
+{
+	TM_Result result;
+
+	if (TransactionIdIsValid(look->in_the_way) || !attempt->may_bury)
+		return false;
+	result = idem_table_lock(jobs, look->tid, LockTupleExclusive, LockWaitSkip);
+	if (result == TM_Ok)
+		(void) idem_jobstore_bury_spent(jobs, &attempt->enqueue->queue);
+	if (result != TM_WouldBlock)
+		return true;
+	look->in_the_way = idem_row_locker(jobs);
+	return false;
 }
 
 /*
@@ -321,22 +181,24 @@ may_insert(const Attempt *attempt, const Look *look, int64 *after_job)
  * one that waits.  True: the answer is there.
  */
 static bool
-look_or_insert(IdemTable *jobs, Relation index, Attempt *attempt, Look *look, IdemEnqueued *answer)
+look_or_insert(IdemTable *jobs, Relation index, IdemAttempt *attempt, IdemLook *look, IdemEnqueued *answer)
 {
 	int64 after_job;
 	bool answered = false;
 
 	idem_table_lock_hash(jobs, (uint32) attempt->key_hash);
-	while (!look_at_jobs(jobs, index, attempt, look))
-		CHECK_FOR_INTERRUPTS();
+	do
+	{
+		idem_joblook(jobs, index, attempt, look);
+	} while (look->found == IDEM_LOOK_SPENT && bury_spent(jobs, attempt, look));
 	if (may_insert(attempt, look, &after_job))
 	{
-		if (look->running != 0 || !find_done(attempt, answer))
+		if (look->found == IDEM_LOOK_RUNNING || !find_done(attempt, answer))
 			insert_job(jobs, attempt->enqueue, attempt->job, attempt->key_hash, true, after_job, answer);
 		answered = true;
 	}
-	else if (ItemPointerIsValid(&look->waiting) && !TransactionIdIsValid(look->changing))
-		look->lock = idem_table_lock(jobs, look->waiting, LockTupleKeyShare, LockWaitSkip);
+	else if (look->found == IDEM_LOOK_WAITING && !TransactionIdIsValid(look->in_the_way))
+		look->lock = idem_table_lock(jobs, look->tid, LockTupleKeyShare, LockWaitSkip);
 	idem_table_unlock_hash(jobs, (uint32) attempt->key_hash);
 
 	if (answered && answer->outcome == IDEM_DONE && attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
@@ -396,15 +258,15 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
  * was changed meanwhile.
  */
 static bool
-absorb_waiting(IdemTable *jobs, Attempt *attempt, const Look *look, IdemEnqueued *answer)
+absorb_waiting(IdemTable *jobs, IdemAttempt *attempt, const IdemLook *look, IdemEnqueued *answer)
 {
 	if (attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
-		refuse_duplicate(attempt, look->waiting_id, "waits");
-	answer->job_id = look->waiting_id;
+		refuse_duplicate(attempt, look->job_id, "waits");
+	answer->job_id = look->job_id;
 	if (change_waiting(jobs, attempt->enqueue, attempt->job, &answer->outcome) == NULL)
 		return true;
 	/* nobody can fetch it any more, but another duplicate may be changing it */
-	if (idem_table_lock(jobs, look->waiting, LockTupleNoKeyExclusive, LockWaitBlock) != TM_Ok)
+	if (idem_table_lock(jobs, look->tid, LockTupleNoKeyExclusive, LockWaitBlock) != TM_Ok)
 	{
 		attempt->not_to_be_had.n = 0;
 		return false;
@@ -416,51 +278,45 @@ absorb_waiting(IdemTable *jobs, Attempt *attempt, const Look *look, IdemEnqueued
 }
 
 static void
-absorb_running(const Attempt *attempt, const Look *look, IdemEnqueued *answer)
+absorb_running(const IdemAttempt *attempt, const IdemLook *look, IdemEnqueued *answer)
 {
 	if (attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
-		refuse_duplicate(attempt, look->running, "runs");
-	answer->job_id = look->running;
+		refuse_duplicate(attempt, look->job_id, "runs");
+	answer->job_id = look->job_id;
 	answer->outcome = IDEM_ABSORBED;
 }
 
-/* Who has to end before more is known, if somebody has */
-static TransactionId
-in_the_way(const Look *look)
-{
-	if (ItemPointerIsValid(&look->waiting))
-		return look->changing;
-	return TransactionIdIsValid(look->inserting) ? look->inserting : look->removing;
-}
-
-/* Each round looks at the key and either answers or waits for who is in the way */
+/* Each round looks at the key and either answers or removes what is in the way */
 static void
-enqueue_keyed(IdemTable *jobs, Attempt *attempt, IdemEnqueued *answer)
+enqueue_keyed(IdemTable *jobs, IdemAttempt *attempt, IdemEnqueued *answer)
 {
 	Relation index = idem_jobtable_key_index(jobs);
 
 	for (;;)
 	{
-		Look look;
-		TransactionId other;
+		IdemLook look;
 
 		CHECK_FOR_INTERRUPTS();
 		if (look_or_insert(jobs, index, attempt, &look, answer))
 			return;
-		other = in_the_way(&look);
-		if (TransactionIdIsValid(other))
+		if (TransactionIdIsValid(look.in_the_way))
 		{
-			idem_probe_wait(jobs, other);
+			idem_probe_wait(jobs, look.in_the_way);
 			attempt->not_to_be_had.n = 0;
 		}
-		else if (!ItemPointerIsValid(&look.waiting))
+		else if (look.found == IDEM_LOOK_SPENT && !attempt->may_bury)
+		{
+			idem_jobtable_lock_log();
+			attempt->may_bury = true;
+		}
+		else if (look.found == IDEM_LOOK_RUNNING)
 		{
 			absorb_running(attempt, &look, answer);
 			return;
 		}
-		else if (look.lock == TM_WouldBlock)
-			(void) add_id(&attempt->not_to_be_had, look.waiting_id);
-		else if (look.lock == TM_Ok && absorb_waiting(jobs, attempt, &look, answer))
+		else if (look.found == IDEM_LOOK_WAITING && look.lock == TM_WouldBlock)
+			(void) idem_joblook_add_id(&attempt->not_to_be_had, look.job_id);
+		else if (look.found == IDEM_LOOK_WAITING && look.lock == TM_Ok && absorb_waiting(jobs, attempt, &look, answer))
 			return;
 	}
 }
@@ -468,7 +324,7 @@ enqueue_keyed(IdemTable *jobs, Attempt *attempt, IdemEnqueued *answer)
 static void
 enqueue_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, IdemEnqueued *answer)
 {
-	Attempt attempt = {.enqueue = enqueue, .job = job};
+	IdemAttempt attempt = {.enqueue = enqueue, .job = job};
 	IdemTable keys;
 
 	memset(answer, 0, sizeof(*answer));

@@ -335,6 +335,7 @@ extern bool idem_row_varlena_equals(IdemTable *table, AttrNumber attno, struct v
 extern int64 idem_row_age(IdemTable *table, AttrNumber since);
 extern bool idem_row_is_mine(IdemTable *table);
 extern bool idem_row_is_locked(IdemTable *table);
+extern TransactionId idem_row_locker(IdemTable *table);
 extern bool idem_row_is_replaced_by_me(IdemTable *table);
 extern bool idem_row_is_later_version(IdemTable *table);
 extern bool idem_row_is_last_version(IdemTable *table);

@@ -30,6 +30,13 @@ idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue)
 	return max_attempts != 0 ? max_attempts : queue->max_attempts;
 }
 
+/* Was the attempt that it was fetched for the last one? */
+bool
+idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue)
+{
+	return idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) >= idem_jobrow_max_attempts(jobs, queue);
+}
+
 /* Is it a rerun, and the job that it comes after is still there? */
 bool
 idem_jobrow_waits_for_other(IdemTable *jobs)

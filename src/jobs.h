@@ -5,7 +5,7 @@
  * Calls go down only: SQL functions (enqueue.c, job.c, queue.c) check their
  * arguments and call a store (dedup.c for enqueue, fetchstore.c, jobstore.c),
  * which asks queuestore.c for the settings of the queue, reads a job through
- * jobrow.c and reaches the tables through jobtable.c.
+ * jobrow.c (and enqueue those of a key through joblook.c) and reaches the tables through jobtable.c.
  */
 #ifndef IDEM_JOBS_H
 #define IDEM_JOBS_H
@@ -193,6 +193,43 @@ typedef struct IdemEnqueued
 	Jsonb *result; /* of a job that is done, or NULL */
 } IdemEnqueued;
 
+/* A few numbers of jobs */
+typedef struct IdemIdSet
+{
+	int n;
+	int64 *ids;
+} IdemIdSet;
+
+/* One enqueue of a job with a key */
+typedef struct IdemAttempt
+{
+	const IdemEnqueue *enqueue;
+	const IdemNewJob *job;
+	int64 key_hash;
+	IdemTable *keys;		 /* idem.job_keys for until_expired, else NULL */
+	IdemIdSet not_to_be_had; /* jobs that wait, by their rows, but were held by somebody since the last wait */
+	bool may_bury;			 /* the history is locked, so that a job can be made dead */
+} IdemAttempt;
+
+/* What a look at the jobs of a key has found, in the order in which it counts */
+typedef enum IdemLookFound
+{
+	IDEM_LOOK_NONE,
+	IDEM_LOOK_WAITING, /* a job that waits */
+	IDEM_LOOK_OPEN,	   /* one that an open transaction has inserted */
+	IDEM_LOOK_SPENT,   /* one that will not run again: its last lease ran out */
+	IDEM_LOOK_RUNNING  /* one that somebody has fetched; of several the last one */
+} IdemLookFound;
+
+typedef struct IdemLook
+{
+	IdemLookFound found;
+	int64 job_id;
+	ItemPointerData tid;
+	TransactionId in_the_way; /* who has to end before more is known, if somebody has */
+	TM_Result lock;			  /* what became of the attempt to lock the job that waits, if nobody is in the way */
+} IdemLook;
+
 /* What a fetch asks for */
 typedef struct IdemFetch
 {
@@ -252,6 +289,7 @@ extern void idem_stats_count_enqueue(const text *queue, const text *key, IdemOut
 extern void idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode);
 extern void idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode);
 extern void idem_jobtable_open_log(IdemTable *log, LOCKMODE lockmode);
+extern void idem_jobtable_lock_log(void);
 extern void idem_jobtable_lock_ids(void);
 extern int64 idem_jobtable_next_id(void);
 pg_noreturn extern void idem_jobtable_refuse_number(void);
@@ -264,6 +302,7 @@ extern Relation idem_jobtable_fetch_index(IdemTable *jobs);
 /* jobrow.c */
 extern bool idem_jobrow_is_leased(IdemTable *jobs);
 extern int idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue);
+extern bool idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_waits_for_other(IdemTable *jobs);
 extern TupleTableSlot *idem_jobrow_copy(IdemTable *jobs, bool full);
 extern void idem_jobrow_store(IdemTable *jobs);
@@ -279,6 +318,10 @@ extern void idem_queuestore_use(text *name, IdemQueue *queue);
 extern void idem_queuestore_set(text *name, const NullableDatum *columns);
 extern bool idem_queuestore_drop(text *name);
 extern bool idem_queuestore_pause(text *name, bool pause);
+
+/* joblook.c */
+extern bool idem_joblook_add_id(IdemIdSet *set, int64 id);
+extern void idem_joblook(IdemTable *jobs, Relation index, IdemAttempt *attempt, IdemLook *look);
 
 /* dedup.c */
 extern const char *idem_dedup_outcome_name(IdemOutcome outcome);

@@ -208,8 +208,7 @@ idem_jobstore_bury(IdemTable *jobs, const IdemQueue *queue, text *error)
 bool
 idem_jobstore_bury_spent(IdemTable *jobs, const IdemQueue *queue)
 {
-	if (!idem_jobrow_is_leased(jobs) ||
-		idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) < idem_jobrow_max_attempts(jobs, queue))
+	if (!idem_jobrow_is_leased(jobs) || !idem_jobrow_has_no_attempts_left(jobs, queue))
 		return false;
 	idem_jobstore_bury(jobs, queue, cstring_to_text("The lease of the last attempt ran out."));
 	return true;
@@ -510,7 +509,7 @@ bury_found(IdemTable *jobs, IdemQueue *queue, TimestampTz now)
 		return false;
 	if (queue->name == NULL || !idem_row_varlena_equals(jobs, IDEM_JOBS_QUEUE, queue->name))
 		idem_queuestore_get(idem_row_text(jobs, IDEM_JOBS_QUEUE), queue);
-	if (idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) < idem_jobrow_max_attempts(jobs, queue))
+	if (!idem_jobrow_has_no_attempts_left(jobs, queue))
 		return false;
 	return idem_table_lock(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip) == TM_Ok &&
 		idem_jobstore_bury_spent(jobs, queue);

@@ -77,6 +77,17 @@ idem_jobtable_open_log(IdemTable *log, LOCKMODE lockmode)
 	idem_table_open(log, &job_log_def, lockmode);
 }
 
+/* After this nobody can make us wait for a lock on the history, its indexes or its TOAST table */
+void
+idem_jobtable_lock_log(void)
+{
+	IdemTable log;
+
+	idem_jobtable_open_log(&log, RowExclusiveLock);
+	idem_table_open_indexes(&log);
+	idem_table_close(&log);
+}
+
 static Oid
 get_sequence(void)
 {

@@ -8,8 +8,11 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "access/multixact.h"
 #include "access/xact.h"
 #include "executor/executor.h"
+#include "storage/bufmgr.h"
+#include "storage/procarray.h"
 #include "utils/timestamp.h"
 
 #include "idem.h"
@@ -150,6 +153,48 @@ bool
 idem_row_is_locked(IdemTable *table)
 {
 	return !(row_header(table)->t_infomask & HEAP_XMAX_INVALID);
+}
+
+/* The lock bits and the xmax of the row found, which others may be changing */
+static void
+read_xmax(IdemTable *table, TransactionId *xmax, uint16 *infomask)
+{
+	HeapTupleHeader tuple = row_header(table);
+	Buffer buffer = ((BufferHeapTupleTableSlot *) table->found)->buffer;
+
+	LockBuffer(buffer, BUFFER_LOCK_SHARE);
+	*xmax = HeapTupleHeaderGetRawXmax(tuple);
+	*infomask = tuple->t_infomask;
+	LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
+}
+
+static bool
+is_open_and_not_mine(TransactionId xid)
+{
+	return !TransactionIdIsCurrentTransactionId(xid) && TransactionIdIsInProgress(xid);
+}
+
+/* An open transaction other than this one that has locked, replaced or removed the row; invalid: none */
+TransactionId
+idem_row_locker(IdemTable *table)
+{
+	TransactionId xmax;
+	uint16 infomask;
+	MultiXactMember *members;
+	int n;
+
+	read_xmax(table, &xmax, &infomask);
+	if ((infomask & HEAP_XMAX_INVALID) || HEAP_LOCKED_UPGRADED(infomask))
+		return InvalidTransactionId;
+	if (!(infomask & HEAP_XMAX_IS_MULTI))
+		return is_open_and_not_mine(xmax) ? xmax : InvalidTransactionId;
+	n = GetMultiXactIdMembers(xmax, &members, false, HEAP_XMAX_IS_LOCKED_ONLY(infomask));
+	for (int i = 0; i < n; i++)
+	{
+		if (is_open_and_not_mine(members[i].xid))
+			return members[i].xid;
+	}
+	return InvalidTransactionId;
 }
 
 /* Has this transaction removed the row, or put another version in its place? */

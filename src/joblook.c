@@ -1,0 +1,283 @@
+/*
+ * joblook.c
+ *		Look at the jobs of a key: which one may absorb a duplicate, which run,
+ *		who is in the way.  What the enqueue does about it: dedup.c.
+ *
+ * The caller holds the lock on the hash of the key, so no job of the key moves in
+ * the index meanwhile.  The jobs are looked at with a dirty snapshot, which also
+ * shows what is not committed.  Nothing is waited for here and nothing is written.
+ */
+#include "postgres.h"
+
+#include "access/relscan.h"
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "storage/procarray.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "jobs.h"
+
+/* What a job of the key is to this enqueue */
+typedef enum Kind
+{
+	OPEN,	 /* another transaction has inserted it, and is open */
+	WAITING, /* nobody has fetched it */
+	RUNNING, /* somebody has, or an open transaction is removing it */
+	SPENT	 /* its last lease has run out: it will not run again */
+} Kind;
+
+typedef struct KeyJob
+{
+	Kind kind;
+	int64 job_id;
+	int64 after_job; /* 0: none */
+	ItemPointerData tid;
+	TimestampTz run_at;
+	TransactionId by; /* who is inserting, changing or removing it, if somebody is */
+} KeyJob;
+
+/* The jobs of the key that count */
+typedef struct KeyJobs
+{
+	int n;
+	KeyJob *jobs;
+} KeyJobs;
+
+static bool
+has_id(const IdemIdSet *set, int64 id)
+{
+	for (int i = 0; i < set->n; i++)
+	{
+		if (set->ids[i] == id)
+			return true;
+	}
+	return false;
+}
+
+/* False: it was there already */
+bool
+idem_joblook_add_id(IdemIdSet *set, int64 id)
+{
+	if (has_id(set, id))
+		return false;
+	set->ids = set->ids == NULL ? palloc(sizeof(int64)) :
+								  repalloc_array(set->ids, int64, set->n + 1);
+	set->ids[set->n++] = id;
+	return true;
+}
+
+/* Does the job found count for this enqueue? */
+static bool
+counts(IdemTable *jobs, const IdemAttempt *attempt, bool waits)
+{
+	const IdemEnqueue *enqueue = attempt->enqueue;
+
+	if (!idem_row_varlena_equals(jobs, IDEM_JOBS_KEY, attempt->job->key) ||
+		!idem_row_varlena_equals(jobs, IDEM_JOBS_QUEUE, enqueue->queue.name))
+		return false;
+	if (enqueue->policy.dedup != IDEM_UNTIL_EXPIRED)
+		return true;
+	if (idem_row_isnull(jobs, IDEM_JOBS_KEY_UNTIL))
+		return waits;
+	return idem_row_timestamp(jobs, IDEM_JOBS_KEY_UNTIL) > enqueue->now;
+}
+
+/* Has the lease of the job found run out, by the clock of the enqueue? */
+static bool
+lease_has_run_out(IdemTable *jobs, const IdemAttempt *attempt)
+{
+	return idem_jobrow_is_leased(jobs) &&
+		idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) <= attempt->enqueue->now;
+}
+
+/*
+ * J2: will the job found not run again, because the lease of its last attempt has
+ * run out?  until_executing has no need to know: it takes no job that was fetched.
+ */
+static bool
+is_spent(IdemTable *jobs, const IdemAttempt *attempt)
+{
+	return attempt->enqueue->policy.dedup != IDEM_UNTIL_EXECUTING &&
+		lease_has_run_out(jobs, attempt) && !idem_row_is_mine(jobs) &&
+		idem_jobrow_has_no_attempts_left(jobs, &attempt->enqueue->queue);
+}
+
+/* Take down the job found; by: who is inserting, changing or removing it, if somebody is */
+static void
+note_job(KeyJobs *list, IdemTable *jobs, Kind kind, TransactionId by, const IdemAttempt *attempt)
+{
+	KeyJob *job;
+
+	if (!counts(jobs, attempt, kind == OPEN || kind == WAITING))
+		return;
+	list->jobs = list->jobs == NULL ? palloc(sizeof(KeyJob)) :
+									  repalloc_array(list->jobs, KeyJob, list->n + 1);
+	job = &list->jobs[list->n++];
+	job->kind = kind;
+	job->job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
+	job->after_job = idem_row_int64(jobs, IDEM_JOBS_AFTER_JOB);
+	job->tid = jobs->found->tts_tid;
+	job->run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
+	job->by = by;
+}
+
+/* Take down a job that is committed, or this transaction's */
+static void
+note_committed(KeyJobs *list, IdemTable *jobs, TransactionId xmax, const IdemAttempt *attempt)
+{
+	bool leased = idem_jobrow_is_leased(jobs);
+	/* in this order: whoever has ended may have left the row to somebody who only locks it */
+	bool removed = TransactionIdIsValid(xmax) && idem_row_is_last_version(jobs) && TransactionIdIsInProgress(xmax);
+
+	if (is_spent(jobs, attempt))
+		note_job(list, jobs, SPENT, xmax, attempt);
+	else if (leased || removed || has_id(&attempt->not_to_be_had, idem_row_int64(jobs, IDEM_JOBS_JOB_ID)))
+	{
+		/* with a live lease it does not matter who is removing it */
+		if (!removed || (leased && !lease_has_run_out(jobs, attempt)))
+			xmax = InvalidTransactionId;
+		note_job(list, jobs, RUNNING, xmax, attempt);
+	}
+	else
+		note_job(list, jobs, WAITING, xmax, attempt);
+}
+
+/*
+ * Go through the jobs of the key.  False, do it again: a job was seen only as it
+ * will be if the change of an open transaction is committed, because when we
+ * came to its present version it just was; or that change turned out to be a
+ * fetch.
+ */
+static bool
+list_jobs(IdemTable *jobs, Relation index, IdemAttempt *attempt, KeyJobs *list)
+{
+	IdemLookup lookup = idem_jobtable_by_key(jobs, index, attempt->key_hash);
+	IdemIdSet seen = {0};
+	IdemIdSet changing = {0};
+	bool settled = true;
+	SnapshotData dirty;
+	IndexScanDesc scan;
+
+	list->n = 0;
+	InitDirtySnapshot(dirty);
+	scan = idem_probe_begin(jobs, &lookup, &dirty);
+	while (index_getnext_slot(scan, ForwardScanDirection, jobs->found))
+	{
+		int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
+
+		CHECK_FOR_INTERRUPTS();
+		/* versions that an open transaction has made or is replacing come in pairs */
+		if (!TransactionIdIsValid(dirty.xmin))
+		{
+			if (TransactionIdIsValid(dirty.xmax))
+				idem_joblook_add_id(&seen, job_id);
+			note_committed(list, jobs, dirty.xmax, attempt);
+		}
+		else if (!idem_row_is_later_version(jobs))
+		{
+			idem_joblook_add_id(&seen, job_id);
+			note_job(list, jobs, OPEN, dirty.xmin, attempt);
+		}
+		else
+		{
+			idem_joblook_add_id(&changing, job_id);
+			if (idem_jobrow_is_leased(jobs) && idem_joblook_add_id(&attempt->not_to_be_had, job_id))
+				settled = false;
+		}
+	}
+	index_endscan(scan);
+	ExecClearTuple(jobs->found);
+
+	for (int i = 0; i < changing.n; i++)
+		settled = settled && has_id(&seen, changing.ids[i]);
+	return settled;
+}
+
+/*
+ * Of two jobs that wait, which one is to absorb the duplicate?  A rerun was made
+ * for such; else the one that is due first.
+ */
+static bool
+is_better(const KeyJob *job, const KeyJob *than)
+{
+	if (than == NULL || (job->after_job != 0) != (than->after_job != 0))
+		return than == NULL || job->after_job != 0;
+	return job->run_at < than->run_at;
+}
+
+/* The last one of a kind, in the order of the index, or NULL */
+static const KeyJob *
+find_kind(const KeyJobs *list, Kind kind)
+{
+	const KeyJob *found = NULL;
+
+	for (int i = 0; i < list->n; i++)
+	{
+		if (list->jobs[i].kind == kind)
+			found = &list->jobs[i];
+	}
+	return found;
+}
+
+static const KeyJob *
+choose_waiting(const KeyJobs *list)
+{
+	const KeyJob *best = NULL;
+
+	for (int i = 0; i < list->n; i++)
+	{
+		if (list->jobs[i].kind == WAITING && is_better(&list->jobs[i], best))
+			best = &list->jobs[i];
+	}
+	return best;
+}
+
+/* What the jobs of the key mean for the enqueue */
+static void
+sum_up(const KeyJobs *list, IdemLook *look)
+{
+	const KeyJob *waiting = choose_waiting(list);
+	const KeyJob *open = find_kind(list, OPEN);
+	const KeyJob *spent = find_kind(list, SPENT);
+	const KeyJob *running = find_kind(list, RUNNING);
+
+	memset(look, 0, sizeof(*look));
+	ItemPointerSetInvalid(&look->tid);
+	if (waiting != NULL)
+	{
+		look->found = IDEM_LOOK_WAITING;
+		look->job_id = waiting->job_id;
+		look->tid = waiting->tid;
+		look->in_the_way = waiting->by;
+	}
+	else if (open != NULL)
+	{
+		look->found = IDEM_LOOK_OPEN;
+		look->in_the_way = open->by;
+	}
+	else if (spent != NULL)
+	{
+		look->found = IDEM_LOOK_SPENT;
+		look->job_id = spent->job_id;
+		look->tid = spent->tid;
+		look->in_the_way = spent->by;
+	}
+	else if (running != NULL)
+	{
+		look->found = IDEM_LOOK_RUNNING;
+		look->job_id = running->job_id;
+		look->in_the_way = running->by;
+	}
+}
+
+/* Look at all jobs of the key */
+void
+idem_joblook(IdemTable *jobs, Relation index, IdemAttempt *attempt, IdemLook *look)
+{
+	KeyJobs list = {0};
+
+	while (!list_jobs(jobs, index, attempt, &list))
+		CHECK_FOR_INTERRUPTS();
+	sum_up(&list, look);
+}
