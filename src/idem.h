@@ -371,6 +371,7 @@ extern Oid idem_keyrow_current_owner(void);
 extern void idem_keyrow_check_owner(Oid owner);
 extern void idem_keyrow_check_request(IdemTable *table, bytea *request);
 extern void idem_keyrow_check_serializable(IdemTable *table);
+extern void idem_keyrow_check_absent(IdemTable *table, IdemLookup *lookup);
 extern bool idem_keyrow_check_finished(IdemTable *table, Jsonb *result);
 extern void idem_keyrow_reject_finished(IdemTable *table, const char *hint);
 extern TupleTableSlot *idem_keyrow_copy(IdemTable *table);

@@ -7,11 +7,10 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
+#include "access/relscan.h"
 #include "access/xact.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
-#include "storage/predicate.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
@@ -239,27 +238,55 @@ idem_keyrow_check_request(IdemTable *table, bytea *request)
 			errhint("Use a new key for a new request, and send the same request when you retry."));
 }
 
+pg_noreturn static void
+changed_since_snapshot(const char *detail)
+{
+	ereport(ERROR,
+			errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			errmsg("could not serialize access due to a concurrent change of an idempotency key"),
+			errdetail("%s", detail),
+			errhint("Retry the transaction."));
+}
+
 /*
- * SERIALIZABLE: the answer is the latest committed state.  So the row found
- * has to be one that the snapshot of the transaction shows too, as ON CONFLICT
- * has it; and SSI is told that it was read.
+ * SERIALIZABLE (K10): the answer is the latest committed state.  So the row
+ * found has to be one that the snapshot of the transaction shows too, as ON
+ * CONFLICT has it.  Fetching it through that snapshot tells SSI that it was
+ * read, and of a conflict with an open transaction that is changing it.
  */
 void
 idem_keyrow_check_serializable(IdemTable *table)
 {
-	Snapshot snapshot;
+	ItemPointerData tid = table->found->tts_tid;
+
+	if (IsolationIsSerializable() &&
+		!table_tuple_fetch_row_version(table->heap, &tid, GetTransactionSnapshot(), table->found))
+		changed_since_snapshot("The key was changed after this transaction took its snapshot.");
+}
+
+/*
+ * The same for a key that is absent now: the snapshot must not show it, unless
+ * past its ttl.  Whoever has removed it may have changed other rows as well, of
+ * which this transaction sees nothing.
+ *
+ * All row versions of the key are looked at, without the snapshot: a scan with
+ * it would lock a page of the index, and claims of different keys would conflict.
+ */
+void
+idem_keyrow_check_absent(IdemTable *table, IdemLookup *lookup)
+{
+	IndexScanDesc scan;
+	bool shown = false;
 
 	if (!IsolationIsSerializable())
 		return;
-	snapshot = GetTransactionSnapshot();
-	if (!table_tuple_satisfies_snapshot(table->heap, table->found, snapshot))
-		ereport(ERROR,
-				errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-				errmsg("could not serialize access due to a concurrent change of an idempotency key"),
-				errdetail("The key was changed after this transaction took its snapshot."),
-				errhint("Retry the transaction."));
-	PredicateLockTID(table->heap, &table->found->tts_tid, snapshot,
-					 HeapTupleHeaderGetXmin(ExecFetchSlotHeapTuple(table->found, false, NULL)->t_data));
+	scan = idem_probe_begin(table, lookup, SnapshotAny);
+	while (!shown && index_getnext_slot(scan, ForwardScanDirection, table->found))
+		shown = table_tuple_satisfies_snapshot(table->heap, table->found, GetTransactionSnapshot()) &&
+			idem_keyrow_judge(table, 0) != IDEM_GONE;
+	index_endscan(scan);
+	if (shown)
+		changed_since_snapshot("The key was removed after this transaction took its snapshot.");
 }
 
 static bool

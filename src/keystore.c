@@ -286,7 +286,7 @@ static bool
 probe_or_insert(IdemTable *table, const IdemClaim *claim, IdemProbe *probe, IdemRow *row)
 {
 	IdemLookup lookup = idem_keytable_lookup(table, &claim->key);
-	bool inserted;
+	bool inserted = false;
 	Oid owner;
 
 	if (!last_was_new)
@@ -301,7 +301,11 @@ probe_or_insert(IdemTable *table, const IdemClaim *claim, IdemProbe *probe, Idem
 	idem_keytable_lock_key(table, &claim->key);
 	idem_probe(table, &lookup, probe);
 	last_was_new = probe->found == IDEM_FOUND_NONE;
-	inserted = last_was_new && insert_claim(table, claim, owner, row);
+	if (last_was_new)
+	{
+		idem_keyrow_check_absent(table, &lookup);
+		inserted = insert_claim(table, claim, owner, row);
+	}
 	idem_keytable_unlock_key(table, &claim->key);
 	return inserted;
 }
@@ -481,7 +485,10 @@ idem_keystore_forget(IdemTable *table, const IdemKey *key)
 		if (TransactionIdIsValid(probe.xwait))
 			idem_probe_wait(table, probe.xwait);
 		else if (probe.found == IDEM_FOUND_NONE || idem_keyrow_judge(table, 0) == IDEM_GONE)
+		{
+			idem_keyrow_check_absent(table, &lookup);
 			return false;
+		}
 		else
 		{
 			idem_keyrow_check_serializable(table);
