@@ -151,6 +151,33 @@ ALTER TABLE idem.jobs RENAME TO elsewhere;
 SELECT enqueue, many, fetched, cancel FROM all_refused();
 ROLLBACK;
 
+-- attached as a partition, each of them
+CREATE FUNCTION attach(name text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE format('CREATE TABLE whole (LIKE idem.%I) PARTITION BY LIST (queue)', name);
+	EXECUTE format('ALTER TABLE whole ATTACH PARTITION idem.%I FOR VALUES IN (%L, %L)', name, 'shape', 'expire');
+END $$;
+BEGIN;
+SELECT attach('jobs');
+SELECT * FROM all_refused();
+ROLLBACK;
+BEGIN;
+SELECT attach('queues');
+SELECT * FROM all_refused();
+SELECT state FROM refused($$ SELECT idem_pause('shape') $$);
+ROLLBACK;
+BEGIN;
+SELECT attach('job_log');
+SELECT state FROM refused($$ SELECT idem_cancel(2) $$);
+SELECT state FROM refused($$ SELECT idem_retry(2) $$);
+ROLLBACK;
+BEGIN;
+SELECT attach('job_keys');
+SELECT state FROM refused($$ SELECT idem_enqueue('expire', '1', 'b', 'until_expired', key_ttl => '1 h') $$);
+SELECT state FROM refused($$ SELECT idem_cleanup() $$);
+ROLLBACK;
+DROP FUNCTION attach;
+
 -- the other tables, where they are written
 BEGIN;
 CREATE TRIGGER t BEFORE INSERT ON idem.job_log FOR EACH ROW EXECUTE FUNCTION nothing();

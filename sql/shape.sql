@@ -49,6 +49,30 @@ CREATE RULE r AS ON INSERT TO idem.keys DO INSTEAD NOTHING;
 SELECT * FROM refused();
 ROLLBACK;
 
+-- attached as a partition: rows against its bound would be stored
+CREATE TABLE whole (LIKE idem.keys) PARTITION BY LIST (scope);
+BEGIN;
+ALTER TABLE whole ATTACH PARTITION idem.keys FOR VALUES IN ('elsewhere', '');
+SELECT * FROM refused();
+SAVEPOINT s;
+SELECT idem_finish('shape:1');
+ROLLBACK TO s;
+SELECT idem_cleanup();
+ROLLBACK TO s;
+SELECT count(*) FROM idem_get('shape:1');
+ROLLBACK;
+DROP TABLE whole;
+
+-- a parent or a child brings nothing that would be bypassed: what a child inherits becomes its own
+BEGIN;
+CREATE TABLE parent (LIKE idem.keys);
+ALTER TABLE idem.keys INHERIT parent;
+CREATE TABLE child () INHERITS (idem.keys);
+SELECT * FROM refused();
+ALTER TABLE parent ADD CHECK (key <> 'forbidden');
+SELECT * FROM refused();
+ROLLBACK;
+
 -- a check constraint
 BEGIN;
 ALTER TABLE idem.keys ADD CHECK (key <> 'forbidden');

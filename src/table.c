@@ -78,6 +78,9 @@ check_shape(const IdemTableDef *def, Relation heap)
 	if (heap->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
 		unsupported(def, "It is not logged: a crash would empty it.",
 					psprintf("Run ALTER TABLE idem.%s SET LOGGED.", def->name));
+	if (heap->rd_rel->relispartition)
+		unsupported(def, "It is a partition of another table, whose bounds access by idem would bypass.",
+					psprintf("Run ALTER TABLE ... DETACH PARTITION idem.%s.", def->name));
 	if (heap->rd_rel->relrowsecurity)
 		unsupported(def, "Row security is enabled, which access by idem would bypass.",
 					psprintf("Run ALTER TABLE idem.%s DISABLE ROW LEVEL SECURITY.", def->name));
