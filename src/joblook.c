@@ -194,18 +194,6 @@ list_jobs(IdemTable *jobs, Relation index, IdemAttempt *attempt, KeyJobs *list)
 	return settled;
 }
 
-/*
- * Of two jobs that wait, which one is to absorb the duplicate?  A rerun was made
- * for such; else the one that is due first.
- */
-static bool
-is_better(const KeyJob *job, const KeyJob *than)
-{
-	if (than == NULL || (job->after_job != 0) != (than->after_job != 0))
-		return than == NULL || job->after_job != 0;
-	return job->run_at < than->run_at;
-}
-
 /* The last one of a kind, in the order of the index, or NULL */
 static const KeyJob *
 find_kind(const KeyJobs *list, Kind kind)
@@ -220,6 +208,31 @@ find_kind(const KeyJobs *list, Kind kind)
 	return found;
 }
 
+/* A job of this kind that comes after that one, or NULL */
+static const KeyJob *
+find_follower(const KeyJobs *list, Kind kind, const KeyJob *of)
+{
+	for (int i = 0; i < list->n; i++)
+	{
+		if (list->jobs[i].kind == kind && list->jobs[i].after_job == of->job_id)
+			return &list->jobs[i];
+	}
+	return NULL;
+}
+
+/*
+ * Of two jobs that wait, which one is to absorb the duplicate?  A rerun was made
+ * for such; else the one that is due first.
+ */
+static bool
+is_better(const KeyJob *job, const KeyJob *than)
+{
+	if (than == NULL || (job->after_job != 0) != (than->after_job != 0))
+		return than == NULL || job->after_job != 0;
+	return job->run_at < than->run_at;
+}
+
+/* J4: of a chain of reruns only the last one takes duplicates, so that it has the newest payload */
 static const KeyJob *
 choose_waiting(const KeyJobs *list)
 {
@@ -227,15 +240,34 @@ choose_waiting(const KeyJobs *list)
 
 	for (int i = 0; i < list->n; i++)
 	{
-		if (list->jobs[i].kind == WAITING && is_better(&list->jobs[i], best))
-			best = &list->jobs[i];
+		const KeyJob *job = &list->jobs[i];
+
+		if (job->kind == WAITING && find_follower(list, WAITING, job) == NULL && is_better(job, best))
+			best = job;
 	}
 	return best;
 }
 
+/*
+ * J4: who has to end before it is known whether another job comes after the one
+ * that waits?  Only who brings a payload has to know.
+ */
+static TransactionId
+deciding_about_follower(const KeyJobs *list, const KeyJob *waiting, const IdemPolicy *policy)
+{
+	const KeyJob *follower;
+
+	if (!policy->rerun && policy->on_duplicate != IDEM_REPLACE && policy->on_duplicate != IDEM_DEBOUNCE)
+		return InvalidTransactionId;
+	follower = find_follower(list, OPEN, waiting);
+	if (follower == NULL)
+		follower = find_follower(list, RUNNING, waiting);
+	return follower != NULL ? follower->by : InvalidTransactionId;
+}
+
 /* What the jobs of the key mean for the enqueue */
 static void
-sum_up(const KeyJobs *list, IdemLook *look)
+sum_up(const KeyJobs *list, const IdemPolicy *policy, IdemLook *look)
 {
 	const KeyJob *waiting = choose_waiting(list);
 	const KeyJob *open = find_kind(list, OPEN);
@@ -250,6 +282,8 @@ sum_up(const KeyJobs *list, IdemLook *look)
 		look->job_id = waiting->job_id;
 		look->tid = waiting->tid;
 		look->in_the_way = waiting->by;
+		if (!TransactionIdIsValid(look->in_the_way))
+			look->in_the_way = deciding_about_follower(list, waiting, policy);
 	}
 	else if (open != NULL)
 	{
@@ -279,5 +313,5 @@ idem_joblook(IdemTable *jobs, Relation index, IdemAttempt *attempt, IdemLook *lo
 
 	while (!list_jobs(jobs, index, attempt, &list))
 		CHECK_FOR_INTERRUPTS();
-	sum_up(&list, look);
+	sum_up(&list, &attempt->enqueue->policy, look);
 }
