@@ -12,6 +12,7 @@ OBJS = \
 	src/args.o \
 	src/arrays.o \
 	src/clock.o \
+	src/hash.o \
 	src/shared.o \
 	src/stats.o \
 	src/table.o \
@@ -73,6 +74,7 @@ REGRESS = \
 	job_privileges \
 	job_shape \
 	job_edges \
+	job_hash \
 	stats \
 	doctor
 REGRESS_OPTS = \

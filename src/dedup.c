@@ -122,8 +122,7 @@ find_done(const IdemAttempt *attempt, IdemEnqueued *answer)
 	while (!found && index_getnext_slot(scan, ForwardScanDirection, keys->found))
 		found = !TransactionIdIsValid(dirty.xmin) &&
 			idem_row_timestamp(keys, IDEM_JOB_KEYS_EXPIRES_AT) > attempt->enqueue->now &&
-			idem_row_varlena_equals(keys, IDEM_JOB_KEYS_KEY, attempt->job->key) &&
-			idem_row_varlena_equals(keys, IDEM_JOB_KEYS_QUEUE, attempt->enqueue->queue.name);
+			idem_jobrow_has_key(keys, IDEM_JOB_KEYS_QUEUE, attempt->enqueue->queue.name, attempt->job->key, attempt->others);
 	if (found)
 	{
 		answer->job_id = idem_row_int64(keys, IDEM_JOB_KEYS_JOB_ID);
@@ -186,7 +185,7 @@ look_or_insert(IdemTable *jobs, Relation index, IdemAttempt *attempt, IdemLook *
 	int64 after_job;
 	bool answered = false;
 
-	idem_table_lock_hash(jobs, (uint32) attempt->key_hash);
+	idem_table_lock_hash(jobs, attempt->key_hash);
 	do
 	{
 		idem_joblook(jobs, index, attempt, look);
@@ -199,7 +198,7 @@ look_or_insert(IdemTable *jobs, Relation index, IdemAttempt *attempt, IdemLook *
 	}
 	else if (look->found == IDEM_LOOK_WAITING && !TransactionIdIsValid(look->in_the_way))
 		look->lock = idem_table_lock(jobs, look->tid, LockTupleKeyShare, LockWaitSkip);
-	idem_table_unlock_hash(jobs, (uint32) attempt->key_hash);
+	idem_table_unlock_hash(jobs, attempt->key_hash);
 
 	if (answered && answer->outcome == IDEM_DONE && attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
 		refuse_duplicate(attempt, answer->job_id, "is done");
@@ -324,7 +323,8 @@ enqueue_keyed(IdemTable *jobs, IdemAttempt *attempt, IdemEnqueued *answer)
 static void
 enqueue_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, IdemEnqueued *answer)
 {
-	IdemAttempt attempt = {.enqueue = enqueue, .job = job};
+	IdemSameHash others;
+	IdemAttempt attempt = {.enqueue = enqueue, .job = job, .others = &others};
 	IdemTable keys;
 
 	memset(answer, 0, sizeof(*answer));
@@ -335,7 +335,7 @@ enqueue_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, 
 	}
 	/* everything is open before the lock on the hash is taken */
 	idem_jobtable_lock_ids();
-	attempt.key_hash = idem_jobtable_key_hash(enqueue->queue.name, job->key);
+	attempt.key_hash = idem_hash_name(enqueue->queue.name, job->key);
 	if (enqueue->policy.dedup == IDEM_UNTIL_EXPIRED)
 	{
 		idem_jobtable_open_keys(&keys, AccessShareLock);

@@ -28,6 +28,7 @@
 #define IDEM_MAX_SCOPE_LEN	   255
 #define IDEM_MAX_WORKER_LEN	   255
 #define IDEM_MAX_QUEUE_LEN	   255
+#define IDEM_MAX_SAME_HASH	   32
 #define IDEM_MAX_CLEANUP_BATCH 1000000
 #define IDEM_MAX_STATS		   100000
 
@@ -289,6 +290,9 @@ extern TupleDesc idem_args_row_desc(FunctionCallInfo fcinfo, const Oid *types, i
 extern ReturnSetInfo *idem_args_row_set(FunctionCallInfo fcinfo, const Oid *types, int natts);
 pg_noreturn extern void idem_args_version_mismatch(const char *found);
 
+/* hash.c */
+extern int64 idem_hash_name(const text *name_space, const text *name);
+
 /* arrays.c */
 extern bool idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *what, Datum **elems, bool **nulls, int *n);
 extern void idem_arrays_require(FunctionCallInfo fcinfo, int arg, const char *what, Datum **elems, bool **nulls, int *n);
@@ -309,14 +313,14 @@ extern void idem_stats_count_claim(const IdemClaim *claim, IdemStatus status);
 extern void idem_table_open(IdemTable *table, IdemTableDef *def, LOCKMODE lockmode);
 extern void idem_table_close(IdemTable *table);
 extern TupleTableSlot *idem_table_new_row(IdemTable *table, bool full);
-extern void idem_table_lock_hash(IdemTable *table, uint32 hash);
-extern void idem_table_unlock_hash(IdemTable *table, uint32 hash);
+extern void idem_table_lock_hash(IdemTable *table, int64 hash);
+extern void idem_table_unlock_hash(IdemTable *table, int64 hash);
 extern void idem_table_open_indexes(IdemTable *table);
 extern Relation idem_table_find_index(IdemTable *table, const AttrNumber *columns, int ncolumns, const char *missing, const char *hint);
 extern bool idem_table_insert(IdemTable *table);
 extern TM_Result idem_table_lock(IdemTable *table, ItemPointerData tid, LockTupleMode mode, LockWaitPolicy policy);
 extern TM_Result idem_table_update(IdemTable *table);
-extern void idem_table_update_hashed(IdemTable *table, uint32 hash);
+extern void idem_table_update_hashed(IdemTable *table, int64 hash);
 extern TM_Result idem_table_delete(IdemTable *table, bool wait);
 extern bool idem_table_may_go_on(IdemCleanup *cleanup);
 extern void idem_table_cleanup(IdemTable *table, AttrNumber expires_at, bool (*remove)(IdemTable *), IdemCleanup *cleanup);

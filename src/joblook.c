@@ -73,8 +73,7 @@ counts(IdemTable *jobs, const IdemAttempt *attempt, bool waits)
 {
 	const IdemEnqueue *enqueue = attempt->enqueue;
 
-	if (!idem_row_varlena_equals(jobs, IDEM_JOBS_KEY, attempt->job->key) ||
-		!idem_row_varlena_equals(jobs, IDEM_JOBS_QUEUE, enqueue->queue.name))
+	if (!idem_jobrow_has_key(jobs, IDEM_JOBS_QUEUE, enqueue->queue.name, attempt->job->key, attempt->others))
 		return false;
 	if (enqueue->policy.dedup != IDEM_UNTIL_EXPIRED)
 		return true;
@@ -160,6 +159,7 @@ list_jobs(IdemTable *jobs, Relation index, IdemAttempt *attempt, KeyJobs *list)
 	IndexScanDesc scan;
 
 	list->n = 0;
+	attempt->others->n = 0;
 	InitDirtySnapshot(dirty);
 	scan = idem_probe_begin(jobs, &lookup, &dirty);
 	while (index_getnext_slot(scan, ForwardScanDirection, jobs->found))

@@ -15,6 +15,42 @@
 
 #include "jobs.h"
 
+static bool
+is_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key)
+{
+	return idem_row_varlena_equals(table, queue_attno + 1, key) &&
+		idem_row_varlena_equals(table, queue_attno, queue);
+}
+
+/*
+ * Does the row found, which has the hash of the key, have the key itself?  An
+ * enqueue looks at the jobs of every key with its hash, so there may be few of
+ * them.  For idem.jobs and idem.job_keys, where the key stands after the queue.
+ */
+bool
+idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key, IdemSameHash *others)
+{
+	if (is_key(table, queue_attno, queue, key))
+		return true;
+	if (idem_row_isnull(table, queue_attno + 1))
+		return false;
+	for (int i = 0; i < others->n; i++)
+	{
+		if (is_key(table, queue_attno, others->queues[i], others->keys[i]))
+			return false;
+	}
+	others->queues[others->n] = idem_row_text(table, queue_attno);
+	others->keys[others->n] = idem_row_text(table, queue_attno + 1);
+	if (++others->n == IDEM_MAX_SAME_HASH)
+		ereport(ERROR,
+				errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				errmsg("too many keys of jobs have the same hash"),
+				errdetail("%d other keys have the hash of this one; with it there may be %d.",
+						  others->n, IDEM_MAX_SAME_HASH),
+				errhint("Use another key, or wait until jobs with the same %s have ended.", "key_hash"));
+	return false;
+}
+
 /* Has somebody fetched it, and may still complete it?  Also when the lease has run out. */
 bool
 idem_jobrow_is_leased(IdemTable *jobs)
@@ -71,7 +107,7 @@ void
 idem_jobrow_store(IdemTable *jobs)
 {
 	if (!idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
-		idem_table_update_hashed(jobs, (uint32) idem_row_int64(jobs, IDEM_JOBS_KEY_HASH));
+		idem_table_update_hashed(jobs, idem_row_int64(jobs, IDEM_JOBS_KEY_HASH));
 	else if (idem_table_update(jobs) != TM_Ok)
 		elog(ERROR, "a job locked by this transaction was changed by another one");
 }

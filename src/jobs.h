@@ -135,6 +135,14 @@ typedef struct IdemQueue
 	int64 keep_dead;
 } IdemQueue;
 
+/* Other keys that have the hash of a key */
+typedef struct IdemSameHash
+{
+	int n;
+	text *queues[IDEM_MAX_SAME_HASH];
+	text *keys[IDEM_MAX_SAME_HASH];
+} IdemSameHash;
+
 /* What enqueues of one call have in common */
 typedef struct IdemEnqueue
 {
@@ -207,6 +215,7 @@ typedef struct IdemAttempt
 	const IdemNewJob *job;
 	int64 key_hash;
 	IdemTable *keys;		 /* idem.job_keys for until_expired, else NULL */
+	IdemSameHash *others;	 /* seen in the last look */
 	IdemIdSet not_to_be_had; /* jobs that wait, by their rows, but were held by somebody since the last wait */
 	bool may_bury;			 /* the history is locked, so that a job can be made dead */
 } IdemAttempt;
@@ -293,13 +302,13 @@ extern void idem_jobtable_lock_log(void);
 extern void idem_jobtable_lock_ids(void);
 extern int64 idem_jobtable_next_id(void);
 pg_noreturn extern void idem_jobtable_refuse_number(void);
-extern int64 idem_jobtable_key_hash(const text *queue, const text *key);
 extern IdemLookup idem_jobtable_by_id(IdemTable *table, int64 job_id);
 extern IdemLookup idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash);
 extern Relation idem_jobtable_key_index(IdemTable *jobs);
 extern Relation idem_jobtable_fetch_index(IdemTable *jobs);
 
 /* jobrow.c */
+extern bool idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key, IdemSameHash *others);
 extern bool idem_jobrow_is_leased(IdemTable *jobs);
 extern int idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue);

@@ -354,7 +354,7 @@ insert_again(IdemTable *jobs, IdemTable *log)
 	if (key != NULL)
 	{
 		idem_row_set(slot, IDEM_JOBS_KEY_HASH,
-					 Int64GetDatum(idem_jobtable_key_hash(idem_row_text(log, IDEM_JOB_LOG_QUEUE), key)));
+					 Int64GetDatum(idem_hash_name(idem_row_text(log, IDEM_JOB_LOG_QUEUE), key)));
 		idem_row_set(slot, IDEM_JOBS_KEY, PointerGetDatum(key));
 	}
 	if (!idem_table_insert(jobs))

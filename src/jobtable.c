@@ -122,27 +122,6 @@ idem_jobtable_refuse_number(void)
 			errhint("Run SELECT setval('idem.jobs_job_id_seq', max(job_id)) over idem.jobs and idem.job_log."));
 }
 
-/* FNV-1a, because it is stored and dumped: the same on every machine and version */
-static uint64
-hash_more(uint64 hash, const text *value)
-{
-	const unsigned char *p = (const unsigned char *) VARDATA_ANY(value);
-
-	for (Size i = 0; i < VARSIZE_ANY_EXHDR(value); i++)
-		hash = (hash ^ p[i]) * UINT64CONST(0x100000001b3);
-	return hash;
-}
-
-/* What has the same hash need not be the same, only likely */
-int64
-idem_jobtable_key_hash(const text *queue, const text *key)
-{
-	uint64 hash = hash_more(UINT64CONST(0xcbf29ce484222325), queue);
-
-	/* a byte that is in no text keeps the two apart */
-	return (int64) hash_more(hash * UINT64CONST(0x100000001b3), key);
-}
-
 /* For idem.jobs and idem.job_log */
 IdemLookup
 idem_jobtable_by_id(IdemTable *table, int64 job_id)

@@ -6,7 +6,6 @@
 
 #include "access/stratnum.h"
 #include "catalog/pg_type.h"
-#include "common/hashfn.h"
 #include "utils/fmgroids.h"
 
 #include "idem.h"
@@ -35,11 +34,10 @@ idem_keytable_open(IdemTable *table, LOCKMODE lockmode)
 	idem_table_open(table, &keys_def, lockmode);
 }
 
-static uint32
+static int64
 key_hash(const IdemKey *key)
 {
-	return hash_combine(hash_bytes((unsigned char *) VARDATA_ANY(key->key), VARSIZE_ANY_EXHDR(key->key)),
-						hash_bytes((unsigned char *) VARDATA_ANY(key->scope), VARSIZE_ANY_EXHDR(key->scope)));
+	return idem_hash_name(key->scope, key->key);
 }
 
 /*

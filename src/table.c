@@ -284,19 +284,19 @@ idem_table_new_row(IdemTable *table, bool full)
 /*
  * A lock on a hash of what rows are told apart by.  It is held for a moment,
  * so others wait for it also if they want to wait for nobody; whatever may
- * take long, such as other locks, comes before.  What has the same hash shares
- * the lock.
+ * take long, such as other locks, comes before.  What has the same 48 lowest
+ * bits shares the lock: a lock tag has no room for more.
  */
 void
-idem_table_lock_hash(IdemTable *table, uint32 hash)
+idem_table_lock_hash(IdemTable *table, int64 hash)
 {
-	LockDatabaseObject(RelationGetRelid(table->heap), hash, 0, ExclusiveLock);
+	LockDatabaseObject(RelationGetRelid(table->heap), (uint32) hash, (uint16) (hash >> 32), ExclusiveLock);
 }
 
 void
-idem_table_unlock_hash(IdemTable *table, uint32 hash)
+idem_table_unlock_hash(IdemTable *table, int64 hash)
 {
-	UnlockDatabaseObject(RelationGetRelid(table->heap), hash, 0, ExclusiveLock);
+	UnlockDatabaseObject(RelationGetRelid(table->heap), (uint32) hash, (uint16) (hash >> 32), ExclusiveLock);
 }
 
 /* Open the indexes that take entries; one that is just being built may not yet */
@@ -499,7 +499,7 @@ idem_table_update(IdemTable *table)
 
 /* The same for a row that is locked, while nobody looks at rows of this hash to insert one */
 void
-idem_table_update_hashed(IdemTable *table, uint32 hash)
+idem_table_update_hashed(IdemTable *table, int64 hash)
 {
 	TM_Result result;
 
