@@ -29,6 +29,7 @@ OBJS = \
 	src/jobtable.o \
 	src/jobrow.o \
 	src/queuestore.o \
+	src/joblog.o \
 	src/jobstore.o \
 	src/joblook.o \
 	src/dedup.o \
@@ -70,6 +71,7 @@ REGRESS = \
 	job_errors \
 	job_queue \
 	job_history \
+	job_numbers \
 	job_status \
 	job_privileges \
 	job_shape \
@@ -145,7 +147,8 @@ ISOLATION = \
 	job-expired-lease \
 	job-spent \
 	job-isolation \
-	job-pin
+	job-pin \
+	job-number
 ISOLATION_OPTS = \
 	--inputdir=$(srcdir)/test/isolation \
 	--temp-instance=tmp_check_iso \

@@ -143,6 +143,31 @@ SELECT * FROM doctor();
 CALL anew();
 
 --
+-- job numbers: the sequence is behind a live job, the history, a key that is kept
+--
+SELECT idem_queue_set('q', keep => '1 h');
+SELECT job_id FROM idem_enqueue('q');
+SELECT job_id FROM idem_enqueue('q', '1', 'k', 'until_expired', key_ttl => '1 h');
+SELECT count(*) FROM idem_fetch('q', 2) AS f, LATERAL idem_complete(f.job_id, f.token);
+SELECT job_id FROM idem_enqueue('q');
+SELECT * FROM doctor('job numbers');
+SELECT setval('idem.jobs_job_id_seq', 3, false);
+SELECT * FROM doctor();
+SELECT setval('idem.jobs_job_id_seq', 2);
+SELECT * FROM doctor();
+SELECT idem_cancel(3);
+SELECT * FROM doctor();
+SELECT fix FROM idem_doctor() WHERE "check" = 'job numbers' \gset
+\echo :fix
+:fix
+SELECT * FROM doctor();
+SELECT job_id FROM idem_enqueue('q');
+TRUNCATE idem.jobs, idem.job_log;
+SELECT setval('idem.jobs_job_id_seq', 1);
+SELECT * FROM doctor();
+CALL anew();
+
+--
 -- autovacuum: off for a table, off at all
 --
 ALTER TABLE idem.keys SET (autovacuum_enabled = off);

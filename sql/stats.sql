@@ -433,10 +433,10 @@ SELECT sum(value) FROM counters();
 SELECT status FROM idem_claim('monitored');
 SET ROLE idem_stats_core;
 SELECT claims FROM idem.stats WHERE datname = current_database();
-SELECT count(*) FROM idem_doctor();
+SELECT count(*) > 1 AS checks FROM idem_doctor();
 SET ROLE idem_stats_monitor;
 SELECT claims FROM idem.stats WHERE datname = current_database();
-SELECT count(*) FROM idem_doctor();
+SELECT count(*) > 1 AS checks FROM idem_doctor();
 RESET ROLE;
 
 -- no key, scope, request, result, payload, worker or error is to be seen

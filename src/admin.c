@@ -92,8 +92,8 @@ idem_cleanup(PG_FUNCTION_ARGS)
 				errhint("Call %s again until it returns 0.", "idem_cleanup()"));
 
 	removed = clean(idem_keystore_cleanup, batch) +
-		clean(idem_jobstore_cleanup_keys, batch) +
-		clean(idem_jobstore_cleanup_log, batch) +
+		clean(idem_joblog_cleanup_keys, batch) +
+		clean(idem_joblog_cleanup_log, batch) +
 		clean(idem_jobstore_cleanup_jobs, batch);
 	PG_RETURN_INT32(removed);
 }

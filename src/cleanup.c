@@ -54,8 +54,8 @@ typedef struct Phase
 
 static const Phase phases[IDEM_NPHASES] = {
 	[IDEM_PHASE_KEYS] = {"idem cleanup: keys", {"keys"}, NULL, idem_keystore_cleanup},
-	[IDEM_PHASE_JOB_KEYS] = {"idem cleanup: keys of jobs", {"job_keys"}, NULL, idem_jobstore_cleanup_keys},
-	[IDEM_PHASE_JOB_HISTORY] = {"idem cleanup: history of jobs", {"job_log"}, NULL, idem_jobstore_cleanup_log},
+	[IDEM_PHASE_JOB_KEYS] = {"idem cleanup: keys of jobs", {"job_keys"}, NULL, idem_joblog_cleanup_keys},
+	[IDEM_PHASE_JOB_HISTORY] = {"idem cleanup: history of jobs", {"job_log"}, NULL, idem_joblog_cleanup_log},
 	[IDEM_PHASE_JOBS] = {"idem cleanup: jobs without attempts", {"jobs", "job_log"}, "queues", idem_jobstore_cleanup_jobs},
 };
 

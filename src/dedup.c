@@ -156,8 +156,9 @@ may_insert(const IdemAttempt *attempt, const IdemLook *look, int64 *after_job)
 
 /*
  * J2: give up the job that will not run again, which the look has found, so that
- * it is out of the way.  False: not now; a transaction that has locked it is in the
- * way, or the history is not locked yet.
+ * it is out of the way.  False: not now; a transaction that has locked it, or an
+ * older row of its number in the history (J13), is in the way, or the history is
+ * not locked yet.
  */
 static bool
 bury_spent(IdemTable *jobs, const IdemAttempt *attempt, IdemLook *look)
@@ -168,7 +169,7 @@ bury_spent(IdemTable *jobs, const IdemAttempt *attempt, IdemLook *look)
 		return false;
 	result = idem_table_lock(jobs, look->tid, LockTupleExclusive, LockWaitSkip);
 	if (result == TM_Ok)
-		(void) idem_jobstore_bury_spent(jobs, &attempt->enqueue->queue);
+		return idem_jobstore_bury_spent(jobs, &attempt->enqueue->queue, &look->in_the_way) != IDEM_PASSED_OVER;
 	if (result != TM_WouldBlock)
 		return true;
 	look->in_the_way = idem_row_locker(jobs);

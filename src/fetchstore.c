@@ -225,7 +225,7 @@ take_job(Fetch *fetch, IdemFetched *job)
 	if (!is_due(fetch) ||
 		idem_table_lock(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip) != TM_Ok)
 		return false;
-	if (idem_jobstore_bury_spent(jobs, &fetch->args->queue))
+	if (idem_jobstore_bury_spent(jobs, &fetch->args->queue, NULL) != IDEM_NOT_SPENT)
 		return false;
 	job->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) + 1;
 	job->job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);

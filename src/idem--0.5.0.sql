@@ -1136,7 +1136,17 @@ f AS (
 	SELECT pg_catalog.max(e.made_at) AS made_at
 	  FROM (SELECT k.created_at AS made_at FROM (SELECT k.created_at FROM idem.keys AS k ORDER BY k.expires_at DESC LIMIT 100) AS k
 			UNION ALL
-			SELECT q.enqueued_at FROM (SELECT q.enqueued_at FROM idem.jobs AS q ORDER BY q.job_id DESC LIMIT 100) AS q) AS e)
+			SELECT q.enqueued_at FROM (SELECT q.enqueued_at FROM idem.jobs AS q ORDER BY q.job_id DESC LIMIT 100) AS q) AS e),
+n AS (
+	SELECT m.highest,
+		   s.last_value AS at,
+		   COALESCE(m.highest OPERATOR(pg_catalog.>) s.last_value
+					OR (m.highest OPERATOR(pg_catalog.=) s.last_value AND NOT s.is_called), false) AS behind
+	  FROM idem.jobs_job_id_seq AS s
+	 CROSS JOIN (SELECT GREATEST((SELECT pg_catalog.max(j.job_id) FROM idem.jobs AS j),
+								 (SELECT pg_catalog.max(g.job_id) FROM idem.job_log AS g),
+								 (SELECT pg_catalog.max(k.job_id)
+									FROM (SELECT k.job_id FROM idem.job_keys AS k ORDER BY k.expires_at DESC LIMIT 100) AS k)) AS highest) AS m)
 SELECT h."check",
 	   h.status,
 	   h.detail,
@@ -1301,7 +1311,15 @@ SELECT 15, false, 'functions',
 		  FROM pg_catalog.pg_proc AS p
 		  JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
 		 WHERE p.proname OPERATOR(pg_catalog.~) '^idem_'
-		   AND n.nspname OPERATOR(pg_catalog.<>) 'pg_catalog') AS p) AS h
+		   AND n.nspname OPERATOR(pg_catalog.<>) 'pg_catalog') AS p
+UNION ALL
+SELECT 16, true, 'job numbers',
+	   CASE WHEN n.behind THEN 'fail' ELSE 'ok' END,
+	   CASE WHEN n.behind
+	   THEN pg_catalog.format('the sequence is at %s, and there is a job %s: new jobs get numbers that were given out before', n.at, n.highest)
+	   ELSE 'the sequence is past all jobs' END,
+	   CASE WHEN n.behind THEN pg_catalog.format('SELECT pg_catalog.setval(''idem.jobs_job_id_seq'', %s);', n.highest) END
+  FROM n) AS h
  ORDER BY h.ord;
 COMMENT ON VIEW idem.checks IS 'for idem.health: every check but that of the version';
 COMMENT ON COLUMN idem.checks."check" IS 'what was looked at';
@@ -1311,7 +1329,7 @@ COMMENT ON COLUMN idem.checks.fix IS 'a command to be run; null if there is noth
 
 CREATE FUNCTION pg_catalog.idem_checks(version text)
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 15
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 16
 BEGIN ATOMIC
 	SELECT c."check", c.status, c.detail, c.fix FROM idem.checks AS c;
 END;
@@ -1355,7 +1373,7 @@ COMMENT ON COLUMN idem.health.fix IS 'a command to be run; null if there is noth
 
 CREATE FUNCTION pg_catalog.idem_doctor()
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 16
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 17
 BEGIN ATOMIC
 	SELECT h."check", h.status, h.detail, h.fix FROM idem.health AS h;
 END;

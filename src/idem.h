@@ -345,6 +345,7 @@ extern bool idem_row_is_later_version(IdemTable *table);
 extern bool idem_row_is_last_version(IdemTable *table);
 extern void idem_row_set(TupleTableSlot *slot, AttrNumber attno, Datum value);
 extern void idem_row_set_varlena(TupleTableSlot *slot, AttrNumber attno, const void *value);
+extern void idem_row_copy_column(IdemTable *from, AttrNumber attno, TupleTableSlot *to, AttrNumber to_attno);
 extern void idem_row_clear(TupleTableSlot *slot, AttrNumber attno);
 extern TupleTableSlot *idem_row_copy(IdemTable *table, bool full);
 

@@ -4,8 +4,9 @@
  *
  * Calls go down only: SQL functions (enqueue.c, job.c, queue.c) check their
  * arguments and call a store (dedup.c for enqueue, fetchstore.c, jobstore.c),
- * which asks queuestore.c for the settings of the queue, reads a job through
- * jobrow.c (and enqueue those of a key through joblook.c) and reaches the tables through jobtable.c.
+ * which asks queuestore.c for the settings of the queue, keeps what has ended
+ * through joblog.c, reads a job through jobrow.c (and enqueue those of a key
+ * through joblook.c) and reaches the tables through jobtable.c.
  */
 #ifndef IDEM_JOBS_H
 #define IDEM_JOBS_H
@@ -270,6 +271,14 @@ typedef enum IdemHold
 	IDEM_HOLD_STALE /* it was fetched again or given back, or is gone */
 } IdemHold;
 
+/* What became of a job that may have no attempts left */
+typedef enum IdemBurial
+{
+	IDEM_NOT_SPENT,
+	IDEM_BURIED,	 /* it is in the history */
+	IDEM_PASSED_OVER /* another transaction is at an older row of its number there */
+} IdemBurial;
+
 /* What can be said about a job, live or in the history */
 typedef struct IdemJobInfo
 {
@@ -340,19 +349,23 @@ extern void idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, cons
 extern void idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *fetch,
 								  void (*put)(const IdemFetched *job, void *arg), void *arg);
 
+/* joblog.c */
+extern bool idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result, text *error, TransactionId *in_the_way);
+extern void idem_joblog_keep_key(IdemTable *jobs, Jsonb *result);
+extern void idem_joblog_warn_passed_over(int64 job_id);
+extern void idem_joblog_cleanup_keys(IdemCleanup *cleanup);
+extern void idem_joblog_cleanup_log(IdemCleanup *cleanup);
+
 /* jobstore.c */
 extern IdemHold idem_jobstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result, IdemQueue *queue);
 extern IdemHold idem_jobstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, const int64 *retry_in, bool dead, bool *is_dead);
 extern IdemHold idem_jobstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, TimestampTz *run_at);
 extern IdemHold idem_jobstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease, IdemQueue *queue, TimestampTz *lease_until);
-extern void idem_jobstore_bury(IdemTable *jobs, const IdemQueue *queue, text *error);
-extern bool idem_jobstore_bury_spent(IdemTable *jobs, const IdemQueue *queue);
+extern IdemBurial idem_jobstore_bury_spent(IdemTable *jobs, const IdemQueue *queue, TransactionId *in_the_way);
 extern bool idem_jobstore_cancel(IdemTable *jobs, int64 job_id);
 extern bool idem_jobstore_retry(IdemTable *jobs, int64 job_id);
 extern bool idem_jobstore_get(int64 job_id, IdemJobInfo *info);
 extern bool idem_jobstore_has_jobs(text *queue);
-extern void idem_jobstore_cleanup_keys(IdemCleanup *cleanup);
-extern void idem_jobstore_cleanup_log(IdemCleanup *cleanup);
 extern void idem_jobstore_cleanup_jobs(IdemCleanup *cleanup);
 pg_noreturn extern void idem_jobstore_refuse(IdemHold hold, int64 job_id);
 

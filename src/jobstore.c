@@ -1,7 +1,6 @@
 /*
  * jobstore.c
- *		What becomes of a job: complete, fail, snooze, heartbeat, cancel, retry;
- *		the history.
+ *		What becomes of a job: complete, fail, snooze, heartbeat, cancel, retry.
  *
  * The token is compared with the one in the row, on the row version that is
  * then changed or removed: if somebody else has changed it meanwhile, it is
@@ -104,74 +103,6 @@ idem_jobstore_refuse(IdemHold hold, int64 job_id)
 			errhint("Stop this work, and roll back what belongs to it. idem_job() shows what became of the job."));
 }
 
-static void
-copy_column(IdemTable *from, AttrNumber attno, TupleTableSlot *to, AttrNumber to_attno)
-{
-	NullableDatum column = idem_row_datum(from, attno);
-
-	if (!column.isnull)
-		idem_row_set(to, to_attno, column.value);
-}
-
-/* Note in the history what has become of the job found, if its queue wants that kept */
-static void
-write_log(IdemTable *jobs, const char *state, int64 keep, Jsonb *result, text *error)
-{
-	TimestampTz now = idem_clock_now();
-	IdemTable log;
-	TupleTableSlot *slot;
-
-	if (keep == 0)
-		return;
-	idem_jobtable_open_log(&log, RowExclusiveLock);
-	slot = idem_table_new_row(&log, true);
-	copy_column(jobs, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_LOG_JOB_ID);
-	idem_row_set(slot, IDEM_JOB_LOG_ENDED_AT, TimestampTzGetDatum(now));
-	idem_row_set(slot, IDEM_JOB_LOG_EXPIRES_AT, TimestampTzGetDatum(now + keep));
-	copy_column(jobs, IDEM_JOBS_ENQUEUED_AT, slot, IDEM_JOB_LOG_ENQUEUED_AT);
-	copy_column(jobs, IDEM_JOBS_PRIORITY, slot, IDEM_JOB_LOG_PRIORITY);
-	idem_row_set(slot, IDEM_JOB_LOG_ATTEMPT, Int32GetDatum(idem_row_int32(jobs, IDEM_JOBS_ATTEMPT)));
-	copy_column(jobs, IDEM_JOBS_MAX_ATTEMPTS, slot, IDEM_JOB_LOG_MAX_ATTEMPTS);
-	copy_column(jobs, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_LOG_KEY_UNTIL);
-	idem_row_set(slot, IDEM_JOB_LOG_STATE, CStringGetTextDatum(state));
-	copy_column(jobs, IDEM_JOBS_QUEUE, slot, IDEM_JOB_LOG_QUEUE);
-	copy_column(jobs, IDEM_JOBS_KEY, slot, IDEM_JOB_LOG_KEY);
-	copy_column(jobs, IDEM_JOBS_WORKER, slot, IDEM_JOB_LOG_WORKER);
-	copy_column(jobs, IDEM_JOBS_ERROR, slot, IDEM_JOB_LOG_ERROR);
-	if (error != NULL)
-		idem_row_set(slot, IDEM_JOB_LOG_ERROR, PointerGetDatum(error));
-	copy_column(jobs, IDEM_JOBS_PAYLOAD, slot, IDEM_JOB_LOG_PAYLOAD);
-	if (result != NULL)
-		idem_row_set(slot, IDEM_JOB_LOG_RESULT, JsonbPGetDatum(result));
-	if (!idem_table_insert(&log))
-		elog(ERROR, "number of a job is in the history already");
-	idem_table_close(&log);
-}
-
-/* until_expired: the key of a job that is done goes on absorbing duplicates */
-static void
-keep_key(IdemTable *jobs, Jsonb *result)
-{
-	IdemTable keys;
-	TupleTableSlot *slot;
-
-	if (idem_row_isnull(jobs, IDEM_JOBS_KEY_UNTIL) ||
-		idem_row_timestamp(jobs, IDEM_JOBS_KEY_UNTIL) <= idem_clock_now())
-		return;
-	idem_jobtable_open_keys(&keys, RowExclusiveLock);
-	slot = idem_table_new_row(&keys, true);
-	copy_column(jobs, IDEM_JOBS_KEY_HASH, slot, IDEM_JOB_KEYS_KEY_HASH);
-	copy_column(jobs, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_KEYS_EXPIRES_AT);
-	copy_column(jobs, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_KEYS_JOB_ID);
-	copy_column(jobs, IDEM_JOBS_QUEUE, slot, IDEM_JOB_KEYS_QUEUE);
-	copy_column(jobs, IDEM_JOBS_KEY, slot, IDEM_JOB_KEYS_KEY);
-	if (result != NULL)
-		idem_row_set(slot, IDEM_JOB_KEYS_RESULT, JsonbPGetDatum(result));
-	if (!idem_table_insert(&keys))
-		elog(ERROR, "key of a job is kept already");
-	idem_table_close(&keys);
-}
-
 /* queue: settings at hand, or with a NULL name none yet */
 IdemHold
 idem_jobstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result, IdemQueue *queue)
@@ -184,34 +115,48 @@ idem_jobstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result
 		if (hold != IDEM_HOLD_OK)
 			return hold;
 	} while (idem_table_delete(jobs, true) != TM_Ok);
-	write_log(jobs, "done", queue->keep, result, NULL);
-	keep_key(jobs, result);
+	(void) idem_joblog_write(jobs, "done", queue->keep, result, NULL, NULL);
+	idem_joblog_keep_key(jobs, result);
 	idem_stats_count_queue(queue->name, IDEM_QUEUE_STAT_COMPLETED);
 	return hold;
 }
 
-/* Give up the job found, which this transaction has locked */
-void
-idem_jobstore_bury(IdemTable *jobs, const IdemQueue *queue, text *error)
+/*
+ * Give up the job found, which this transaction has locked.  False: another
+ * transaction is at an older row of this number in the history (see
+ * idem_joblog_write()).
+ */
+static bool
+bury(IdemTable *jobs, const IdemQueue *queue, text *error, TransactionId *in_the_way)
 {
+	if (!idem_joblog_write(jobs, "dead", queue->keep_dead, NULL, error, in_the_way))
+		return false;
 	if (idem_table_delete(jobs, true) != TM_Ok)
 		elog(ERROR, "a job locked by this transaction was changed by another one");
-	write_log(jobs, "dead", queue->keep_dead, NULL, error);
 	idem_stats_count_queue(queue->name, IDEM_QUEUE_STAT_DEAD);
+	return true;
 }
 
 /*
  * If the lease of the job found, which is locked and has run out, was that of the
  * last attempt: give it up.  One that waits for its retry has been granted it,
- * whatever the queue says now.
+ * whatever the queue says now.  Waits for nobody: a caller that does not ask who
+ * is in the way passes over the job, and a warning says so (J13).
  */
-bool
-idem_jobstore_bury_spent(IdemTable *jobs, const IdemQueue *queue)
+IdemBurial
+idem_jobstore_bury_spent(IdemTable *jobs, const IdemQueue *queue, TransactionId *in_the_way)
 {
+	TransactionId other;
+
 	if (!idem_jobrow_is_leased(jobs) || !idem_jobrow_has_no_attempts_left(jobs, queue))
-		return false;
-	idem_jobstore_bury(jobs, queue, cstring_to_text("The lease of the last attempt ran out."));
-	return true;
+		return IDEM_NOT_SPENT;
+	if (bury(jobs, queue, cstring_to_text("The lease of the last attempt ran out."), &other))
+		return IDEM_BURIED;
+	if (in_the_way != NULL)
+		*in_the_way = other;
+	else
+		idem_joblog_warn_passed_over(idem_row_int64(jobs, IDEM_JOBS_JOB_ID));
+	return IDEM_PASSED_OVER;
 }
 
 /* Let the job found, which is locked, wait until then; whoever had it has it no more */
@@ -270,7 +215,7 @@ idem_jobstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, cons
 	attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT);
 	*is_dead = dead || attempt >= idem_jobrow_max_attempts(jobs, &queue);
 	if (*is_dead)
-		idem_jobstore_bury(jobs, &queue, error);
+		(void) bury(jobs, &queue, error, NULL);
 	else
 		give_back(jobs, idem_clock_now() + (retry_in ? *retry_in : backoff(&queue, attempt)), attempt, error);
 	idem_stats_count_queue(queue.name, IDEM_QUEUE_STAT_FAILED);
@@ -324,7 +269,7 @@ idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 		if (!find_job(jobs, job_id, &queue))
 			return false;
 	} while (idem_table_delete(jobs, true) != TM_Ok);
-	write_log(jobs, "cancelled", queue.keep_dead, NULL, NULL);
+	(void) idem_joblog_write(jobs, "cancelled", queue.keep_dead, NULL, NULL, NULL);
 	idem_stats_count_queue(queue.name, IDEM_QUEUE_STAT_CANCELLED);
 	return true;
 }
@@ -340,15 +285,15 @@ insert_again(IdemTable *jobs, IdemTable *log)
 	text *key = idem_row_text(log, IDEM_JOB_LOG_KEY);
 	TupleTableSlot *slot = idem_table_new_row(jobs, true);
 
-	copy_column(log, IDEM_JOB_LOG_JOB_ID, slot, IDEM_JOBS_JOB_ID);
+	idem_row_copy_column(log, IDEM_JOB_LOG_JOB_ID, slot, IDEM_JOBS_JOB_ID);
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(now));
-	copy_column(log, IDEM_JOB_LOG_ENQUEUED_AT, slot, IDEM_JOBS_ENQUEUED_AT);
-	copy_column(log, IDEM_JOB_LOG_PRIORITY, slot, IDEM_JOBS_PRIORITY);
-	copy_column(log, IDEM_JOB_LOG_QUEUE, slot, IDEM_JOBS_QUEUE);
-	copy_column(log, IDEM_JOB_LOG_PAYLOAD, slot, IDEM_JOBS_PAYLOAD);
-	copy_column(log, IDEM_JOB_LOG_MAX_ATTEMPTS, slot, IDEM_JOBS_MAX_ATTEMPTS);
-	copy_column(log, IDEM_JOB_LOG_KEY_UNTIL, slot, IDEM_JOBS_KEY_UNTIL);
-	copy_column(log, IDEM_JOB_LOG_ERROR, slot, IDEM_JOBS_ERROR);
+	idem_row_copy_column(log, IDEM_JOB_LOG_ENQUEUED_AT, slot, IDEM_JOBS_ENQUEUED_AT);
+	idem_row_copy_column(log, IDEM_JOB_LOG_PRIORITY, slot, IDEM_JOBS_PRIORITY);
+	idem_row_copy_column(log, IDEM_JOB_LOG_QUEUE, slot, IDEM_JOBS_QUEUE);
+	idem_row_copy_column(log, IDEM_JOB_LOG_PAYLOAD, slot, IDEM_JOBS_PAYLOAD);
+	idem_row_copy_column(log, IDEM_JOB_LOG_MAX_ATTEMPTS, slot, IDEM_JOBS_MAX_ATTEMPTS);
+	idem_row_copy_column(log, IDEM_JOB_LOG_KEY_UNTIL, slot, IDEM_JOBS_KEY_UNTIL);
+	idem_row_copy_column(log, IDEM_JOB_LOG_ERROR, slot, IDEM_JOBS_ERROR);
 	/* so that no token of before fits */
 	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(idem_clock_next_token(0, now)));
 	if (key != NULL)
@@ -358,7 +303,12 @@ insert_again(IdemTable *jobs, IdemTable *log)
 		idem_row_set(slot, IDEM_JOBS_KEY, PointerGetDatum(key));
 	}
 	if (!idem_table_insert(jobs))
-		idem_jobtable_refuse_number();
+		ereport(ERROR,
+				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("number of a job is in use again"),
+				errdetail("Another job with the number " INT64_FORMAT " is live; the one in the history is older.",
+						  idem_row_int64(log, IDEM_JOB_LOG_JOB_ID)),
+				errhint("Enqueue what idem.job_log has of the older one as a new job; idem_doctor() tells how to set the sequence right."));
 }
 
 static bool
@@ -456,52 +406,12 @@ idem_jobstore_has_jobs(text *queue)
 }
 
 static bool
-remove_key(IdemTable *keys)
-{
-	if (idem_table_delete(keys, false) != TM_Ok)
-		return false;
-	idem_stats_count(IDEM_STAT_EXPIRED_JOB_KEYS);
-	return true;
-}
-
-/* Remove keys of jobs that are done, from when on they absorb nothing */
-void
-idem_jobstore_cleanup_keys(IdemCleanup *cleanup)
-{
-	IdemTable keys;
-
-	idem_jobtable_open_keys(&keys, RowExclusiveLock);
-	idem_table_cleanup(&keys, IDEM_JOB_KEYS_EXPIRES_AT, remove_key, cleanup);
-	idem_table_close(&keys);
-}
-
-static bool
-remove_log(IdemTable *log)
-{
-	if (idem_table_delete(log, false) != TM_Ok)
-		return false;
-	idem_stats_count(IDEM_STAT_EXPIRED_JOB_HISTORY);
-	return true;
-}
-
-/* Remove the history that is kept no longer */
-void
-idem_jobstore_cleanup_log(IdemCleanup *cleanup)
-{
-	IdemTable log;
-
-	idem_jobtable_open_log(&log, RowExclusiveLock);
-	idem_table_cleanup(&log, IDEM_JOB_LOG_EXPIRES_AT, remove_log, cleanup);
-	idem_table_close(&log);
-}
-
-static bool
 lease_has_run_out(IdemTable *jobs, TimestampTz now)
 {
 	return idem_jobrow_is_leased(jobs) && idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) <= now;
 }
 
-/* Give up the job found if its last lease has run out, unless somebody is at it */
+/* Give up the job found if its last lease has run out, unless another transaction is at it */
 static bool
 bury_found(IdemTable *jobs, IdemQueue *queue, TimestampTz now)
 {
@@ -512,7 +422,7 @@ bury_found(IdemTable *jobs, IdemQueue *queue, TimestampTz now)
 	if (!idem_jobrow_has_no_attempts_left(jobs, queue))
 		return false;
 	return idem_table_lock(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip) == TM_Ok &&
-		idem_jobstore_bury_spent(jobs, queue);
+		idem_jobstore_bury_spent(jobs, queue, NULL) == IDEM_BURIED;
 }
 
 /* Look at the jobs on these pages, as long as cleanup may go on */

@@ -119,7 +119,7 @@ idem_jobtable_refuse_number(void)
 			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			errmsg("number of a job is in use already"),
 			errdetail("The sequence idem.jobs_job_id_seq is behind the jobs."),
-			errhint("Run SELECT setval('idem.jobs_job_id_seq', max(job_id)) over idem.jobs and idem.job_log."));
+			errhint("Run what idem_doctor() tells under \"job numbers\"."));
 }
 
 /* For idem.jobs and idem.job_log */

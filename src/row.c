@@ -247,6 +247,16 @@ idem_row_set_varlena(TupleTableSlot *slot, AttrNumber attno, const void *value)
 		idem_row_clear(slot, attno);
 }
 
+/* Take over a column of the row found in a table, unless it is null */
+void
+idem_row_copy_column(IdemTable *from, AttrNumber attno, TupleTableSlot *to, AttrNumber to_attno)
+{
+	NullableDatum column = idem_row_datum(from, attno);
+
+	if (!column.isnull)
+		idem_row_set(to, to_attno, column.value);
+}
+
 /* The row to be written: what was found, to be changed before it is stored */
 TupleTableSlot *
 idem_row_copy(IdemTable *table, bool full)

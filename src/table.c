@@ -428,7 +428,9 @@ idem_table_insert(IdemTable *table)
 	bool unique = true;
 
 	idem_table_open_indexes(table);
-	ExecStoreVirtualTuple(table->written);
+	/* it is stored already if the caller has made room and tries again */
+	if (TTS_EMPTY(table->written))
+		ExecStoreVirtualTuple(table->written);
 	table_tuple_insert(table->heap, table->written, GetCurrentCommandId(true), 0, NULL);
 	for (int i = 0; i < table->nindexes && unique; i++)
 		unique = insert_index_entry(table, i, UNIQUE_CHECK_PARTIAL, false);
