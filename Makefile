@@ -106,6 +106,8 @@ ISOLATION = \
 	cleanup-jobs \
 	clock \
 	insert-race \
+	hash-lock \
+	index-build \
 	repeatable-read \
 	serializable \
 	deadlock \
