@@ -38,6 +38,7 @@ OBJS = \
 	src/enqueue.o \
 	src/job.o \
 	src/admin.o \
+	src/members.o \
 	src/monitor.o \
 	src/cleanup.o \
 	src/launcher.o

@@ -81,6 +81,9 @@ SELECT idem_queue_set('dropped', owner => 'idem_job_team');
 -- what belongs to a role is not opened by the way
 SELECT idem_queue_drop('dropped');
 SELECT idem_queue_set('dropped', owner => '-');
+RESET ROLE;
+SELECT idem_queue_set('dropped', owner => '-');
+SET ROLE idem_job_admin;
 SELECT idem_queue_drop('dropped');
 SELECT job_id, queue, key, state FROM idem.job_status;
 SELECT queue, running, owner FROM idem.queue_status ORDER BY queue;
@@ -171,9 +174,24 @@ SELECT job_id FROM idem_fetch('team');
 RESET ROLE;
 SELECT state FROM idem_job(5);
 SELECT idem_cancel(5);
--- another owner: now it is theirs, with the jobs that are there and the history
+-- an administrator does not become its owner, nor gives it to others; the same owner once more is no change
+SET ROLE idem_job_admin;
+SELECT idem_queue_set('team', owner => 'idem_job_admin');
+SELECT idem_queue_set('team', owner => 'idem_job_bob', keep => '2 h');
+SELECT idem_queue_set('team', owner => '-');
+SELECT idem_queue_set('team', owner => 'idem_job_team');
+SELECT owner, keep FROM idem.queues WHERE queue = 'team';
+SELECT payload FROM idem_job(6);
+SELECT payload FROM idem_fetch('team');
+-- with the privileges of the owner, to any role: now it is theirs, with the jobs that are there and the history
+RESET ROLE;
+GRANT idem_job_team TO idem_job_admin;
 SET ROLE idem_job_admin;
 SELECT idem_queue_set('team', owner => 'idem_job_bob');
+-- and cannot be taken back
+SELECT idem_queue_set('team', owner => 'idem_job_team');
+RESET ROLE;
+REVOKE idem_job_team FROM idem_job_admin;
 SET ROLE idem_job_alice;
 SELECT * FROM idem_job(6);
 SET ROLE idem_job_bob;
@@ -185,7 +203,7 @@ SELECT idem_queue_set('team', max_attempts => 9);
 SET ROLE idem_job_alice;
 SELECT * FROM idem_job(6);
 -- and '-' opens the queue again
-SET ROLE idem_job_admin;
+RESET ROLE;
 SELECT idem_queue_set('team', owner => '-');
 SELECT owner FROM idem.queue_status WHERE queue = 'team';
 SET ROLE idem_job_alice;
@@ -265,6 +283,11 @@ SELECT idem_grant('idem_job_bob', 'app');
 SET ROLE idem_job_bob;
 SELECT * FROM idem_enqueue('orphan');
 RESET ROLE;
+SELECT idem_grant('idem_job_bob', 'admin');
+SET ROLE idem_job_bob;
+SELECT idem_queue_set('orphan', owner => 'idem_job_bob');
+RESET ROLE;
+SELECT idem_revoke('idem_job_bob', 'admin'), idem_grant('idem_job_bob', 'app');
 SELECT outcome FROM idem_enqueue('orphan');
 SELECT idem_queue_set('orphan', owner => '-');
 SET ROLE idem_job_bob;

@@ -1380,49 +1380,18 @@ END;
 COMMENT ON FUNCTION pg_catalog.idem_doctor() IS
 	'looks after the health of the extension: what was checked, how that is, and what to do';
 
-/* Nothing is open to PUBLIC; idem_grant() hands out sets of privileges. */
-REVOKE ALL ON FUNCTION
-	pg_catalog.idem_claim(text, jsonb, interval, interval, text),
-	pg_catalog.idem_finish(text, jsonb, bigint, text),
-	pg_catalog.idem_release(text, bigint, text),
-	pg_catalog.idem_get(text, text),
-	pg_catalog.idem_forget(text, text),
-	pg_catalog.idem_lease(text, interval, jsonb, interval, text, integer, text, interval, text),
-	pg_catalog.idem_renew(text, bigint, interval, text),
-	pg_catalog.idem_checkpoint(text, bigint, jsonb, text),
-	pg_catalog.idem_fence(text, bigint, text),
-	pg_catalog.idem_call(text, regproc, jsonb, interval, interval, text),
-	pg_catalog.idem_claim_many(text[], jsonb[], interval, interval, text),
-	pg_catalog.idem_finish_many(text[], jsonb[], text),
-	pg_catalog.idem_queue_set(text, text, text, text, interval, boolean, interval, interval, integer, interval, interval, interval, interval, regrole),
-	pg_catalog.idem_queue_drop(text),
-	pg_catalog.idem_pause(text),
-	pg_catalog.idem_resume(text),
-	pg_catalog.idem_enqueue(text, jsonb, text, text, text, text, interval, boolean, interval, timestamp with time zone, integer, integer),
-	pg_catalog.idem_enqueue_many(text, jsonb[], text[], text, text, text, interval, boolean, interval, timestamp with time zone, integer, integer),
-	pg_catalog.idem_fetch(text, integer, interval, text),
-	pg_catalog.idem_complete(bigint, bigint, jsonb),
-	pg_catalog.idem_complete_many(bigint[], bigint[]),
-	pg_catalog.idem_fail(bigint, bigint, text, interval, boolean),
-	pg_catalog.idem_heartbeat(bigint[], bigint[], interval),
-	pg_catalog.idem_snooze(bigint, bigint, interval),
-	pg_catalog.idem_cancel(bigint),
-	pg_catalog.idem_retry(bigint),
-	pg_catalog.idem_job(bigint),
-	pg_catalog.idem_cleanup(integer),
-	pg_catalog.idem_grant(text, text),
-	pg_catalog.idem_revoke(text, text),
-	pg_catalog.idem_clock(),
-	pg_catalog.idem_key_state(xid, timestamp with time zone, timestamp with time zone),
-	pg_catalog.idem_stat_databases(),
-	pg_catalog.idem_stat_queues(),
-	pg_catalog.idem_stat_cleanup(),
-	pg_catalog.idem_stat_worker(),
-	pg_catalog.idem_stats_reset(),
-	pg_catalog.idem_version(),
-	pg_catalog.idem_checks(text),
-	pg_catalog.idem_doctor()
-FROM PUBLIC;
+/*
+ * Nothing is open to anybody but its owner: neither what PUBLIC has by default
+ * nor what ALTER DEFAULT PRIVILEGES has given stays.  Grants come after this;
+ * idem_grant() hands out sets of privileges.
+ */
+CREATE FUNCTION pg_catalog.idem_close_members()
+RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_close_members';
+COMMENT ON FUNCTION pg_catalog.idem_close_members() IS
+	'for the scripts of the extension: revoke what anybody but the owner has on members made in this transaction';
+SELECT pg_catalog.idem_close_members();
 
 /* Members of pg_monitor see numbers and health without idem_grant(). */
 GRANT USAGE ON SCHEMA idem TO pg_monitor;

@@ -1,7 +1,8 @@
 /*
  * queue.c
  *		SQL functions for queues: idem_queue_set, idem_queue_drop, idem_pause,
- *		idem_resume.  EXECUTE on them is the privilege.
+ *		idem_resume.  EXECUTE on them is the privilege;
+ *		an owned queue changes its owner only with the privileges of that one.
  */
 #include "postgres.h"
 

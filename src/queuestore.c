@@ -3,7 +3,7 @@
  *		Settings of queues, and who may use them.
  *
  * Every function about jobs comes by here, for each queue that it touches: who
- * may use a queue is decided in idem_queuestore_use() and nowhere else.
+ * may use a queue, or change its owner, is decided in require_owner() and nowhere else.
  * Settings are read as they are committed now, whatever the snapshot of the
  * transaction shows.  Who changes them locks the table against others who do,
  * until the end of the transaction; readers do not wait.
@@ -107,17 +107,24 @@ idem_queuestore_get(text *name, IdemQueue *queue)
 	idem_table_close(&table);
 }
 
-/* Settings of a queue, for a caller who may use it; name must stay as long as they do */
-void
-idem_queuestore_use(text *name, IdemQueue *queue)
+/* Refuse a caller without the privileges of the owner, if there is one */
+static void
+require_owner(Oid owner)
 {
-	idem_queuestore_get(name, queue);
-	if (OidIsValid(queue->owner) && !has_privs_of_role(GetUserId(), queue->owner))
+	if (OidIsValid(owner) && !has_privs_of_role(GetUserId(), owner))
 		ereport(ERROR,
 				errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				errmsg("queue belongs to another role"),
 				errdetail("The current user does not have the privileges of the role that owns the queue."),
 				errhint("Grant the role to the current user, or use another queue."));
+}
+
+/* Settings of a queue, for a caller who may use it; name must stay as long as they do */
+void
+idem_queuestore_use(text *name, IdemQueue *queue)
+{
+	idem_queuestore_get(name, queue);
+	require_owner(queue->owner);
 }
 
 /* Open the table for who changes it: one at a time, so that nobody meets a row that is not committed */
@@ -145,14 +152,21 @@ begin_change(IdemTable *table, text *name, bool exists)
 	return slot;
 }
 
-/* Change the columns that are given (by column number); one owner is nobody */
+/*
+ * Change the columns that are given (by column number).  InvalidOid as owner
+ * clears it.  An owned queue gets another owner, or none, only from a caller
+ * that may use it: its payloads would be open to others.
+ */
 void
 idem_queuestore_set(text *name, const NullableDatum *columns)
 {
 	IdemTable table;
 	bool exists = open_for_change(&table, name);
+	Oid owner = exists ? idem_row_oid(&table, IDEM_QUEUES_OWNER) : InvalidOid;
 	TupleTableSlot *slot = begin_change(&table, name, exists);
 
+	if (!columns[IDEM_QUEUES_OWNER].isnull && DatumGetObjectId(columns[IDEM_QUEUES_OWNER].value) != owner)
+		require_owner(owner);
 	for (AttrNumber attno = IDEM_QUEUES_OWNER; attno <= IDEM_QUEUES_NATTS; attno++)
 	{
 		if (!columns[attno].isnull)

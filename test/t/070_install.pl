@@ -157,6 +157,7 @@ is( join("\n", map { m{^(.*) / member / } ? $1 : () } @fresh),
 		'function idem_claim_many(text[],jsonb[],interval,interval,text)',
 		'function idem_cleanup(integer)',
 		'function idem_clock()',
+		'function idem_close_members()',
 		'function idem_complete(bigint,bigint,jsonb)',
 		'function idem_complete_many(bigint[],bigint[])',
 		'function idem_doctor()',
@@ -296,6 +297,106 @@ is(differences(\@fresh, [ members_of('fresh') ]),
 	'', 'and nothing else');
 
 #
+# default privileges of the role that installs
+#
+# They are for PUBLIC and for a role with grant option, on everything that they
+# exist for.  Nothing of it is left on a member.
+#
+
+$node->safe_psql('postgres',
+	'CREATE ROLE installer SUPERUSER LOGIN; CREATE ROLE reader LOGIN');
+my @default_privileges = map {
+	(   "ALTER DEFAULT PRIVILEGES FOR ROLE installer GRANT ALL ON $_ TO PUBLIC",
+		"ALTER DEFAULT PRIVILEGES FOR ROLE installer GRANT ALL ON $_ TO reader WITH GRANT OPTION"
+	)
+} qw(SCHEMAS TABLES SEQUENCES FUNCTIONS TYPES);
+push @default_privileges,
+  'ALTER DEFAULT PRIVILEGES FOR ROLE installer IN SCHEMA pg_catalog GRANT EXECUTE ON FUNCTIONS TO reader',
+  'SET ROLE installer';
+new_database('open',
+	join ';', @default_privileges, 'CREATE TABLE public.mine (i int)',
+	'CREATE EXTENSION idem');
+
+# what others than owners have on members: object, role, privilege
+my $others = q{
+	WITH acl (object, owner, acl) AS (
+		SELECT pg_describe_object(d.classid, d.objid, 0), o.owner, o.acl
+		  FROM pg_depend AS d
+		  JOIN pg_extension AS e ON e.oid = d.refobjid AND e.extname = 'idem'
+		 CROSS JOIN LATERAL (
+				SELECT relowner, coalesce(relacl, acldefault(CASE relkind WHEN 'S' THEN 's' ELSE 'r' END::"char", relowner))
+				  FROM pg_class WHERE oid = d.objid AND d.classid = 'pg_class'::regclass
+				UNION ALL
+				SELECT c.relowner, a.attacl FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
+				 WHERE c.oid = d.objid AND d.classid = 'pg_class'::regclass
+				UNION ALL
+				SELECT nspowner, coalesce(nspacl, acldefault('n', nspowner))
+				  FROM pg_namespace WHERE oid = d.objid AND d.classid = 'pg_namespace'::regclass
+				UNION ALL
+				SELECT proowner, coalesce(proacl, acldefault('f', proowner))
+				  FROM pg_proc WHERE oid = d.objid AND d.classid = 'pg_proc'::regclass
+				UNION ALL
+				SELECT typowner, coalesce(typacl, acldefault('T', typowner))
+				  FROM pg_type WHERE oid = d.objid AND d.classid = 'pg_type'::regclass
+				   AND typelem = 0
+				   AND coalesce((SELECT relkind FROM pg_class WHERE oid = typrelid), 'c') = 'c') AS o (owner, acl)
+		 WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e')
+	SELECT acl.object, a.grantee::regrole, a.privilege_type
+	  FROM acl CROSS JOIN LATERAL aclexplode(acl.acl) AS a
+	 WHERE a.grantee <> acl.owner ORDER BY 1, 2, 3};
+
+is( $node->safe_psql(
+		'open',
+		q{SELECT has_table_privilege('reader', 'public.mine', 'SELECT WITH GRANT OPTION')}),
+	't',
+	'default privileges open what the role makes otherwise');
+isnt($node->safe_psql('fresh', $others), '', 'somebody has something on members');
+is( $node->safe_psql('open', $others),
+	$node->safe_psql('fresh', $others),
+	'others have nothing more on members than without default privileges');
+is( $node->safe_psql('open', "SELECT DISTINCT grantee FROM ($others) AS o"),
+	'pg_monitor', 'that is pg_monitor');
+is( $node->safe_psql(
+		'open', q{
+		SELECT count(*) FROM pg_shdepend
+		 WHERE refobjid = 'reader'::regrole AND classid <> 'pg_default_acl'::regclass
+		   AND objid <> 'public.mine'::regclass
+		   AND dbid = (SELECT oid FROM pg_database WHERE datname = current_database())}),
+	'0',
+	'nor does anything depend on the role');
+is(sqlstate($node, $_, db => 'open', user => 'reader'), '42501', "default privileges do not open: $_")
+  foreach 'SELECT * FROM idem.keys', 'SELECT * FROM idem.key_status',
+  q{SELECT idem_claim('k')}, 'SELECT idem_doctor()', 'SELECT idem_close_members()',
+  q{SELECT nextval('idem.jobs_job_id_seq')};
+
+# an update script closes what it adds, of every kind, and nothing else
+my $added = q{
+	CREATE TYPE idem.added_enum AS ENUM ('a');
+	CREATE TYPE idem.added_type AS (a int);
+	CREATE TABLE idem.added_table (a int);
+	CREATE SEQUENCE idem.added_sequence;
+	CREATE FUNCTION idem.added_function() RETURNS int LANGUAGE sql RETURN 1;
+	CREATE PROCEDURE idem.added_procedure() LANGUAGE sql AS '';
+	ALTER EXTENSION idem ADD TYPE idem.added_enum;
+	ALTER EXTENSION idem ADD TYPE idem.added_type;
+	ALTER EXTENSION idem ADD TABLE idem.added_table;
+	ALTER EXTENSION idem ADD SEQUENCE idem.added_sequence;
+	ALTER EXTENSION idem ADD FUNCTION idem.added_function();
+	ALTER EXTENSION idem ADD PROCEDURE idem.added_procedure()};
+my $on_added = "SELECT count(DISTINCT object), count(DISTINCT grantee) FROM ($others) AS o WHERE object ~ 'added'";
+
+$node->safe_psql('open', q{SELECT idem_grant('reader', 'app')});
+my $with_app = $node->safe_psql('open', $others);
+is( $node->safe_psql('open', "BEGIN; SET LOCAL ROLE installer; $added; $on_added"),
+	'6|2', 'what is added is open');
+is( $node->safe_psql(
+		'open', "BEGIN; SET LOCAL ROLE installer; $added; SELECT idem_close_members(); $others"),
+	"\n$with_app",
+	'it is closed, and what idem_grant() gave before is left');
+is( $node->safe_psql('open', "SELECT idem_close_members(); $others"),
+	"\n$with_app", 'outside a script there is nothing to close');
+
+#
 # one version
 #
 
@@ -317,7 +418,7 @@ my $leftovers = q{
 	SELECT nspname FROM pg_namespace WHERE nspname LIKE 'idem%'
 	UNION ALL
 	SELECT relname FROM pg_class
-	 WHERE relname ~ '^(keys|key_status|key_summary|lease_status|jobs?|queue|cleanup_progress|worker_status|health)(_|s|$)'
+	 WHERE relname ~ '^(keys|key_status|key_summary|lease_status|jobs?|queue|cleanup_progress|worker_status|checks|health)(_|s|$)'
 	UNION ALL
 	SELECT description FROM pg_description WHERE description ~ '\midem'};
 

@@ -1,0 +1,154 @@
+/*
+ * members.c
+ *		idem_close_members: nothing of ours is open to anybody but its owner.
+ *
+ * ALTER DEFAULT PRIVILEGES of the role that runs CREATE EXTENSION gives
+ * privileges on what the script makes, and functions and types are open to
+ * PUBLIC anyway.  The script calls idem_close_members() after it has made
+ * everything and before it grants anything.  Update scripts do the same.
+ *
+ * It changes only what became a member in this transaction, so an update leaves
+ * alone what idem_grant() has given on older members, and a call outside a
+ * script finds nothing to change.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/dependency.h"
+#include "catalog/indexing.h"
+#include "catalog/objectaddress.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_depend.h"
+#include "catalog/pg_extension.h"
+#include "catalog/pg_namespace.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
+#include "commands/extension.h"
+#include "utils/fmgroids.h"
+#include "utils/lsyscache.h"
+#include "utils/syscache.h"
+
+#include "idem.h"
+
+PG_FUNCTION_INFO_V1(idem_close_members);
+
+/* What has become a member of the extension in this transaction */
+static List *
+new_members(void)
+{
+	Relation depend = table_open(DependRelationId, AccessShareLock);
+	ScanKeyData keys[2];
+	SysScanDesc scan;
+	HeapTuple tuple;
+	List *members = NIL;
+
+	ScanKeyInit(&keys[0], Anum_pg_depend_refclassid, BTEqualStrategyNumber,
+				F_OIDEQ, ObjectIdGetDatum(ExtensionRelationId));
+	ScanKeyInit(&keys[1], Anum_pg_depend_refobjid, BTEqualStrategyNumber,
+				F_OIDEQ, ObjectIdGetDatum(get_extension_oid("idem", false)));
+	scan = systable_beginscan(depend, DependReferenceIndexId, true, NULL, 2, keys);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		Form_pg_depend form = (Form_pg_depend) GETSTRUCT(tuple);
+
+		if (form->deptype == DEPENDENCY_EXTENSION &&
+			TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data)))
+		{
+			ObjectAddress *member = palloc(sizeof(ObjectAddress));
+
+			ObjectAddressSet(*member, form->classid, form->objid);
+			members = lappend(members, member);
+		}
+	}
+	systable_endscan(scan);
+	table_close(depend, AccessShareLock);
+	return members;
+}
+
+/* The ACL of an object, in memory of the caller; NULL: that of its kind, to begin with */
+static Acl *
+get_acl(const ObjectAddress *object, Oid *owner)
+{
+	int cache = get_object_catcache_oid(object->classId);
+	HeapTuple tuple = SearchSysCache1(cache, ObjectIdGetDatum(object->objectId));
+	Datum value;
+	Acl *acl;
+	bool isnull;
+
+	if (!HeapTupleIsValid(tuple))
+		elog(ERROR, "cache lookup failed for member %u of class %u", object->objectId, object->classId);
+	*owner = DatumGetObjectId(SysCacheGetAttr(cache, tuple, get_object_attnum_owner(object->classId), &isnull));
+	value = SysCacheGetAttr(cache, tuple, get_object_attnum_acl(object->classId), &isnull);
+	acl = isnull ? NULL : DatumGetAclPCopy(value);
+	ReleaseSysCache(tuple);
+	return acl;
+}
+
+static void
+revoke_all(const ObjectAddress *object, Oid role)
+{
+	RemoveRoleFromObjectACL(role, object->classId, object->objectId);
+	CommandCounterIncrement();
+}
+
+/*
+ * Has the object privileges of its own?  Row types of tables, array types and
+ * multirange types follow another object; from 17 on they are members, too.
+ */
+static bool
+has_privileges(const ObjectAddress *object)
+{
+	Form_pg_type type;
+	HeapTuple tuple;
+	bool result;
+
+	if (object->classId != TypeRelationId)
+		return object->classId == RelationRelationId || object->classId == NamespaceRelationId ||
+			object->classId == ProcedureRelationId;
+	tuple = SearchSysCache1(TYPEOID, ObjectIdGetDatum(object->objectId));
+	if (!HeapTupleIsValid(tuple))
+		elog(ERROR, "cache lookup failed for type %u", object->objectId);
+	type = (Form_pg_type) GETSTRUCT(tuple);
+	result = !IsTrueArrayType(type) && type->typtype != TYPTYPE_MULTIRANGE &&
+		(!OidIsValid(type->typrelid) || get_rel_relkind(type->typrelid) == RELKIND_COMPOSITE_TYPE);
+	ReleaseSysCache(tuple);
+	return result;
+}
+
+/* Revoke, as REVOKE does, what anybody but the owner has */
+static void
+close_object(const ObjectAddress *object)
+{
+	Oid owner;
+	Acl *acl;
+	Oid *roles;
+	int nroles;
+
+	if (!has_privileges(object))
+		return;
+	acl = get_acl(object, &owner);
+	/* tables and schemas without an ACL are open to nobody */
+	if (acl == NULL && (object->classId == RelationRelationId || object->classId == NamespaceRelationId))
+		return;
+	revoke_all(object, ACL_ID_PUBLIC);
+	nroles = acl == NULL ? 0 : aclmembers(acl, &roles);
+	for (int i = 0; i < nroles; i++)
+	{
+		if (roles[i] != owner)
+			revoke_all(object, roles[i]);
+	}
+}
+
+Datum
+idem_close_members(PG_FUNCTION_ARGS)
+{
+	ListCell *lc;
+
+	idem_args_begin(fcinfo, 0, "idem_close_members()");
+	foreach (lc, new_members())
+		close_object(lfirst(lc));
+	PG_RETURN_VOID();
+}
