@@ -156,6 +156,26 @@ ROLLBACK;
 SELECT job_id FROM idem_enqueue('p', '3');
 SELECT job_id FROM idem_fetch('p');
 
+-- a queue that was never used or declared is paused, but not without a word; it is declared then
+CALL anew();
+\set VERBOSITY default
+SELECT idem_pause('typo');
+\set VERBOSITY terse
+SELECT idem_pause('typo');
+SELECT idem_resume('typo');
+SELECT idem_pause('typo');
+SELECT idem_resume('never');
+-- declared, live jobs, history: used
+SELECT idem_queue_set('declared');
+SELECT idem_pause('declared');
+SELECT job_id FROM idem_enqueue('live', delay => '1 h');
+SELECT idem_pause('live');
+SELECT job_id FROM idem_enqueue('past');
+SELECT idem_cancel(2);
+SELECT idem_pause('past');
+SELECT idem_pause('pas');
+\set VERBOSITY sqlstate
+
 -- drop: forgets what was declared, if there are no live jobs
 CALL anew();
 SELECT idem_queue_drop('never declared');

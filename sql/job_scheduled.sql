@@ -60,6 +60,19 @@ SELECT job_id, key, payload FROM idem_fetch('j8', 10, lease => '1 h') ORDER BY j
 -- nor are they in the way of others when they run
 SELECT job_id, outcome FROM idem_enqueue('j8', '10', 'k', 'until_executed');
 RESET idem.clock_offset;
+-- nor does idem_retry give them the key that they never had; one that had its key has it again
+CALL anew();
+SELECT job_id, outcome FROM idem_enqueue('j8', '1', 'k', delay => '1 h');
+SELECT job_id, outcome FROM idem_enqueue('j8', '2', 'l');
+SELECT job_id, outcome FROM idem_enqueue('j8', '3', 'm', delay => '1 h', include_scheduled => true);
+SELECT job_id, outcome FROM idem_enqueue('j8', '4');
+SELECT idem_cancel(1), idem_cancel(2), idem_cancel(3), idem_cancel(4);
+SELECT job_id, key, took_key FROM idem.job_log ORDER BY job_id;
+SELECT idem_retry(1), idem_retry(2), idem_retry(3), idem_retry(4);
+SELECT job_id, outcome FROM idem_enqueue('j8', '5', 'k');
+SELECT job_id, outcome FROM idem_enqueue('j8', '6', 'l');
+SELECT job_id, outcome FROM idem_enqueue('j8', '7', 'm');
+SELECT job_id, key, payload FROM idem_fetch('j8', 10, lease => '1 h') ORDER BY job_id;
 
 -- include_scheduled: they do
 CALL anew();

@@ -338,18 +338,24 @@ idem_args_word(text *value, const char *what, const char *const *words)
 			errhint("Pass one of them, or leave it out for the default."));
 }
 
+void
+idem_args_check_token(int64 token)
+{
+	if (token <= 0)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid fencing token"),
+				errdetail("A token is a positive number."),
+				errhint("Pass the token that idem_lease() or idem_fetch() has returned."));
+}
+
 /* 0 if none was given, as for a key that was claimed without a lease */
 int64
 idem_args_optional_token(FunctionCallInfo fcinfo, int arg)
 {
 	if (PG_ARGISNULL(arg))
 		return 0;
-	if (PG_GETARG_INT64(arg) <= 0)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid fencing token"),
-				errdetail("A token is a positive number."),
-				errhint("Pass the token that idem_lease() or idem_fetch() has returned."));
+	idem_args_check_token(PG_GETARG_INT64(arg));
 	return PG_GETARG_INT64(arg);
 }
 

@@ -153,6 +153,7 @@ CREATE TABLE idem.job_log (
 	attempt integer NOT NULL,
 	max_attempts integer,
 	key_until timestamp with time zone,
+	took_key boolean,
 	state text COLLATE "C" NOT NULL,
 	queue text COLLATE "C" NOT NULL,
 	key text COLLATE "C",
@@ -173,6 +174,7 @@ COMMENT ON COLUMN idem.job_log.priority IS 'priority of the job';
 COMMENT ON COLUMN idem.job_log.attempt IS 'how often the job was fetched';
 COMMENT ON COLUMN idem.job_log.max_attempts IS 'how often the job might be fetched, or null for what its queue says';
 COMMENT ON COLUMN idem.job_log.key_until IS 'until_expired: until when duplicates are absorbed, else null';
+COMMENT ON COLUMN idem.job_log.took_key IS 'true if duplicates of the job were looked for, else null; idem_retry() gives the key back only then';
 COMMENT ON COLUMN idem.job_log.state IS 'done, dead or cancelled';
 COMMENT ON COLUMN idem.job_log.queue IS 'name of the queue';
 COMMENT ON COLUMN idem.job_log.key IS 'the key, or null';

@@ -280,6 +280,7 @@ extern int idem_args_word(text *value, const char *what, const char *const *word
 extern text *idem_args_queue(FunctionCallInfo fcinfo, int arg);
 extern text *idem_args_worker(FunctionCallInfo fcinfo, int arg);
 extern int idem_args_max_attempts(FunctionCallInfo fcinfo, int arg);
+extern void idem_args_check_token(int64 token);
 extern int64 idem_args_token(FunctionCallInfo fcinfo, int arg);
 extern int64 idem_args_optional_token(FunctionCallInfo fcinfo, int arg);
 extern Jsonb *idem_args_jsonb(Datum value, const char *what);

@@ -244,6 +244,8 @@ get_batch_of_jobs(FunctionCallInfo fcinfo, Batch *batch)
 	idem_arrays_require(fcinfo, 0, "ids", &batch->ids, NULL, &batch->n);
 	idem_arrays_require(fcinfo, 1, "tokens", &batch->tokens, NULL, &ntokens);
 	idem_arrays_check_length("ids", batch->n, "tokens", ntokens);
+	for (int i = 0; i < ntokens; i++)
+		idem_args_check_token(DatumGetInt64(batch->tokens[i]));
 	batch->order = palloc_array(int, batch->n);
 	batch->holds = palloc_array(IdemHold, batch->n);
 	for (int i = 0; i < batch->n; i++)

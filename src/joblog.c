@@ -123,6 +123,8 @@ fill_log(IdemTable *jobs, TupleTableSlot *slot, const char *state, int64 keep)
 	idem_row_set(slot, IDEM_JOB_LOG_ATTEMPT, Int32GetDatum(idem_row_int32(jobs, IDEM_JOBS_ATTEMPT)));
 	idem_row_copy_column(jobs, IDEM_JOBS_MAX_ATTEMPTS, slot, IDEM_JOB_LOG_MAX_ATTEMPTS);
 	idem_row_copy_column(jobs, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_LOG_KEY_UNTIL);
+	if (!idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
+		idem_row_set(slot, IDEM_JOB_LOG_TOOK_KEY, BoolGetDatum(true));
 	idem_row_set(slot, IDEM_JOB_LOG_STATE, CStringGetTextDatum(state));
 	idem_row_copy_column(jobs, IDEM_JOBS_QUEUE, slot, IDEM_JOB_LOG_QUEUE);
 	idem_row_copy_column(jobs, IDEM_JOBS_KEY, slot, IDEM_JOB_LOG_KEY);

@@ -62,6 +62,7 @@ enum IdemJobLogColumn
 	IDEM_JOB_LOG_ATTEMPT,
 	IDEM_JOB_LOG_MAX_ATTEMPTS,
 	IDEM_JOB_LOG_KEY_UNTIL,
+	IDEM_JOB_LOG_TOOK_KEY,
 	IDEM_JOB_LOG_STATE,
 	IDEM_JOB_LOG_QUEUE,
 	IDEM_JOB_LOG_KEY,
@@ -315,6 +316,8 @@ extern IdemLookup idem_jobtable_by_id(IdemTable *table, int64 job_id);
 extern IdemLookup idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash);
 extern Relation idem_jobtable_key_index(IdemTable *jobs);
 extern Relation idem_jobtable_fetch_index(IdemTable *jobs);
+extern bool idem_jobtable_has_jobs(text *queue);
+extern bool idem_jobtable_has_history(text *queue);
 
 /* jobrow.c */
 extern bool idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key, IdemSameHash *others);
@@ -365,7 +368,6 @@ extern IdemBurial idem_jobstore_bury_spent(IdemTable *jobs, const IdemQueue *que
 extern bool idem_jobstore_cancel(IdemTable *jobs, int64 job_id);
 extern bool idem_jobstore_retry(IdemTable *jobs, int64 job_id);
 extern bool idem_jobstore_get(int64 job_id, IdemJobInfo *info);
-extern bool idem_jobstore_has_jobs(text *queue);
 extern void idem_jobstore_cleanup_jobs(IdemCleanup *cleanup);
 pg_noreturn extern void idem_jobstore_refuse(IdemHold hold, int64 job_id);
 

@@ -282,7 +282,6 @@ static void
 insert_again(IdemTable *jobs, IdemTable *log)
 {
 	TimestampTz now = idem_clock_now();
-	text *key = idem_row_text(log, IDEM_JOB_LOG_KEY);
 	TupleTableSlot *slot = idem_table_new_row(jobs, true);
 
 	idem_row_copy_column(log, IDEM_JOB_LOG_JOB_ID, slot, IDEM_JOBS_JOB_ID);
@@ -290,18 +289,17 @@ insert_again(IdemTable *jobs, IdemTable *log)
 	idem_row_copy_column(log, IDEM_JOB_LOG_ENQUEUED_AT, slot, IDEM_JOBS_ENQUEUED_AT);
 	idem_row_copy_column(log, IDEM_JOB_LOG_PRIORITY, slot, IDEM_JOBS_PRIORITY);
 	idem_row_copy_column(log, IDEM_JOB_LOG_QUEUE, slot, IDEM_JOBS_QUEUE);
+	idem_row_copy_column(log, IDEM_JOB_LOG_KEY, slot, IDEM_JOBS_KEY);
 	idem_row_copy_column(log, IDEM_JOB_LOG_PAYLOAD, slot, IDEM_JOBS_PAYLOAD);
 	idem_row_copy_column(log, IDEM_JOB_LOG_MAX_ATTEMPTS, slot, IDEM_JOBS_MAX_ATTEMPTS);
 	idem_row_copy_column(log, IDEM_JOB_LOG_KEY_UNTIL, slot, IDEM_JOBS_KEY_UNTIL);
 	idem_row_copy_column(log, IDEM_JOB_LOG_ERROR, slot, IDEM_JOBS_ERROR);
 	/* so that no token of before fits */
 	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(idem_clock_next_token(0, now)));
-	if (key != NULL)
-	{
+	/* J8: a job for later that never took its key does not take it now */
+	if (idem_row_bool(log, IDEM_JOB_LOG_TOOK_KEY))
 		idem_row_set(slot, IDEM_JOBS_KEY_HASH,
-					 Int64GetDatum(idem_hash_name(idem_row_text(log, IDEM_JOB_LOG_QUEUE), key)));
-		idem_row_set(slot, IDEM_JOBS_KEY, PointerGetDatum(key));
-	}
+					 Int64GetDatum(idem_hash_name(idem_row_text(log, IDEM_JOB_LOG_QUEUE), idem_row_text(log, IDEM_JOB_LOG_KEY))));
 	if (!idem_table_insert(jobs))
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -386,22 +384,6 @@ idem_jobstore_get(int64 job_id, IdemJobInfo *info)
 	if (found)
 		idem_jobrow_read_log(&table, &queue, info);
 	idem_table_close(&table);
-	return found;
-}
-
-/* Does the queue have a job that waits or runs? */
-bool
-idem_jobstore_has_jobs(text *queue)
-{
-	IdemTable jobs;
-	IdemLookup lookup = {.nkeys = 1};
-	bool found;
-
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	lookup.index = idem_jobtable_fetch_index(&jobs);
-	ScanKeyInit(&lookup.keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(queue));
-	found = idem_probe_latest(&jobs, &lookup, jobs.found);
-	idem_table_close(&jobs);
 	return found;
 }
 

@@ -4,12 +4,15 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
 #include "access/stratnum.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_type.h"
 #include "commands/sequence.h"
+#include "miscadmin.h"
 #include "utils/fmgroids.h"
 #include "utils/lsyscache.h"
+#include "utils/snapmgr.h"
 
 #include "jobs.h"
 
@@ -45,8 +48,8 @@ static IdemTableDef job_keys_def = {
 static const Oid job_log_types[IDEM_JOB_LOG_NATTS] = {
 	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
 	INT4OID, INT4OID, INT4OID, TIMESTAMPTZOID,
-	TEXTOID, TEXTOID, TEXTOID, TEXTOID,
-	TEXTOID, JSONBOID, JSONBOID};
+	BOOLOID, TEXTOID, TEXTOID, TEXTOID,
+	TEXTOID, TEXTOID, JSONBOID, JSONBOID};
 
 static IdemTableDef job_log_def = {
 	.name = "job_log",
@@ -54,7 +57,7 @@ static IdemTableDef job_log_def = {
 	.natts = IDEM_JOB_LOG_NATTS,
 	.short_natts = IDEM_JOB_LOG_NATTS,
 	.nullable = IDEM_COLUMNS_FROM(IDEM_JOB_LOG_KEY) | IDEM_COLUMN(IDEM_JOB_LOG_MAX_ATTEMPTS) |
-		IDEM_COLUMN(IDEM_JOB_LOG_KEY_UNTIL),
+		IDEM_COLUMN(IDEM_JOB_LOG_KEY_UNTIL) | IDEM_COLUMN(IDEM_JOB_LOG_TOOK_KEY),
 	.pkey = {IDEM_JOB_LOG_JOB_ID},
 	.npkey = 1,
 	.pkey_hint = "Run ALTER TABLE idem.job_log ADD CONSTRAINT job_log_pkey PRIMARY KEY (job_id)."};
@@ -161,4 +164,47 @@ idem_jobtable_fetch_index(IdemTable *jobs)
 	return idem_table_find_index(jobs, columns, lengthof(columns),
 								 "There is no index that orders the jobs as they are fetched.",
 								 "Run CREATE INDEX CONCURRENTLY ON idem.jobs (queue, priority, run_at, job_id).");
+}
+
+/*
+ * Does the queue have a live job?  One that an open transaction has enqueued, or
+ * is removing, is one.
+ */
+bool
+idem_jobtable_has_jobs(text *queue)
+{
+	IdemTable jobs;
+	IdemLookup lookup = {.nkeys = 1};
+	IdemProbe probe;
+
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	lookup.index = idem_jobtable_fetch_index(&jobs);
+	ScanKeyInit(&lookup.keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(queue));
+	idem_probe_existing(&jobs, &lookup, &probe);
+	idem_table_close(&jobs);
+	return probe.found != IDEM_FOUND_NONE;
+}
+
+/* Is a job of the queue in the history?  Goes through all of it. */
+bool
+idem_jobtable_has_history(text *queue)
+{
+	IdemTable log;
+	IdemLookup lookup = {0};
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IndexScanDesc scan;
+	bool found = false;
+
+	idem_jobtable_open_log(&log, AccessShareLock);
+	lookup.index = log.pkey;
+	scan = idem_probe_begin(&log, &lookup, snapshot);
+	while (!found && index_getnext_slot(scan, ForwardScanDirection, log.found))
+	{
+		CHECK_FOR_INTERRUPTS();
+		found = idem_row_varlena_equals(&log, IDEM_JOB_LOG_QUEUE, queue);
+	}
+	index_endscan(scan);
+	idem_table_close(&log);
+	UnregisterSnapshot(snapshot);
+	return found;
 }

@@ -71,12 +71,6 @@ idem_queue_drop(PG_FUNCTION_ARGS)
 
 	idem_args_begin(fcinfo, 1, "idem_queue_drop()");
 	queue = idem_args_queue(fcinfo, 0);
-	if (idem_jobstore_has_jobs(queue))
-		ereport(ERROR,
-				errcode(ERRCODE_OBJECT_IN_USE),
-				errmsg("queue has jobs"),
-				errdetail("They would go by the defaults from now on."),
-				errhint("Let the jobs end or cancel them, or change the settings with idem_queue_set()."));
 	PG_RETURN_BOOL(idem_queuestore_drop(queue));
 }
 

@@ -188,6 +188,12 @@ idem_queuestore_drop(text *name)
 	IdemTable table;
 	bool exists = open_for_change(&table, name);
 
+	if (idem_jobtable_has_jobs(name))
+		ereport(ERROR,
+				errcode(ERRCODE_OBJECT_IN_USE),
+				errmsg("queue has jobs"),
+				errdetail("Its jobs, also those of open transactions, would fall back to the defaults."),
+				errhint("Let the jobs end or cancel them, or change the settings with idem_queue_set()."));
 	if (exists && !idem_row_isnull(&table, IDEM_QUEUES_OWNER))
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_IN_USE),
@@ -208,6 +214,11 @@ idem_queuestore_pause(text *name, bool pause)
 	bool exists = open_for_change(&table, name);
 	bool paused = exists && !idem_row_isnull(&table, IDEM_QUEUES_PAUSED_AT);
 
+	if (pause && !exists && !idem_jobtable_has_jobs(name) && !idem_jobtable_has_history(name))
+		ereport(NOTICE,
+				errmsg("the queue was never used or declared"),
+				errdetail("It has no settings, no jobs and no history; it is paused all the same."),
+				errhint("Check the name: idem.queue_status lists the queues. idem_resume() ends the pause."));
 	if (paused != pause)
 	{
 		TupleTableSlot *slot = begin_change(&table, name, exists);
