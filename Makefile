@@ -20,6 +20,7 @@ OBJS = \
 	src/probe.o \
 	src/keytable.o \
 	src/keyrow.o \
+	src/unfinished.o \
 	src/keystore.o \
 	src/leasestore.o \
 	src/claim.o \
@@ -60,6 +61,7 @@ REGRESS = \
 	privileges \
 	comments \
 	settings \
+	require_finish \
 	lease \
 	lease_expiry \
 	lease_plain \

@@ -18,5 +18,7 @@
 #define ERRCODE_IDEM_ALREADY_FINISHED MAKE_SQLSTATE('I', 'D', '0', '0', '4')
 /* a job with this key is there, and the caller wants to be told so by an error */
 #define ERRCODE_IDEM_DUPLICATE_JOB MAKE_SQLSTATE('I', 'D', '0', '0', '5')
+/* the transaction has claimed keys and not finished them, and that is to be an error */
+#define ERRCODE_IDEM_UNFINISHED MAKE_SQLSTATE('I', 'D', '0', '0', '7')
 
 #endif /* IDEM_ERRORS_H */

@@ -20,8 +20,15 @@ bool idem_guc_cleanup = true;
 int idem_guc_cleanup_naptime = 60;
 int idem_guc_cleanup_batch_size = 1000;
 bool idem_guc_log_duplicates = false;
+int idem_guc_require_finish = IDEM_REQUIRE_OFF;
 int idem_guc_stats_max = 1000;
 int idem_guc_clock_offset;
+
+static const struct config_enum_entry require_finish_values[] = {
+	{"off", IDEM_REQUIRE_OFF, false},
+	{"warning", IDEM_REQUIRE_WARNING, false},
+	{"error", IDEM_REQUIRE_ERROR, false},
+	{NULL, 0, false}};
 
 static bool
 check_scope(char **newval, void **extra, GucSource source)
@@ -127,6 +134,16 @@ idem_guc_init(void)
 							 &idem_guc_log_duplicates,
 							 false,
 							 PGC_SUSET,
+							 0,
+							 NULL, NULL, NULL);
+
+	DefineCustomEnumVariable("idem.require_finish",
+							 "What becomes of a transaction that commits with a claim that it did not finish.",
+							 "In autocommit mode a claim commits before the work is done.",
+							 &idem_guc_require_finish,
+							 IDEM_REQUIRE_OFF,
+							 require_finish_values,
+							 PGC_USERSET,
 							 0,
 							 NULL, NULL, NULL);
 

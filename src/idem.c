@@ -17,6 +17,7 @@ void
 _PG_init(void)
 {
 	idem_guc_init();
+	idem_unfinished_init();
 	if (!process_shared_preload_libraries_in_progress)
 		return;
 	idem_shared_init();

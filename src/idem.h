@@ -251,6 +251,14 @@ typedef struct IdemLookup
 	int nkeys;
 } IdemLookup;
 
+/* Values of idem.require_finish */
+typedef enum IdemRequire
+{
+	IDEM_REQUIRE_OFF,
+	IDEM_REQUIRE_WARNING,
+	IDEM_REQUIRE_ERROR
+} IdemRequire;
+
 /* guc.c */
 extern int idem_guc_ttl;
 extern char *idem_guc_scope;
@@ -261,6 +269,7 @@ extern bool idem_guc_cleanup;
 extern int idem_guc_cleanup_naptime;
 extern int idem_guc_cleanup_batch_size;
 extern bool idem_guc_log_duplicates;
+extern int idem_guc_require_finish;
 extern int idem_guc_stats_max;
 extern void idem_guc_init(void);
 
@@ -305,6 +314,10 @@ extern void idem_arrays_say_element(void *arg);
 extern TimestampTz idem_clock_now(void);
 extern int64 idem_clock_steady(void);
 extern int64 idem_clock_next_token(int64 last, TimestampTz now);
+
+/* unfinished.c */
+extern void idem_unfinished_add(int change);
+extern void idem_unfinished_init(void);
 
 /* stats.c */
 extern void idem_stats_count(IdemStat counter);

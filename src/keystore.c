@@ -10,8 +10,9 @@
  * by it; a row of another open transaction is open; a committed plain claim is
  * finished until expires_at and then counts as absent; a lease counts from its
  * commit on, until it is finished, given up or taken over.  There is no state
- * in backend memory but a hint about the place of a row, so rollback,
- * savepoints and PREPARE TRANSACTION need no code here.
+ * in backend memory but a hint about the place of a row, and a number for a
+ * warning (unfinished.c), so rollback, savepoints and PREPARE TRANSACTION need
+ * no code here.
  *
  * Who waits for whom: a claimer that meets an open row waits for the
  * transaction that made it (XactLockTableWait, so core finds deadlocks and
@@ -355,6 +356,8 @@ void
 idem_keystore_claim(IdemTable *table, const IdemClaim *claim, IdemRow *row)
 {
 	claim_key(table, claim, row);
+	if (row->status == IDEM_CLAIMED && claim->lease == NULL)
+		idem_unfinished_add(1);
 	idem_stats_count_claim(claim, row->status);
 }
 
@@ -447,6 +450,7 @@ idem_keystore_finish(IdemTable *table, const IdemKey *key, Jsonb *result)
 	(void) idem_keyrow_copy_finished(table, result, idem_clock_now());
 	if (idem_table_update(table) != TM_Ok)
 		elog(ERROR, "a key held by this transaction was changed by another one");
+	idem_unfinished_add(-1);
 	return true;
 }
 
@@ -466,6 +470,7 @@ idem_keystore_release(IdemTable *table, const IdemKey *key)
 	}
 	else if (idem_table_delete(table, true) != TM_Ok)
 		elog(ERROR, "a key held by this transaction was changed by another one");
+	idem_unfinished_add(-1);
 }
 
 /*
@@ -480,11 +485,14 @@ idem_keystore_forget(IdemTable *table, const IdemKey *key)
 	for (;;)
 	{
 		IdemProbe probe;
+		IdemStatus state = IDEM_GONE;
 
 		idem_probe_existing(table, &lookup, &probe);
+		if (probe.found == IDEM_FOUND_ROW)
+			state = idem_keyrow_judge(table, 0);
 		if (TransactionIdIsValid(probe.xwait))
 			idem_probe_wait(table, probe.xwait);
-		else if (probe.found == IDEM_FOUND_NONE || idem_keyrow_judge(table, 0) == IDEM_GONE)
+		else if (state == IDEM_GONE)
 		{
 			idem_keyrow_check_absent(table, &lookup);
 			return false;
@@ -492,8 +500,11 @@ idem_keystore_forget(IdemTable *table, const IdemKey *key)
 		else
 		{
 			idem_keyrow_check_serializable(table);
-			if (idem_table_delete(table, true) == TM_Ok)
-				return true;
+			if (idem_table_delete(table, true) != TM_Ok)
+				continue;
+			if (state == IDEM_HELD)
+				idem_unfinished_add(-1);
+			return true;
 		}
 	}
 }
