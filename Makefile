@@ -15,6 +15,7 @@ OBJS = \
 	src/hash.o \
 	src/shared.o \
 	src/stats.o \
+	src/subscription.o \
 	src/table.o \
 	src/row.o \
 	src/probe.o \
@@ -38,6 +39,7 @@ OBJS = \
 	src/queue.o \
 	src/enqueue.o \
 	src/job.o \
+	src/phase.o \
 	src/admin.o \
 	src/members.o \
 	src/monitor.o \
@@ -81,6 +83,7 @@ REGRESS = \
 	job_edges \
 	job_hash \
 	stats \
+	subscription \
 	doctor
 REGRESS_OPTS = \
 	--temp-instance=tmp_check_regress \
@@ -153,7 +156,8 @@ ISOLATION = \
 	job-spent \
 	job-isolation \
 	job-pin \
-	job-number
+	job-number \
+	subscription
 ISOLATION_OPTS = \
 	--inputdir=$(srcdir)/test/isolation \
 	--temp-instance=tmp_check_iso \

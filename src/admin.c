@@ -13,7 +13,7 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#include "jobs.h"
+#include "shared.h"
 
 PG_FUNCTION_INFO_V1(idem_cleanup);
 PG_FUNCTION_INFO_V1(idem_grant);
@@ -52,8 +52,9 @@ static const PrivilegeSet privilege_sets[] = {
 	{"monitor", {VIEW_FUNCTIONS}, {MONITOR_RELATIONS}},
 };
 
+/* A batch of a phase; adds the table that it cleans to the list if it was skipped */
 static int
-clean(void (*cleanup_table)(IdemCleanup *), int batch)
+clean(IdemPhase phase, int batch, StringInfo skipped)
 {
 	/* a new session begins anywhere, so that calls in sessions of their own come to all pages */
 	static uint32 page = 0;
@@ -64,8 +65,10 @@ clean(void (*cleanup_table)(IdemCleanup *), int batch)
 		page = pg_prng_uint32(&pg_global_prng_state);
 	is_first = false;
 	cleanup.place.page = page;
-	cleanup_table(&cleanup);
+	idem_phase_run(&idem_phases[phase], &cleanup);
 	page = cleanup.place.page;
+	if (cleanup.is_subscribed)
+		appendStringInfo(skipped, "%sidem.%s", skipped->len > 0 ? ", " : "", idem_phases[phase].tables[0]);
 	return cleanup.removed;
 }
 
@@ -73,7 +76,8 @@ Datum
 idem_cleanup(PG_FUNCTION_ARGS)
 {
 	int batch;
-	int removed;
+	int removed = 0;
+	StringInfoData skipped;
 
 	idem_args_begin(fcinfo, 1, "idem_cleanup()");
 	if (PG_ARGISNULL(0))
@@ -91,10 +95,14 @@ idem_cleanup(PG_FUNCTION_ARGS)
 						  batch, IDEM_MAX_CLEANUP_BATCH),
 				errhint("Call %s again until it returns 0.", "idem_cleanup()"));
 
-	removed = clean(idem_keystore_cleanup, batch) +
-		clean(idem_joblog_cleanup_keys, batch) +
-		clean(idem_joblog_cleanup_log, batch) +
-		clean(idem_jobstore_cleanup_jobs, batch);
+	initStringInfo(&skipped);
+	for (int phase = IDEM_PHASE_KEYS; phase < IDEM_NPHASES; phase++)
+		removed += clean(phase, batch, &skipped);
+	if (skipped.len > 0)
+		ereport(NOTICE,
+				errmsg("cleanup has skipped tables that a subscription writes"),
+				errdetail("Not cleaned up: %s.", skipped.data),
+				errhint("The publisher removes what has expired. When the subscription is dropped cleanup goes on."));
 	PG_RETURN_INT32(removed);
 }
 

@@ -43,31 +43,16 @@
 #define MAX_RUN	 (2 * USECS_PER_SEC)
 #define MAX_REST (10 * USECS_PER_SEC)
 
-/* A phase of cleanup: the tables that it locks, the first of which it cleans, and one that it only reads */
-typedef struct Phase
-{
-	const char *activity;
-	const char *tables[4];
-	const char *read_table;
-	void (*clean)(IdemCleanup *cleanup);
-} Phase;
-
-static const Phase phases[IDEM_NPHASES] = {
-	[IDEM_PHASE_KEYS] = {"idem cleanup: keys", {"keys"}, NULL, idem_keystore_cleanup},
-	[IDEM_PHASE_JOB_KEYS] = {"idem cleanup: keys of jobs", {"job_keys"}, NULL, idem_joblog_cleanup_keys},
-	[IDEM_PHASE_JOB_HISTORY] = {"idem cleanup: history of jobs", {"job_log"}, NULL, idem_joblog_cleanup_log},
-	[IDEM_PHASE_JOBS] = {"idem cleanup: jobs without attempts", {"jobs", "job_log"}, "queues", idem_jobstore_cleanup_jobs},
-};
-
 static IdemEntry *entry = NULL; /* where to report; NULL: nowhere */
 
 /* The run under way; times in microseconds, by the steady clock */
 typedef struct Run
 {
 	int64 until;
-	int pause;		 /* times as long as the work */
-	int64 rest;		 /* of a pause, that does not fit into the run */
-	bool was_locked; /* somebody had a lock on a table */
+	int pause;			 /* times as long as the work */
+	int64 rest;			 /* of a pause, that does not fit into the run */
+	bool was_locked;	 /* somebody had a lock on a table */
+	bool was_subscribed; /* a subscription writes a table */
 	bool failed;
 	char error[IDEM_ERROR_TEXT_LEN]; /* the first one */
 	IdemPhase next;					 /* the phase whose turn it is */
@@ -119,10 +104,12 @@ note_outcome(IdemRunOutcome outcome, const Run *run, bool more, int64 backlog)
 	progress->phase = IDEM_PHASE_IDLE;
 	progress->backlog = backlog;
 	progress->next = run->next;
-	if (outcome == IDEM_RUN_DONE && !more)
+	if ((outcome == IDEM_RUN_DONE || outcome == IDEM_RUN_SUBSCRIBED) && !more)
 		progress->finished_at = GetCurrentTimestamp();
 	if (outcome == IDEM_RUN_LOCKED)
 		progress->phase = IDEM_PHASE_LOCKED;
+	if (outcome == IDEM_RUN_SUBSCRIBED)
+		progress->phase = IDEM_PHASE_SUBSCRIBED;
 	if (outcome == IDEM_RUN_OFF)
 		progress->phase = IDEM_PHASE_OFF;
 	if (outcome == IDEM_RUN_NOT_THERE)
@@ -224,7 +211,7 @@ lock_table(Run *run, Oid extension, const char *table, LOCKMODE mode)
 
 /* Lock the tables of a phase; false if there is nothing to be done.  owner: that of the first one. */
 static bool
-lock_tables(Run *run, const Phase *phase, Oid *owner)
+lock_tables(Run *run, const IdemPhaseDef *phase, Oid *owner)
 {
 	Oid extension = get_extension_oid("idem", true);
 
@@ -243,7 +230,7 @@ lock_tables(Run *run, const Phase *phase, Oid *owner)
 
 /* One batch of a phase, in a transaction of its own */
 static void
-clean_batch(Run *run, const Phase *phase, IdemCleanup *cleanup)
+clean_batch(Run *run, const IdemPhaseDef *phase, IdemCleanup *cleanup)
 {
 	Oid user;
 	int sec_context;
@@ -258,7 +245,8 @@ clean_batch(Run *run, const Phase *phase, IdemCleanup *cleanup)
 	{
 		GetUserIdAndSecContext(&user, &sec_context);
 		SetUserIdAndSecContext(owner, sec_context | SECURITY_RESTRICTED_OPERATION);
-		phase->clean(cleanup);
+		idem_phase_run(phase, cleanup);
+		run->was_subscribed |= cleanup->is_subscribed;
 		SetUserIdAndSecContext(user, sec_context);
 	}
 	PopActiveSnapshot();
@@ -351,7 +339,7 @@ clean_phase(Run *run, IdemPhase phase)
 	cleanup->removed = cleanup->rows = cleanup->left = 0;
 	cleanup->more = false;
 	note_phase(phase);
-	clean_batch(run, &phases[phase], cleanup);
+	clean_batch(run, &idem_phases[phase], cleanup);
 	took = idem_clock_steady() - start;
 	note_batch(phase, cleanup, took);
 	if (cleanup->more)
@@ -460,6 +448,7 @@ clean_database(const IdemRun *order)
 	begin_round(order->goes_on, &run);
 	clean_all(&run);
 	report(run.failed ? IDEM_RUN_FAILED : run.was_locked ? IDEM_RUN_LOCKED :
+			   run.was_subscribed						 ? IDEM_RUN_SUBSCRIBED :
 														   IDEM_RUN_DONE,
 		   &run);
 }

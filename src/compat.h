@@ -40,6 +40,11 @@
 #define pg_noreturn pg_attribute_noreturn()
 #endif
 
+/* 19: a type of its own for the caches of catalogs */
+#if PG_VERSION_NUM < 190000
+typedef int SysCacheIdentifier;
+#endif
+
 /* 17: interval has infinities */
 #if PG_VERSION_NUM < 170000
 #define INTERVAL_NOT_FINITE(i) false

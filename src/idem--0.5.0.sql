@@ -1018,7 +1018,7 @@ SELECT c.datid,
 COMMENT ON VIEW idem.cleanup_progress IS 'what the background worker does and has done in each database that has the extension';
 COMMENT ON COLUMN idem.cleanup_progress.datid IS 'the database';
 COMMENT ON COLUMN idem.cleanup_progress.datname IS 'its name';
-COMMENT ON COLUMN idem.cleanup_progress.phase IS 'keys, job keys, job history, jobs (those without attempts left): at work there; idle, off (idem.cleanup), failing, locked (somebody has locked a table), not installed (any more)';
+COMMENT ON COLUMN idem.cleanup_progress.phase IS 'keys, job keys, job history, jobs (those without attempts left): at work there; idle, off (idem.cleanup), failing, locked (somebody has locked a table), subscribed (a subscription writes tables, which are skipped), not installed (any more)';
 COMMENT ON COLUMN idem.cleanup_progress.removed IS 'rows removed in this round, which ends when there is nothing left';
 COMMENT ON COLUMN idem.cleanup_progress.rows_per_second IS 'how fast, without the pauses';
 COMMENT ON COLUMN idem.cleanup_progress.backlog IS 'estimate of what is left, as of the end of the last run; null if it is not known';
@@ -1148,7 +1148,16 @@ n AS (
 	 CROSS JOIN (SELECT GREATEST((SELECT pg_catalog.max(j.job_id) FROM idem.jobs AS j),
 								 (SELECT pg_catalog.max(g.job_id) FROM idem.job_log AS g),
 								 (SELECT pg_catalog.max(k.job_id)
-									FROM (SELECT k.job_id FROM idem.job_keys AS k ORDER BY k.expires_at DESC LIMIT 100) AS k)) AS highest) AS m)
+									FROM (SELECT k.job_id FROM idem.job_keys AS k ORDER BY k.expires_at DESC LIMIT 100) AS k)) AS highest) AS m),
+u AS (
+	SELECT pg_catalog.string_agg(DISTINCT pg_catalog.quote_ident(s.subname), ', ') AS names,
+		   pg_catalog.string_agg(DISTINCT pg_catalog.format('idem.%I', k.relname), ', ') AS tables,
+		   pg_catalog.bool_or(s.subbinary) AS is_binary,
+		   pg_catalog.min(pg_catalog.quote_ident(s.subname)) FILTER (WHERE s.subbinary) AS binary_name
+	  FROM pg_catalog.pg_subscription_rel AS x
+	  JOIN pg_catalog.pg_subscription AS s ON s.oid OPERATOR(pg_catalog.=) x.srsubid
+	  JOIN pg_catalog.pg_class AS k ON k.oid OPERATOR(pg_catalog.=) x.srrelid
+	 WHERE k.oid OPERATOR(pg_catalog.=) ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log', 'idem.queues']::regclass[]))
 SELECT h."check",
 	   h.status,
 	   h.detail,
@@ -1316,12 +1325,22 @@ SELECT 15, false, 'functions',
 		   AND n.nspname OPERATOR(pg_catalog.<>) 'pg_catalog') AS p
 UNION ALL
 SELECT 16, true, 'job numbers',
-	   CASE WHEN n.behind THEN 'fail' ELSE 'ok' END,
+	   CASE WHEN n.behind THEN CASE WHEN u.names IS NULL THEN 'fail' ELSE 'warn' END ELSE 'ok' END,
 	   CASE WHEN n.behind
 	   THEN pg_catalog.format('the sequence is at %s, and there is a job %s: new jobs get numbers that were given out before', n.at, n.highest)
 	   ELSE 'the sequence is past all jobs' END,
 	   CASE WHEN n.behind THEN pg_catalog.format('SELECT pg_catalog.setval(''idem.jobs_job_id_seq'', %s);', n.highest) END
-  FROM n) AS h
+  FROM n, u
+UNION ALL
+SELECT 17, true, 'subscription',
+	   CASE WHEN u.is_binary THEN 'fail' WHEN u.names IS NOT NULL THEN 'warn' ELSE 'ok' END,
+	   CASE WHEN u.names IS NULL THEN 'no subscription writes the tables'
+	   WHEN u.is_binary THEN pg_catalog.format('subscription %s is binary: owners arrive as numbers, which are other roles here; copy the tables anew after the fix', u.binary_name)
+	   ELSE pg_catalog.format('%s: written by subscription %s, so cleanup skips them, and functions that write them are refused; at the cutover: all roles of the publisher are here, it takes no more writes, all of them have arrived, then the fix, DROP SUBSCRIPTION, reload', u.tables, u.names) END,
+	   CASE WHEN u.is_binary THEN pg_catalog.format('ALTER SUBSCRIPTION %s SET (binary = false);', u.binary_name)
+	   WHEN u.names IS NOT NULL
+	   THEN 'SELECT pg_catalog.setval(''idem.jobs_job_id_seq'', 1000000 OPERATOR(pg_catalog.+) GREATEST((SELECT last_value FROM idem.jobs_job_id_seq), (SELECT pg_catalog.max(job_id) FROM idem.jobs), (SELECT pg_catalog.max(job_id) FROM idem.job_log), (SELECT pg_catalog.max(job_id) FROM idem.job_keys)));' END
+  FROM u) AS h
  ORDER BY h.ord;
 COMMENT ON VIEW idem.checks IS 'for idem.health: every check but that of the version';
 COMMENT ON COLUMN idem.checks."check" IS 'what was looked at';
@@ -1331,7 +1350,7 @@ COMMENT ON COLUMN idem.checks.fix IS 'a command to be run; null if there is noth
 
 CREATE FUNCTION pg_catalog.idem_checks(version text)
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 16
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 17
 BEGIN ATOMIC
 	SELECT c."check", c.status, c.detail, c.fix FROM idem.checks AS c;
 END;
@@ -1375,7 +1394,7 @@ COMMENT ON COLUMN idem.health.fix IS 'a command to be run; null if there is noth
 
 CREATE FUNCTION pg_catalog.idem_doctor()
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 17
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 18
 BEGIN ATOMIC
 	SELECT h."check", h.status, h.detail, h.fix FROM idem.health AS h;
 END;

@@ -186,6 +186,7 @@ typedef struct IdemTableDef
 
 	Oid relid; /* invalid: not looked up yet, or not there */
 	TupleDesc short_desc;
+	uint64 unsubscribed_at; /* see idem_subscription_refuse() */
 	bool is_known;
 	struct IdemTableDef *next;
 } IdemTableDef;
@@ -217,6 +218,8 @@ typedef struct IdemCleanup
 	int batch;		/* rows to remove at most */
 	int64 deadline; /* when to leave off, by the steady clock; 0: never */
 	IdemPlace place;
+	Snapshot snapshot;	/* set by idem_phase_run(): which rows to look at */
+	bool is_subscribed; /* skipped: a subscription writes a table */
 	int removed;
 	bool more;	/* left off before the end */
 	int64 rows; /* if so: number of live rows */
@@ -338,6 +341,10 @@ extern void idem_table_update_hashed(IdemTable *table, int64 hash);
 extern TM_Result idem_table_delete(IdemTable *table, bool wait);
 extern bool idem_table_may_go_on(IdemCleanup *cleanup);
 extern void idem_table_cleanup(IdemTable *table, AttrNumber expires_at, bool (*remove)(IdemTable *), IdemCleanup *cleanup);
+
+/* subscription.c */
+extern bool idem_subscription_writes(Oid relid);
+extern void idem_subscription_refuse(IdemTableDef *def);
 
 /* row.c */
 extern bool idem_row_isnull(IdemTable *table, AttrNumber attno);

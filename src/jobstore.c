@@ -412,14 +412,13 @@ static void
 bury_on_pages(IdemTable *jobs, BlockNumber begin, BlockNumber end, IdemQueue *queue, IdemCleanup *cleanup)
 {
 	TimestampTz now = idem_clock_now();
-	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	ItemPointerData mintid;
 	ItemPointerData maxtid;
 	TableScanDesc scan;
 
 	ItemPointerSet(&mintid, begin, 1);
 	ItemPointerSet(&maxtid, end - 1, MaxOffsetNumber);
-	scan = idem_compat_beginscan_tidrange(jobs->heap, snapshot, &mintid, &maxtid);
+	scan = idem_compat_beginscan_tidrange(jobs->heap, cleanup->snapshot, &mintid, &maxtid);
 	while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, jobs->found))
 	{
 		cleanup->place.page = ItemPointerGetBlockNumber(&jobs->found->tts_tid);
@@ -431,7 +430,6 @@ bury_on_pages(IdemTable *jobs, BlockNumber begin, BlockNumber end, IdemQueue *qu
 	if (!cleanup->more)
 		cleanup->place.page = end;
 	table_endscan(scan);
-	UnregisterSnapshot(snapshot);
 }
 
 /*

@@ -457,6 +457,7 @@ judge_run(Database *database, const IdemRun *run)
 			note_failure(database, run->error);
 			break;
 		case IDEM_RUN_DONE:
+		case IDEM_RUN_SUBSCRIBED:
 			note_success(database, now + naptime());
 			break;
 		case IDEM_RUN_LOCKED:

@@ -21,7 +21,7 @@
 #define WORKER_NATTS  15
 
 static const char *const phase_names[] = {
-	"idle", "keys", "job keys", "job history", "jobs", "off", "failing", "not installed", "locked"};
+	"idle", "keys", "job keys", "job history", "jobs", "off", "failing", "not installed", "locked", "subscribed"};
 static const char *const state_names[] = {
 	"stopped", "sleeping", "working", "waiting for a free slot"};
 

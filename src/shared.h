@@ -40,10 +40,20 @@ typedef enum IdemPhase
 	IDEM_PHASE_OFF,
 	IDEM_PHASE_FAILING,
 	IDEM_PHASE_NOT_THERE,
-	IDEM_PHASE_LOCKED
+	IDEM_PHASE_LOCKED,
+	IDEM_PHASE_SUBSCRIBED
 } IdemPhase;
 
 #define IDEM_NPHASES (IDEM_PHASE_JOBS + 1)
+
+/* A phase of cleanup: the tables that it writes, the first of which it cleans, and one that it only reads */
+typedef struct IdemPhaseDef
+{
+	const char *activity;
+	const char *tables[4];
+	const char *read_table;
+	void (*clean)(IdemCleanup *cleanup);
+} IdemPhaseDef;
 
 /*
  * Cleanup of a database.  A round lasts until there is nothing left to remove,
@@ -87,12 +97,13 @@ typedef struct IdemCounted
 /* What has become of a run of the worker */
 typedef enum IdemRunOutcome
 {
-	IDEM_RUN_LOST,		/* it has not come to say: no connection, or ended by somebody */
-	IDEM_RUN_DONE,		/* all went well */
-	IDEM_RUN_LOCKED,	/* somebody has locked a table */
-	IDEM_RUN_OFF,		/* idem.cleanup is off there */
-	IDEM_RUN_NOT_THERE, /* the extension is not installed there */
-	IDEM_RUN_FAILED		/* an error */
+	IDEM_RUN_LOST,		 /* it has not come to say: no connection, or ended by somebody */
+	IDEM_RUN_DONE,		 /* all went well */
+	IDEM_RUN_LOCKED,	 /* somebody has locked a table */
+	IDEM_RUN_SUBSCRIBED, /* all went well, but a subscription writes a table */
+	IDEM_RUN_OFF,		 /* idem.cleanup is off there */
+	IDEM_RUN_NOT_THERE,	 /* the extension is not installed there */
+	IDEM_RUN_FAILED		 /* an error */
 } IdemRunOutcome;
 
 /* The worker, of which there is one at a time */
@@ -154,6 +165,10 @@ extern void idem_shared_copy(IdemEntry *entry, IdemCounted *counted);
 /* stats.c */
 extern void idem_stats_hold(void);
 extern void idem_stats_let_go(bool committed);
+
+/* phase.c */
+extern const IdemPhaseDef idem_phases[IDEM_NPHASES];
+extern void idem_phase_run(const IdemPhaseDef *phase, IdemCleanup *cleanup);
 
 /* cleanup.c */
 extern PGDLLEXPORT void idem_cleanup_main(Datum arg);

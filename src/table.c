@@ -209,6 +209,8 @@ idem_table_open(IdemTable *table, IdemTableDef *def, LOCKMODE lockmode)
 	table->context = CurrentMemoryContext;
 	table->heap = table_open(relid, lockmode);
 	check_shape(def, table->heap);
+	if (lockmode >= RowExclusiveLock)
+		idem_subscription_refuse(def);
 	pkey = idem_compat_primary_key(table->heap);
 	if (!OidIsValid(pkey))
 		unsupported(def, "The primary key is missing.", def->pkey_hint);
@@ -603,8 +605,7 @@ idem_table_cleanup(IdemTable *table, AttrNumber expires_at, bool (*remove)(IdemT
 	Relation index = idem_table_find_index(table, &expires_at, 1,
 										   "There is no index that orders the rows by expires_at.",
 										   psprintf("Run CREATE INDEX CONCURRENTLY ON idem.%s (expires_at).", table->def->name));
-	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-	IndexScanDesc scan = begin_expired(table, index, snapshot, cleanup->place.from);
+	IndexScanDesc scan = begin_expired(table, index, cleanup->snapshot, cleanup->place.from);
 
 	while (idem_table_may_go_on(cleanup) && index_getnext_slot(scan, ForwardScanDirection, table->found))
 	{
@@ -615,5 +616,4 @@ idem_table_cleanup(IdemTable *table, AttrNumber expires_at, bool (*remove)(IdemT
 	index_endscan(scan);
 	if (cleanup->more)
 		estimate_left(table, expires_at, cleanup);
-	UnregisterSnapshot(snapshot);
 }

@@ -58,16 +58,18 @@ max_prepared_transactions = 64
 
 =over
 
-=item new_node($name, conf => '', init => {}, extension => 1)
+=item new_node($name, conf => '', init => {}, extension => 1, install => undef)
 
-A running server, with the extension in the database postgres.
+A running server, with the extension in the database postgres.  install is the
+path of another installation of PostgreSQL.
 
 =cut
 
 sub new_node
 {
 	my ($name, %opt) = @_;
-	my $node = PostgreSQL::Test::Cluster->new($name);
+	my $node = PostgreSQL::Test::Cluster->new($name,
+		defined $opt{install} ? (install_path => $opt{install}) : ());
 
 	$node->init(
 		extra => [ '--no-locale', '--encoding=UTF8' ],

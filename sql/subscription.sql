@@ -1,0 +1,153 @@
+--
+-- Tables that a subscription writes: cleanup skips every phase that would write
+-- one of them (W1), functions that write one are refused (K13), and the doctor
+-- knows (H1).  The subscription is made up, and has the tables that the test
+-- gives it; a real one is in test/t/125_blue_green.pl.
+--
+\set VERBOSITY sqlstate
+SET client_min_messages = error;
+CREATE PROCEDURE anew() LANGUAGE sql AS $$
+	TRUNCATE idem.keys, idem.jobs, idem.job_keys, idem.job_log, idem.queues;
+	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
+$$;
+CREATE SUBSCRIPTION made_up CONNECTION 'dbname=nowhere' PUBLICATION p WITH (connect = false, slot_name = NONE);
+CREATE PROCEDURE subscribe(VARIADIC tables regclass[] DEFAULT '{}') LANGUAGE sql AS $$
+	DELETE FROM pg_subscription_rel;
+	INSERT INTO pg_subscription_rel (srsubid, srrelid, srsubstate, srsublsn)
+	SELECT s.oid, t, 'r', '0/1' FROM pg_subscription AS s, unnest(tables) AS t WHERE s.subname = 'made_up';
+$$;
+-- a row of each kind that has expired
+CREATE PROCEDURE expire() LANGUAGE sql AS $$
+	SELECT set_config('idem.clock_offset', '-100000', false);
+	SELECT idem_claim('expired', ttl => '1 s');
+	SELECT idem_queue_set('kept', keep => '1 s');
+	SELECT idem_enqueue('kept', key => 'k', dedup => 'until_expired', key_ttl => '1 s');
+	SELECT idem_complete(job_id, token) FROM idem_fetch('kept', lease => '1 s');
+	SELECT idem_enqueue('spent', max_attempts => 1);
+	SELECT idem_fetch('spent', lease => '1 s');
+	SELECT set_config('idem.clock_offset', '0', false);
+$$;
+CREATE VIEW counted AS
+SELECT (SELECT count(*) FROM idem.keys) AS keys, (SELECT count(*) FROM idem.job_keys) AS job_keys,
+	   (SELECT count(*) FROM idem.job_log WHERE queue = 'kept') AS history,
+	   (SELECT count(*) FROM idem.jobs) AS jobs, (SELECT count(*) FROM idem.job_log WHERE state = 'dead') AS dead;
+
+--
+-- W1: each table alone; what writes another one goes on
+--
+CALL anew();
+CALL expire();
+SELECT * FROM counted;
+SET client_min_messages = notice;
+\set VERBOSITY default
+-- all of them
+CALL subscribe('idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log', 'idem.queues');
+SELECT idem_cleanup();
+SELECT * FROM counted;
+-- a job that is given up goes to the history
+CALL subscribe('idem.job_log');
+BEGIN;
+SELECT idem_cleanup();
+SELECT * FROM counted;
+ROLLBACK;
+CALL subscribe('idem.jobs');
+BEGIN;
+SELECT idem_cleanup();
+SELECT * FROM counted;
+ROLLBACK;
+CALL subscribe('idem.keys');
+BEGIN;
+SELECT idem_cleanup();
+SELECT * FROM counted;
+ROLLBACK;
+CALL subscribe('idem.job_keys');
+BEGIN;
+SELECT idem_cleanup();
+SELECT * FROM counted;
+ROLLBACK;
+-- queues are read only, and other tables are not ours
+CREATE TABLE other (a int);
+CALL subscribe('idem.queues', 'other');
+BEGIN;
+SELECT idem_cleanup();
+SELECT * FROM counted;
+ROLLBACK;
+-- a subscription that is rolled back
+BEGIN;
+CALL subscribe('idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log');
+SELECT idem_cleanup();
+ROLLBACK;
+CALL subscribe();
+SELECT idem_cleanup();
+SELECT * FROM counted;
+
+--
+-- K13: who writes is refused, in a session that has used the table before, too
+--
+SELECT status FROM idem_claim('a');
+SELECT outcome FROM idem_enqueue('q', key => 'k');
+CALL subscribe('idem.keys');
+SELECT status FROM idem_claim('a');
+\set VERBOSITY sqlstate
+SELECT status FROM idem_claim('new');
+SELECT status FROM idem_lease('new', '1 min');
+SELECT idem_finish('a');
+SELECT idem_release('a');
+SELECT idem_forget('a');
+SELECT status FROM idem_claim_many('{a, b}');
+SELECT idem_finish('a', token => 1);
+SELECT idem_fence('a', 1);
+-- reading is not, nor are other tables
+SELECT status FROM idem_get('a');
+SELECT outcome FROM idem_enqueue('q', key => 'k');
+CALL subscribe('idem.jobs');
+SELECT status FROM idem_claim('a');
+SELECT outcome FROM idem_enqueue('q', key => 'k');
+SELECT outcome FROM idem_enqueue_many('q', '{1}');
+SELECT job_id FROM idem_fetch('q');
+SELECT job_id FROM idem_fetch('empty', lease => '1 min');
+SELECT idem_complete(1, 1);
+SELECT status FROM idem_complete_many('{1}', '{1}');
+SELECT idem_fail(1, 1);
+SELECT idem_snooze(1, 1, '1 min');
+SELECT status FROM idem_heartbeat('{1}', '{1}', '1 min');
+SELECT idem_cancel(1);
+SELECT idem_retry(1);
+SELECT count(*) FROM idem_job(1);
+CALL subscribe('idem.queues');
+SELECT idem_queue_set('q', lease => '1 min');
+SELECT idem_pause('q');
+SELECT outcome FROM idem_enqueue('q', key => 'k');
+-- it is over when the subscription is gone, also in the middle of a transaction
+CALL subscribe('idem.keys', 'idem.jobs');
+BEGIN;
+CALL subscribe();
+SELECT status FROM idem_claim('b');
+ROLLBACK;
+SELECT status FROM idem_claim('b');
+
+--
+-- H1: the doctor
+--
+\set VERBOSITY default
+SELECT status, detail, fix FROM idem_doctor() WHERE "check" = 'subscription' \gx
+SELECT fix FROM idem_doctor() WHERE "check" = 'subscription' \gset
+-- the fix sets the sequence above all jobs that came from the publisher
+INSERT INTO idem.job_keys (key_hash, expires_at, job_id, queue, key) VALUES (1, now() + '1 day', 5000, 'q', 'k');
+:fix
+-- owners are numbers in a binary subscription
+SET client_min_messages = error;
+ALTER SUBSCRIPTION made_up SET (binary = true);
+SELECT status, detail, fix FROM idem_doctor() WHERE "check" = 'subscription' \gx
+SELECT fix FROM idem_doctor() WHERE "check" = 'subscription' \gset
+:fix
+SELECT status FROM idem_doctor() WHERE "check" = 'subscription';
+DROP SUBSCRIPTION made_up;
+SELECT status, detail, fix FROM idem_doctor() WHERE "check" = 'subscription';
+SELECT status FROM idem_claim('b');
+SELECT outcome FROM idem_enqueue('q');
+
+CALL anew();
+DROP TABLE other;
+DROP VIEW counted;
+DROP PROCEDURE anew, subscribe, expire;
