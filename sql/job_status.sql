@@ -47,6 +47,35 @@ SET idem.clock_offset = '6 h';
 SELECT queue, ready, scheduled, running, expired, dead FROM idem.queue_status ORDER BY queue;
 RESET idem.clock_offset;
 
+-- follow-ups that wait for another job are blocked, whenever they are due: neither ready nor scheduled
+CALL anew();
+SELECT job_id, outcome FROM idem_enqueue('chain', '1', 'k', 'until_executed');
+SELECT job_id, token FROM idem_fetch('chain', lease => '1 h') \gset
+SELECT job_id, outcome FROM idem_enqueue('chain', '2', 'k', 'until_executed', if_running => 'rerun');
+SELECT job_id, outcome FROM idem_enqueue('other', '3', 'k', 'until_executed');
+SELECT job_id AS other_id, token AS other_token FROM idem_fetch('other', lease => '1 h') \gset
+SELECT job_id, outcome FROM idem_enqueue('other', '4', 'k', 'until_executed', if_running => 'rerun', delay => '1 h', include_scheduled => true);
+SELECT job_id, state FROM idem.job_status ORDER BY job_id;
+SELECT j.* FROM (VALUES (1), (2), (3), (4)) AS v (id), LATERAL (SELECT id, state FROM idem_job(id)) AS j;
+SELECT queue, ready, scheduled, blocked, running, oldest_ready FROM idem.queue_status ORDER BY queue;
+-- the job that they wait for fails, and waits for its retry: still
+SELECT idem_fail(:job_id, :token, retry_in => '1 min');
+SELECT queue, ready, scheduled, blocked, running, oldest_ready FROM idem.queue_status WHERE queue = 'chain';
+-- it ends: not any more
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT state FROM idem_job(2);
+SELECT idem_cancel(1);
+SELECT state FROM idem_job(2);
+SELECT state FROM idem.job_status WHERE job_id = 2;
+ROLLBACK;
+SELECT idem_cancel(1);
+SELECT idem_complete(:other_id, :other_token);
+SELECT job_id, state FROM idem.job_status WHERE state <> 'cancelled' ORDER BY job_id;
+SELECT state FROM idem_job(2);
+SELECT state FROM idem_job(4);
+SELECT queue, ready, scheduled, blocked, running, oldest_ready IS NOT NULL AS has_ready FROM idem.queue_status ORDER BY queue;
+SELECT job_id FROM idem_fetch('chain', lease => '1 h');
+
 -- queues without jobs, if they are declared; paused ones; owners
 CALL anew();
 SELECT idem_queue_set('declared'), idem_queue_set('owned', owner => current_user::regrole);

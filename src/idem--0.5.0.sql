@@ -839,6 +839,8 @@ SELECT j.job_id,
 	   CASE
 	   WHEN j.lease_until OPERATOR(pg_catalog.>) c.now THEN 'running'
 	   WHEN j.lease_until IS NOT NULL THEN 'expired'
+	   WHEN j.after_job IS NOT NULL
+			AND EXISTS (SELECT FROM idem.jobs AS o WHERE o.job_id OPERATOR(pg_catalog.=) j.after_job) THEN 'blocked'
 	   WHEN j.run_at OPERATOR(pg_catalog.>) c.now THEN 'scheduled'
 	   ELSE 'waiting'
 	   END AS state,
@@ -875,7 +877,7 @@ COMMENT ON VIEW idem.job_status IS 'every job, live or in the history, with its 
 COMMENT ON COLUMN idem.job_status.job_id IS 'number of the job';
 COMMENT ON COLUMN idem.job_status.queue IS 'name of the queue';
 COMMENT ON COLUMN idem.job_status.key IS 'the key, or null';
-COMMENT ON COLUMN idem.job_status.state IS 'waiting, scheduled (for later), running (leased), expired (its lease ran out: the next fetch gets it); done, dead, cancelled';
+COMMENT ON COLUMN idem.job_status.state IS 'waiting, scheduled (for later), blocked (another job has to end before), running (leased), expired (its lease ran out: the next fetch gets it); done, dead, cancelled';
 COMMENT ON COLUMN idem.job_status.priority IS 'lower numbers are fetched first';
 COMMENT ON COLUMN idem.job_status.age IS 'time since the job was enqueued';
 COMMENT ON COLUMN idem.job_status.attempt IS 'how often the job was fetched';
@@ -890,6 +892,7 @@ CREATE VIEW idem.queue_status AS
 SELECT COALESCE(j.queue, q.queue) AS queue,
 	   COALESCE(j.ready, 0) AS ready,
 	   COALESCE(j.scheduled, 0) AS scheduled,
+	   COALESCE(j.blocked, 0) AS blocked,
 	   COALESCE(j.running, 0) AS running,
 	   COALESCE(j.expired, 0) AS expired,
 	   COALESCE(j.dead, 0) AS dead,
@@ -899,6 +902,7 @@ SELECT COALESCE(j.queue, q.queue) AS queue,
   FROM (SELECT s.queue,
 			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'waiting') AS ready,
 			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'scheduled') AS scheduled,
+			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'blocked') AS blocked,
 			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'running') AS running,
 			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'expired') AS expired,
 			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'dead') AS dead,
@@ -911,6 +915,7 @@ COMMENT ON VIEW idem.queue_status IS 'number of jobs in each queue by state, for
 COMMENT ON COLUMN idem.queue_status.queue IS 'name of the queue';
 COMMENT ON COLUMN idem.queue_status.ready IS 'jobs that wait for a worker';
 COMMENT ON COLUMN idem.queue_status.scheduled IS 'jobs for later, retries included';
+COMMENT ON COLUMN idem.queue_status.blocked IS 'jobs that wait for the end of another one: reruns';
 COMMENT ON COLUMN idem.queue_status.running IS 'jobs that are leased';
 COMMENT ON COLUMN idem.queue_status.expired IS 'jobs whose lease ran out: the next fetch gets them';
 COMMENT ON COLUMN idem.queue_status.dead IS 'jobs that were given up and are still kept';

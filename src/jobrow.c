@@ -9,8 +9,11 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
+#include "access/tableam.h"
 #include "executor/executor.h"
 #include "utils/builtins.h"
+#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "jobs.h"
@@ -73,21 +76,39 @@ idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue)
 	return idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) >= idem_jobrow_max_attempts(jobs, queue);
 }
 
-/* Is it a rerun, and the job that it comes after is still there? */
-bool
-idem_jobrow_waits_for_other(IdemTable *jobs)
+/* Is it a rerun, and the job that it comes after is still there, by this snapshot? */
+static bool
+waits_for_other(IdemTable *jobs, Snapshot snapshot)
 {
 	IdemLookup lookup;
 	TupleTableSlot *slot;
+	IndexScanDesc scan;
 	bool found;
 
 	if (idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB))
 		return false;
 	lookup = idem_jobtable_by_id(jobs, idem_row_int64(jobs, IDEM_JOBS_AFTER_JOB));
 	slot = table_slot_create(jobs->heap, NULL);
-	found = idem_probe_latest(jobs, &lookup, slot);
+	scan = idem_probe_begin(jobs, &lookup, snapshot);
+	found = index_getnext_slot(scan, ForwardScanDirection, slot);
+	index_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
 	return found;
+}
+
+/* The same as of now */
+bool
+idem_jobrow_waits_for_other(IdemTable *jobs)
+{
+	Snapshot snapshot;
+	bool waits;
+
+	if (idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB))
+		return false;
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	waits = waits_for_other(jobs, snapshot);
+	UnregisterSnapshot(snapshot);
+	return waits;
 }
 
 /* The row to be written: what was found, with all columns if the change needs them */
@@ -120,6 +141,8 @@ state_name(IdemTable *jobs)
 
 	if (idem_jobrow_is_leased(jobs))
 		return idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) > now ? "running" : "expired";
+	if (waits_for_other(jobs, GetActiveSnapshot()))
+		return "blocked";
 	return idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT) > now ? "scheduled" : "waiting";
 }
 

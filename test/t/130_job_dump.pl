@@ -121,8 +121,8 @@ my $states_before = run($states);
 
 is( run('SELECT state, count(*) FROM idem.job_status GROUP BY 1 ORDER BY 1'),
 	join("\n",
-		'cancelled|1', 'dead|1', 'done|1', 'expired|1',
-		'running|2', 'scheduled|3', 'waiting|5'),
+		'blocked|1', 'cancelled|1', 'dead|1', 'done|1', 'expired|1',
+		'running|2', 'scheduled|3', 'waiting|4'),
 	'there are jobs in every state');
 
 # open while the dumps are made: an enqueue, and a job that runs

@@ -320,6 +320,7 @@ my %expected = (
 	'idem_stored_keys{datname="postgres",status="exhausted"}' => 1,
 	'idem_stored_keys{datname="postgres",status="expired"}' => 0,
 	'idem_queue_ready{datname="postgres",queue="mail"}' => 1,
+	'idem_queue_blocked{datname="postgres",queue="mail"}' => 0,
 	'idem_queue_dead{datname="postgres",queue="mail"}' => 1,
 	'idem_queue_paused{datname="postgres",queue="mail"}' => 0,
 	'idem_queue_paused{datname="postgres",queue="paused"}' => 1,
