@@ -169,6 +169,10 @@ PROVE_TESTS = test/t/*.pl
 
 EXTRA_CLEAN = tmp_check_regress
 
+# Other libraries in the server do not see our symbols; 16 and newer do that for
+# all modules.
+PG_CFLAGS += -fvisibility=hidden
+
 # WERROR=1 is for our own builds.  Parameters go unused in the server's own
 # headers and in our callbacks, whose signatures are given.
 ifdef WERROR

@@ -6,6 +6,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "catalog/pg_type.h"
 #include "common/pg_prng.h"
 #include "nodes/makefuncs.h"
 #include "nodes/parsenodes.h"
@@ -15,11 +16,11 @@
 
 #include "shared.h"
 
-PG_FUNCTION_INFO_V1(idem_cleanup);
-PG_FUNCTION_INFO_V1(idem_grant);
-PG_FUNCTION_INFO_V1(idem_revoke);
-PG_FUNCTION_INFO_V1(idem_clock);
-PG_FUNCTION_INFO_V1(idem_key_state);
+IDEM_FUNCTION(idem_cleanup, INT4OID, INT4OID);
+IDEM_FUNCTION(idem_grant, VOIDOID, TEXTOID, TEXTOID);
+IDEM_FUNCTION(idem_revoke, VOIDOID, TEXTOID, TEXTOID);
+IDEM_FUNCTION(idem_clock, TIMESTAMPTZOID);
+IDEM_FUNCTION(idem_key_state, TEXTOID, XIDOID, TIMESTAMPTZOID, TIMESTAMPTZOID);
 
 /* What idem_grant() hands out */
 typedef struct PrivilegeSet
@@ -79,7 +80,7 @@ idem_cleanup(PG_FUNCTION_ARGS)
 	int removed = 0;
 	StringInfoData skipped;
 
-	idem_args_begin(fcinfo, 1, "idem_cleanup()");
+	idem_args_begin(fcinfo, &idem_cleanup_signature, "idem_cleanup()");
 	if (PG_ARGISNULL(0))
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
@@ -197,7 +198,7 @@ change_privileges(FunctionCallInfo fcinfo, bool is_grant)
 Datum
 idem_grant(PG_FUNCTION_ARGS)
 {
-	idem_args_begin(fcinfo, 2, "idem_grant()");
+	idem_args_begin(fcinfo, &idem_grant_signature, "idem_grant()");
 	change_privileges(fcinfo, true);
 	PG_RETURN_VOID();
 }
@@ -205,7 +206,7 @@ idem_grant(PG_FUNCTION_ARGS)
 Datum
 idem_revoke(PG_FUNCTION_ARGS)
 {
-	idem_args_begin(fcinfo, 2, "idem_revoke()");
+	idem_args_begin(fcinfo, &idem_revoke_signature, "idem_revoke()");
 	change_privileges(fcinfo, false);
 	PG_RETURN_VOID();
 }
@@ -213,7 +214,7 @@ idem_revoke(PG_FUNCTION_ARGS)
 Datum
 idem_clock(PG_FUNCTION_ARGS)
 {
-	idem_args_begin(fcinfo, 0, NULL);
+	idem_args_begin(fcinfo, &idem_clock_signature, NULL);
 	PG_RETURN_TIMESTAMPTZ(idem_clock_now());
 }
 
@@ -224,7 +225,7 @@ idem_clock(PG_FUNCTION_ARGS)
 Datum
 idem_key_state(PG_FUNCTION_ARGS)
 {
-	idem_args_begin(fcinfo, 3, NULL);
+	idem_args_begin(fcinfo, &idem_key_state_signature, NULL);
 	if (PG_ARGISNULL(0) || PG_ARGISNULL(2))
 		PG_RETURN_NULL();
 	PG_RETURN_TEXT_P(cstring_to_text(idem_keyrow_state_name(DatumGetTransactionId(PG_GETARG_DATUM(0)),

@@ -3,9 +3,10 @@
  *		Arguments and result descriptors of the SQL functions.
  *
  * Every function calls idem_args_begin() first.  It and idem_args_row_desc()
- * or idem_args_row_set() compare the number of arguments and the result with
- * what the C code expects, so that a library and SQL objects of different
- * versions give an error and not a crash.
+ * or idem_args_row_set() compare the types of the arguments and of the result
+ * with what the C code expects, so that a library and SQL objects of different
+ * versions, or a function declared anew by a superuser, give an error and not a
+ * crash.
  */
 #include "postgres.h"
 
@@ -19,6 +20,7 @@
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/fmgrprotos.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
@@ -72,15 +74,40 @@ idem_args_version_mismatch(const char *found)
 				   errhint("Install the library of the newer version, run ALTER EXTENSION idem UPDATE, and reconnect."));
 }
 
+static bool
+is_declared_as(Oid function, const Oid *types)
+{
+	Oid *args;
+	int nargs;
+
+	if (get_func_signature(function, &args, &nargs) != types[0])
+		return false;
+	/* ends at the first zero, if there are more arguments than types */
+	for (int i = 0; i < nargs; i++)
+	{
+		if (args[i] != types[i + 1])
+			return false;
+	}
+	return types[nargs + 1] == InvalidOid;
+}
+
 /*
  * First thing in every SQL function.  write_command is the name of a
- * function that writes, which read-only transactions and standbys refuse.
+ * function that writes, which read-only transactions and standbys refuse.  What
+ * was found out about a function holds for the whole session: its types cannot
+ * change but with its OID.
  */
 void
-idem_args_begin(FunctionCallInfo fcinfo, int nargs, const char *write_command)
+idem_args_begin(FunctionCallInfo fcinfo, IdemSignature *signature, const char *write_command)
 {
-	if (PG_NARGS() != nargs)
-		idem_args_version_mismatch("The function is declared with other arguments.");
+	Oid function = fcinfo->flinfo->fn_oid;
+
+	if (signature->function != function)
+	{
+		if (!is_declared_as(function, signature->types))
+			idem_args_version_mismatch("The function is declared with other types.");
+		signature->function = function;
+	}
 	if (write_command != NULL)
 	{
 		PreventCommandIfReadOnly(write_command);

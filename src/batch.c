@@ -20,8 +20,8 @@
 static const Oid claim_many_types[CLAIM_MANY_NATTS] = {
 	INT4OID, TEXTOID, BOOLOID, TEXTOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
 
-PG_FUNCTION_INFO_V1(idem_claim_many);
-PG_FUNCTION_INFO_V1(idem_finish_many);
+IDEM_FUNCTION(idem_claim_many, RECORDOID, TEXTARRAYOID, JSONBARRAYOID, INTERVALOID, INTERVALOID, TEXTOID);
+IDEM_FUNCTION(idem_finish_many, INT4OID, TEXTARRAYOID, JSONBARRAYOID, TEXTOID);
 
 /* An element of the array of keys */
 typedef struct BatchItem
@@ -122,7 +122,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	BatchItem *items;
 	int n;
 
-	idem_args_begin(fcinfo, 5, "idem_claim_many()");
+	idem_args_begin(fcinfo, &idem_claim_many_signature, "idem_claim_many()");
 	rsinfo = idem_args_row_set(fcinfo, claim_many_types, CLAIM_MANY_NATTS);
 	keys = get_keys(fcinfo, 0, &n);
 	items = MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(BatchItem),
@@ -164,7 +164,7 @@ idem_finish_many(PG_FUNCTION_ARGS)
 	ErrorContextCallback context = {
 		.previous = error_context_stack, .callback = idem_arrays_say_element, .arg = &element};
 
-	idem_args_begin(fcinfo, 3, "idem_finish_many()");
+	idem_args_begin(fcinfo, &idem_finish_many_signature, "idem_finish_many()");
 	keys = get_keys(fcinfo, 0, &n);
 	have_results = get_jsonbs(fcinfo, 1, "results", n, &results, &nulls);
 	key.scope = idem_args_scope(fcinfo, 2);

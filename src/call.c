@@ -26,7 +26,7 @@
 
 static const Oid call_types[CALL_NATTS] = {TEXTOID, JSONBOID, BOOLOID};
 
-PG_FUNCTION_INFO_V1(idem_call);
+IDEM_FUNCTION(idem_call, RECORDOID, TEXTOID, REGPROCOID, JSONBOID, INTERVALOID, INTERVALOID, TEXTOID);
 
 /* Is it a function (jsonb) returning jsonb that can take this payload? */
 static void
@@ -163,7 +163,7 @@ idem_call(PG_FUNCTION_ARGS)
 	Datum values[CALL_NATTS];
 	bool nulls[CALL_NATTS] = {false};
 
-	idem_args_begin(fcinfo, 6, "idem_call()");
+	idem_args_begin(fcinfo, &idem_call_signature, "idem_call()");
 	(void) idem_args_row_desc(fcinfo, call_types, CALL_NATTS, &row_desc);
 	if (PG_ARGISNULL(1))
 		ereport(ERROR,

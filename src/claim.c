@@ -25,11 +25,11 @@ static const Oid get_types[GET_NATTS] = {
 	TEXTOID, JSONBOID, NAMEOID, TEXTOID, INT4OID, INT8OID,
 	JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
 
-PG_FUNCTION_INFO_V1(idem_claim);
-PG_FUNCTION_INFO_V1(idem_finish);
-PG_FUNCTION_INFO_V1(idem_release);
-PG_FUNCTION_INFO_V1(idem_get);
-PG_FUNCTION_INFO_V1(idem_forget);
+IDEM_FUNCTION(idem_claim, RECORDOID, TEXTOID, JSONBOID, INTERVALOID, INTERVALOID, TEXTOID);
+IDEM_FUNCTION(idem_finish, BOOLOID, TEXTOID, JSONBOID, INT8OID, TEXTOID);
+IDEM_FUNCTION(idem_release, BOOLOID, TEXTOID, INT8OID, TEXTOID);
+IDEM_FUNCTION(idem_get, RECORDOID, TEXTOID, TEXTOID);
+IDEM_FUNCTION(idem_forget, BOOLOID, TEXTOID, TEXTOID);
 
 /* claimed, status, result, created_at, expires_at */
 void
@@ -57,7 +57,7 @@ idem_claim(PG_FUNCTION_ARGS)
 	Datum values[CLAIM_NATTS];
 	bool nulls[CLAIM_NATTS];
 
-	idem_args_begin(fcinfo, 5, "idem_claim()");
+	idem_args_begin(fcinfo, &idem_claim_signature, "idem_claim()");
 	desc = idem_args_row_desc(fcinfo, claim_types, CLAIM_NATTS, &row_desc);
 	idem_args_claim(fcinfo, 1, &claim);
 
@@ -79,7 +79,7 @@ idem_finish(PG_FUNCTION_ARGS)
 	int64 token;
 	bool finished;
 
-	idem_args_begin(fcinfo, 4, "idem_finish()");
+	idem_args_begin(fcinfo, &idem_finish_signature, "idem_finish()");
 	idem_args_key(fcinfo, 0, 3, &key);
 	result = PG_ARGISNULL(1) ? NULL : idem_args_jsonb(PG_GETARG_DATUM(1), "result");
 	token = idem_args_optional_token(fcinfo, 2);
@@ -100,7 +100,7 @@ idem_release(PG_FUNCTION_ARGS)
 	IdemKey key;
 	int64 token;
 
-	idem_args_begin(fcinfo, 3, "idem_release()");
+	idem_args_begin(fcinfo, &idem_release_signature, "idem_release()");
 	idem_args_key(fcinfo, 0, 2, &key);
 	token = idem_args_optional_token(fcinfo, 1);
 
@@ -120,7 +120,7 @@ idem_forget(PG_FUNCTION_ARGS)
 	IdemKey key;
 	bool forgotten;
 
-	idem_args_begin(fcinfo, 2, "idem_forget()");
+	idem_args_begin(fcinfo, &idem_forget_signature, "idem_forget()");
 	idem_args_key(fcinfo, 0, 1, &key);
 
 	idem_keytable_open(&table, RowExclusiveLock);
@@ -179,7 +179,7 @@ idem_get(PG_FUNCTION_ARGS)
 	IdemKey key;
 	IdemRow row;
 
-	idem_args_begin(fcinfo, 2, NULL);
+	idem_args_begin(fcinfo, &idem_get_signature, NULL);
 	rsinfo = idem_args_row_set(fcinfo, get_types, GET_NATTS);
 	idem_args_key(fcinfo, 0, 1, &key);
 

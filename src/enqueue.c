@@ -40,12 +40,13 @@ enum EnqueueArg
 	ARG_DELAY,
 	ARG_RUN_AT,
 	ARG_PRIORITY,
-	ARG_MAX_ATTEMPTS,
-	ENQUEUE_NARGS
+	ARG_MAX_ATTEMPTS
 };
 
-PG_FUNCTION_INFO_V1(idem_enqueue);
-PG_FUNCTION_INFO_V1(idem_enqueue_many);
+IDEM_FUNCTION(idem_enqueue, RECORDOID, TEXTOID, JSONBOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID,
+			  INTERVALOID, BOOLOID, INTERVALOID, TIMESTAMPTZOID, INT4OID, INT4OID);
+IDEM_FUNCTION(idem_enqueue_many, RECORDOID, TEXTOID, JSONBARRAYOID, TEXTARRAYOID, TEXTOID, TEXTOID,
+			  TEXTOID, INTERVALOID, BOOLOID, INTERVALOID, TIMESTAMPTZOID, INT4OID, INT4OID);
 
 pg_noreturn static void
 contradiction(const char *what, const char *detail, const char *hint)
@@ -174,7 +175,7 @@ idem_enqueue(PG_FUNCTION_ARGS)
 	Datum values[ENQUEUE_NATTS];
 	bool nulls[ENQUEUE_NATTS];
 
-	idem_args_begin(fcinfo, ENQUEUE_NARGS, "idem_enqueue()");
+	idem_args_begin(fcinfo, &idem_enqueue_signature, "idem_enqueue()");
 	desc = idem_args_row_desc(fcinfo, enqueue_types, ENQUEUE_NATTS, &row_desc);
 	get_enqueue(fcinfo, &enqueue);
 	if (PG_ARGISNULL(ARG_KEY))
@@ -264,7 +265,7 @@ idem_enqueue_many(PG_FUNCTION_ARGS)
 	IdemEnqueued *answers;
 	int n;
 
-	idem_args_begin(fcinfo, ENQUEUE_NARGS, "idem_enqueue_many()");
+	idem_args_begin(fcinfo, &idem_enqueue_many_signature, "idem_enqueue_many()");
 	rsinfo = idem_args_row_set(fcinfo, enqueue_many_types, ENQUEUE_MANY_NATTS);
 	get_enqueue(fcinfo, &enqueue);
 	idem_arrays_require(fcinfo, ARG_PAYLOAD, "payloads", &payloads, &nulls, &n);

@@ -30,6 +30,7 @@
 #define IDEM_MAX_QUEUE_LEN	   255
 #define IDEM_MAX_SAME_HASH	   32
 #define IDEM_MAX_CLEANUP_BATCH 1000000
+#define IDEM_MAX_ARGS		   16
 #define IDEM_MAX_STATS		   100000
 
 /*
@@ -154,6 +155,19 @@ typedef struct IdemProbe
 	TransactionId xwait; /* whose end would change the picture, or invalid */
 } IdemProbe;
 
+/* How an SQL function is to be declared: types of the result and of the arguments, then zeros */
+typedef struct IdemSignature
+{
+	Oid types[IDEM_MAX_ARGS + 2];
+	Oid function; /* one that is known to be declared so */
+} IdemSignature;
+
+/* IDEM_FUNCTION(name, type of the result, types of the arguments): an SQL function */
+#define IDEM_FUNCTION(name, ...)                     \
+	extern PGDLLEXPORT Datum name(PG_FUNCTION_ARGS); \
+	PG_FUNCTION_INFO_V1(name);                       \
+	static IdemSignature name##_signature = {.types = {__VA_ARGS__}}
+
 /* The row that an SQL function returns, as it is declared */
 typedef struct IdemRowDesc
 {
@@ -277,7 +291,7 @@ extern int idem_guc_stats_max;
 extern void idem_guc_init(void);
 
 /* args.c */
-extern void idem_args_begin(FunctionCallInfo fcinfo, int nargs, const char *write_command);
+extern void idem_args_begin(FunctionCallInfo fcinfo, IdemSignature *signature, const char *write_command);
 extern void idem_args_key(FunctionCallInfo fcinfo, int keyarg, int scopearg, IdemKey *key);
 extern text *idem_args_scope(FunctionCallInfo fcinfo, int arg);
 extern void idem_args_check_key(const text *key);

@@ -34,15 +34,15 @@ static const Oid job_types[JOB_NATTS] = {
 	TEXTOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, INT4OID, INT4OID,
 	INT4OID, TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
 
-PG_FUNCTION_INFO_V1(idem_fetch);
-PG_FUNCTION_INFO_V1(idem_complete);
-PG_FUNCTION_INFO_V1(idem_complete_many);
-PG_FUNCTION_INFO_V1(idem_fail);
-PG_FUNCTION_INFO_V1(idem_heartbeat);
-PG_FUNCTION_INFO_V1(idem_snooze);
-PG_FUNCTION_INFO_V1(idem_cancel);
-PG_FUNCTION_INFO_V1(idem_retry);
-PG_FUNCTION_INFO_V1(idem_job);
+IDEM_FUNCTION(idem_fetch, RECORDOID, TEXTOID, INT4OID, INTERVALOID, TEXTOID);
+IDEM_FUNCTION(idem_complete, BOOLOID, INT8OID, INT8OID, JSONBOID);
+IDEM_FUNCTION(idem_complete_many, RECORDOID, INT8ARRAYOID, INT8ARRAYOID);
+IDEM_FUNCTION(idem_fail, TEXTOID, INT8OID, INT8OID, TEXTOID, INTERVALOID, BOOLOID);
+IDEM_FUNCTION(idem_heartbeat, RECORDOID, INT8ARRAYOID, INT8ARRAYOID, INTERVALOID);
+IDEM_FUNCTION(idem_snooze, TIMESTAMPTZOID, INT8OID, INT8OID, INTERVALOID);
+IDEM_FUNCTION(idem_cancel, BOOLOID, INT8OID);
+IDEM_FUNCTION(idem_retry, BOOLOID, INT8OID);
+IDEM_FUNCTION(idem_job, RECORDOID, INT8OID);
 
 /* For a missing argument without which there is nothing to do */
 static void
@@ -120,7 +120,7 @@ idem_fetch(PG_FUNCTION_ARGS)
 	IdemTable jobs;
 	IdemFetch fetch;
 
-	idem_args_begin(fcinfo, 4, "idem_fetch()");
+	idem_args_begin(fcinfo, &idem_fetch_signature, "idem_fetch()");
 	rsinfo = idem_args_row_set(fcinfo, fetch_types, FETCH_NATTS);
 	idem_queuestore_use(idem_args_queue(fcinfo, 0), &fetch.queue);
 	fetch.batch = get_batch(fcinfo, 1);
@@ -151,7 +151,7 @@ idem_complete(PG_FUNCTION_ARGS)
 	Jsonb *result;
 	IdemHold hold;
 
-	idem_args_begin(fcinfo, 3, "idem_complete()");
+	idem_args_begin(fcinfo, &idem_complete_signature, "idem_complete()");
 	job_id = get_job_id(fcinfo);
 	token = idem_args_token(fcinfo, 1);
 	result = PG_ARGISNULL(2) ? NULL : idem_args_jsonb(PG_GETARG_DATUM(2), "result");
@@ -174,7 +174,7 @@ idem_fail(PG_FUNCTION_ARGS)
 	IdemHold hold;
 	bool dead = false;
 
-	idem_args_begin(fcinfo, 5, "idem_fail()");
+	idem_args_begin(fcinfo, &idem_fail_signature, "idem_fail()");
 	job_id = get_job_id(fcinfo);
 	token = idem_args_token(fcinfo, 1);
 	if (!PG_ARGISNULL(3))
@@ -200,7 +200,7 @@ idem_snooze(PG_FUNCTION_ARGS)
 	IdemHold hold;
 	TimestampTz run_at = 0;
 
-	idem_args_begin(fcinfo, 3, "idem_snooze()");
+	idem_args_begin(fcinfo, &idem_snooze_signature, "idem_snooze()");
 	job_id = get_job_id(fcinfo);
 	token = idem_args_token(fcinfo, 1);
 	require(fcinfo, 2, "delay", "Pass the time after which the job is due again, such as '90 s'.");
@@ -279,7 +279,7 @@ idem_complete_many(PG_FUNCTION_ARGS)
 	IdemQueue queue = {0};
 	Batch batch;
 
-	idem_args_begin(fcinfo, 2, "idem_complete_many()");
+	idem_args_begin(fcinfo, &idem_complete_many_signature, "idem_complete_many()");
 	rsinfo = idem_args_row_set(fcinfo, complete_many_types, COMPLETE_MANY_NATTS);
 	get_batch_of_jobs(fcinfo, &batch);
 
@@ -311,7 +311,7 @@ idem_heartbeat(PG_FUNCTION_ARGS)
 	int64 lease;
 	TimestampTz *until;
 
-	idem_args_begin(fcinfo, 3, "idem_heartbeat()");
+	idem_args_begin(fcinfo, &idem_heartbeat_signature, "idem_heartbeat()");
 	rsinfo = idem_args_row_set(fcinfo, heartbeat_types, HEARTBEAT_NATTS);
 	get_batch_of_jobs(fcinfo, &batch);
 	lease = PG_ARGISNULL(2) ? -1 : idem_args_lease(fcinfo, 2);
@@ -342,7 +342,7 @@ idem_cancel(PG_FUNCTION_ARGS)
 	int64 job_id;
 	bool cancelled;
 
-	idem_args_begin(fcinfo, 1, "idem_cancel()");
+	idem_args_begin(fcinfo, &idem_cancel_signature, "idem_cancel()");
 	job_id = get_job_id(fcinfo);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
@@ -358,7 +358,7 @@ idem_retry(PG_FUNCTION_ARGS)
 	int64 job_id;
 	bool waits;
 
-	idem_args_begin(fcinfo, 1, "idem_retry()");
+	idem_args_begin(fcinfo, &idem_retry_signature, "idem_retry()");
 	job_id = get_job_id(fcinfo);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
@@ -404,7 +404,7 @@ idem_job(PG_FUNCTION_ARGS)
 	ReturnSetInfo *rsinfo;
 	IdemJobInfo info;
 
-	idem_args_begin(fcinfo, 1, NULL);
+	idem_args_begin(fcinfo, &idem_job_signature, NULL);
 	rsinfo = idem_args_row_set(fcinfo, job_types, JOB_NATTS);
 	if (idem_jobstore_get(get_job_id(fcinfo), &info))
 		put_job(rsinfo, &info);

@@ -22,10 +22,11 @@
 static const Oid lease_types[LEASE_NATTS] = {
 	BOOLOID, TEXTOID, JSONBOID, INT8OID, INT4OID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
 
-PG_FUNCTION_INFO_V1(idem_lease);
-PG_FUNCTION_INFO_V1(idem_renew);
-PG_FUNCTION_INFO_V1(idem_checkpoint);
-PG_FUNCTION_INFO_V1(idem_fence);
+IDEM_FUNCTION(idem_lease, RECORDOID, TEXTOID, INTERVALOID, JSONBOID, INTERVALOID, TEXTOID, INT4OID,
+			  TEXTOID, INTERVALOID, TEXTOID);
+IDEM_FUNCTION(idem_renew, TIMESTAMPTZOID, TEXTOID, INT8OID, INTERVALOID, TEXTOID);
+IDEM_FUNCTION(idem_checkpoint, TIMESTAMPTZOID, TEXTOID, INT8OID, JSONBOID, TEXTOID);
+IDEM_FUNCTION(idem_fence, BOOLOID, TEXTOID, INT8OID, TEXTOID);
 
 /* Is the key to be parked when the lease has run out? */
 static bool
@@ -81,7 +82,7 @@ idem_lease(PG_FUNCTION_ARGS)
 	IdemRow row;
 	TupleDesc desc;
 
-	idem_args_begin(fcinfo, 9, "idem_lease()");
+	idem_args_begin(fcinfo, &idem_lease_signature, "idem_lease()");
 	desc = idem_args_row_desc(fcinfo, lease_types, LEASE_NATTS, &row_desc);
 	idem_args_key(fcinfo, 0, 8, &claim.key);
 	lease.length = idem_args_lease(fcinfo, 1);
@@ -114,7 +115,7 @@ idem_renew(PG_FUNCTION_ARGS)
 	int64 length;
 	TimestampTz until;
 
-	idem_args_begin(fcinfo, 4, "idem_renew()");
+	idem_args_begin(fcinfo, &idem_renew_signature, "idem_renew()");
 	idem_args_key(fcinfo, 0, 3, &key);
 	token = idem_args_token(fcinfo, 1);
 	length = idem_args_lease(fcinfo, 2);
@@ -134,7 +135,7 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 	Jsonb *data;
 	TimestampTz until;
 
-	idem_args_begin(fcinfo, 4, "idem_checkpoint()");
+	idem_args_begin(fcinfo, &idem_checkpoint_signature, "idem_checkpoint()");
 	idem_args_key(fcinfo, 0, 3, &key);
 	token = idem_args_token(fcinfo, 1);
 	if (PG_ARGISNULL(2))
@@ -158,7 +159,7 @@ idem_fence(PG_FUNCTION_ARGS)
 	IdemKey key;
 	int64 token;
 
-	idem_args_begin(fcinfo, 3, "idem_fence()");
+	idem_args_begin(fcinfo, &idem_fence_signature, "idem_fence()");
 	idem_args_key(fcinfo, 0, 2, &key);
 	token = idem_args_token(fcinfo, 1);
 

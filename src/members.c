@@ -33,7 +33,7 @@
 
 #include "idem.h"
 
-PG_FUNCTION_INFO_V1(idem_close_members);
+IDEM_FUNCTION(idem_close_members, VOIDOID);
 
 /* What has become a member of the extension in this transaction */
 static List *
@@ -147,7 +147,7 @@ idem_close_members(PG_FUNCTION_ARGS)
 {
 	ListCell *lc;
 
-	idem_args_begin(fcinfo, 0, "idem_close_members()");
+	idem_args_begin(fcinfo, &idem_close_members_signature, "idem_close_members()");
 	foreach (lc, new_members())
 		close_object(lfirst(lc));
 	PG_RETURN_VOID();

@@ -33,12 +33,12 @@ static const Oid worker_types[WORKER_NATTS] = {
 	TIMESTAMPTZOID, OIDOID, INT4OID, INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID, FLOAT8OID,
 	INT8OID, BOOLOID};
 
-PG_FUNCTION_INFO_V1(idem_version);
-PG_FUNCTION_INFO_V1(idem_stat_databases);
-PG_FUNCTION_INFO_V1(idem_stat_queues);
-PG_FUNCTION_INFO_V1(idem_stat_cleanup);
-PG_FUNCTION_INFO_V1(idem_stat_worker);
-PG_FUNCTION_INFO_V1(idem_stats_reset);
+IDEM_FUNCTION(idem_version, TEXTOID);
+IDEM_FUNCTION(idem_stat_databases, RECORDOID);
+IDEM_FUNCTION(idem_stat_queues, RECORDOID);
+IDEM_FUNCTION(idem_stat_cleanup, RECORDOID);
+IDEM_FUNCTION(idem_stat_worker, RECORDOID);
+IDEM_FUNCTION(idem_stats_reset, VOIDOID);
 
 /*
  * The doctor asks for this one before anything else, so every version of the
@@ -47,7 +47,7 @@ PG_FUNCTION_INFO_V1(idem_stats_reset);
 Datum
 idem_version(PG_FUNCTION_ARGS)
 {
-	idem_args_begin(fcinfo, 0, NULL);
+	idem_args_begin(fcinfo, &idem_version_signature, NULL);
 	PG_RETURN_TEXT_P(cstring_to_text(IDEM_VERSION));
 }
 
@@ -129,7 +129,7 @@ copy_entries(bool of_queues, int *n)
 
 /* Counters of databases or queues: whose they are, the counters, since when */
 static Datum
-put_counters(FunctionCallInfo fcinfo, bool of_queues)
+put_counters(FunctionCallInfo fcinfo, IdemSignature *signature, bool of_queues)
 {
 	Oid types[IDEM_NCOUNTERS + 3];
 	Row row = {0};
@@ -145,7 +145,7 @@ put_counters(FunctionCallInfo fcinfo, bool of_queues)
 		types[natts++] = INT8OID;
 	types[natts++] = TIMESTAMPTZOID;
 
-	idem_args_begin(fcinfo, 0, NULL);
+	idem_args_begin(fcinfo, signature, NULL);
 	row.rsinfo = idem_args_row_set(fcinfo, types, natts);
 	if (idem_shared == NULL)
 		return (Datum) 0;
@@ -171,13 +171,13 @@ put_counters(FunctionCallInfo fcinfo, bool of_queues)
 Datum
 idem_stat_databases(PG_FUNCTION_ARGS)
 {
-	return put_counters(fcinfo, false);
+	return put_counters(fcinfo, &idem_stat_databases_signature, false);
 }
 
 Datum
 idem_stat_queues(PG_FUNCTION_ARGS)
 {
-	return put_counters(fcinfo, true);
+	return put_counters(fcinfo, &idem_stat_queues_signature, true);
 }
 
 static void
@@ -205,7 +205,7 @@ idem_stat_cleanup(PG_FUNCTION_ARGS)
 	int n;
 	Copy *copies;
 
-	idem_args_begin(fcinfo, 0, NULL);
+	idem_args_begin(fcinfo, &idem_stat_cleanup_signature, NULL);
 	row.rsinfo = idem_args_row_set(fcinfo, cleanup_types, CLEANUP_NATTS);
 	if (idem_shared == NULL)
 		return (Datum) 0;
@@ -236,7 +236,7 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 	IdemRun run = {0};
 	bool is_full = false;
 
-	idem_args_begin(fcinfo, 0, NULL);
+	idem_args_begin(fcinfo, &idem_stat_worker_signature, NULL);
 	row.rsinfo = idem_args_row_set(fcinfo, worker_types, WORKER_NATTS);
 	if (idem_shared != NULL)
 	{
@@ -271,7 +271,7 @@ idem_stats_reset(PG_FUNCTION_ARGS)
 {
 	TimestampTz now = GetCurrentTimestamp();
 
-	idem_args_begin(fcinfo, 0, NULL);
+	idem_args_begin(fcinfo, &idem_stats_reset_signature, NULL);
 	if (idem_shared == NULL)
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),

@@ -6,14 +6,16 @@
  */
 #include "postgres.h"
 
+#include "catalog/pg_type.h"
 #include "utils/builtins.h"
 
 #include "jobs.h"
 
-PG_FUNCTION_INFO_V1(idem_queue_set);
-PG_FUNCTION_INFO_V1(idem_queue_drop);
-PG_FUNCTION_INFO_V1(idem_pause);
-PG_FUNCTION_INFO_V1(idem_resume);
+IDEM_FUNCTION(idem_queue_set, VOIDOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, INTERVALOID, BOOLOID,
+			  INTERVALOID, INTERVALOID, INT4OID, INTERVALOID, INTERVALOID, INTERVALOID, INTERVALOID, REGROLEOID);
+IDEM_FUNCTION(idem_queue_drop, BOOLOID, TEXTOID);
+IDEM_FUNCTION(idem_pause, BOOLOID, TEXTOID);
+IDEM_FUNCTION(idem_resume, BOOLOID, TEXTOID);
 
 /* Arguments of idem_queue_set() after the name, and the columns that they go to */
 static const struct
@@ -44,7 +46,7 @@ idem_queue_set(PG_FUNCTION_ARGS)
 	NullableDatum columns[IDEM_QUEUES_NATTS + 1];
 	text *queue;
 
-	idem_args_begin(fcinfo, lengthof(settings) + 1, "idem_queue_set()");
+	idem_args_begin(fcinfo, &idem_queue_set_signature, "idem_queue_set()");
 	queue = idem_args_queue(fcinfo, 0);
 	for (int i = 0; i <= IDEM_QUEUES_NATTS; i++)
 		columns[i].isnull = true;
@@ -69,7 +71,7 @@ idem_queue_drop(PG_FUNCTION_ARGS)
 {
 	text *queue;
 
-	idem_args_begin(fcinfo, 1, "idem_queue_drop()");
+	idem_args_begin(fcinfo, &idem_queue_drop_signature, "idem_queue_drop()");
 	queue = idem_args_queue(fcinfo, 0);
 	PG_RETURN_BOOL(idem_queuestore_drop(queue));
 }
@@ -77,13 +79,13 @@ idem_queue_drop(PG_FUNCTION_ARGS)
 Datum
 idem_pause(PG_FUNCTION_ARGS)
 {
-	idem_args_begin(fcinfo, 1, "idem_pause()");
+	idem_args_begin(fcinfo, &idem_pause_signature, "idem_pause()");
 	PG_RETURN_BOOL(idem_queuestore_pause(idem_args_queue(fcinfo, 0), true));
 }
 
 Datum
 idem_resume(PG_FUNCTION_ARGS)
 {
-	idem_args_begin(fcinfo, 1, "idem_resume()");
+	idem_args_begin(fcinfo, &idem_resume_signature, "idem_resume()");
 	PG_RETURN_BOOL(idem_queuestore_pause(idem_args_queue(fcinfo, 0), false));
 }

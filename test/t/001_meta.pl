@@ -38,6 +38,25 @@ ok(defined $meta->{$_}, "META.json has $_")
   foreach qw(name version abstract maintainer license provides meta-spec);
 is($meta->{license}, 'postgresql', 'licence in META.json');
 
+# The library exports what the server looks up by name, and nothing else.
+
+SKIP:
+{
+	my ($dir) = run_command([ 'pg_config', '--pkglibdir' ]);
+	my ($has_nm) = eval { run_command([ 'nm', '--version' ]) };
+
+	skip 'there is no nm', 1 if !$has_nm;
+
+	my ($out) = run_command([ 'nm', '-D', '--defined-only', "$dir/idem.so" ]);
+	my @exported = sort map { (split ' ')[2] } split /\n/, $out;
+	my $script = slurp_file("src/idem--$version.sql");
+	my @functions = $script =~ /^AS 'MODULE_PATHNAME', '(\w+)';$/mg;
+	my @expected = sort qw(Pg_magic_func _PG_init idem_cleanup_main idem_launcher_main),
+	  map { ($_, "pg_finfo_$_") } @functions;
+
+	is("@exported", "@expected", 'exported symbols');
+}
+
 # The lists in the Makefile give the order; no test is left out.
 
 sub is_listed

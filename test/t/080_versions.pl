@@ -245,6 +245,80 @@ foreach my $declaration (@declarations)
 		"$function declared with $what: detail and hint");
 	$s->query('ROLLBACK');
 }
+#
+# every function of ours with one type changed, of an argument or of the result
+#
+# A type that is passed by value stands for one that is passed by reference, and
+# the other way round: the library would take a number for an address.
+#
+
+my @functions = map { [ split /\|/, $_, -1 ] } split /\n/,
+  $node->safe_psql(
+	'postgres', q{
+	SELECT p.proname, p.proretset, p.prorettype::regtype,
+		   array_to_string(ARRAY(SELECT t::regtype FROM unnest(p.proargtypes) WITH ORDINALITY AS u (t, ord) ORDER BY ord), ';'),
+		   array_to_string(ARRAY(SELECT t::regtype FROM unnest(p.proallargtypes, p.proargmodes) WITH ORDINALITY AS u (t, mode, ord)
+								  WHERE mode = 'o' ORDER BY ord), ';')
+	  FROM pg_proc AS p
+	  JOIN pg_language AS l ON l.oid = p.prolang
+	 WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.proname LIKE 'idem\_%' AND l.lanname = 'c'
+	 ORDER BY 1});
+cmp_ok(scalar @functions, '>', 30, 'there are functions to declare anew');
+
+my %by_value = map { $_ => 1 }
+  qw(bigint integer boolean regproc regrole xid), 'timestamp with time zone';
+
+sub other_type
+{
+	my ($type) = @_;
+
+	return $by_value{$type} ? 'text' : 'bigint';
+}
+
+sub declaration_state
+{
+	my ($function, $set, $result, $in, $out) = @_;
+	my @arguments = ((map { "IN $_" } @$in), (map { "OUT $_" } @$out));
+	my $returns = ($set eq 't' ? 'SETOF ' : '') . $result;
+	# no NULL where the type may be the wrong one: it would not be looked at
+	my $call = join ', ', map { $_ eq 'bigint' ? '1::bigint' : $_ eq 'text' ? q{'1'::text} : "NULL::$_" } @$in;
+	my $state;
+
+	$s->query(
+		'BEGIN; CREATE FUNCTION other.'
+		  . "$function(@{[ join ', ', @arguments ]}) RETURNS $returns LANGUAGE C AS '\$libdir/idem', '$function'"
+	);
+	$state = $s->sqlstate("SELECT * FROM other.$function($call)");
+	$s->query('ROLLBACK');
+	return $state;
+}
+
+foreach my $row (@functions)
+{
+	my ($function, $set, $result, $in, $out) = @$row;
+	my @in = split /;/, $in;
+	my @out = split /;/, $out;
+	my %states;
+
+	foreach my $i (0 .. $#in)
+	{
+		my @changed = @in;
+
+		$changed[$i] = other_type($in[$i]);
+		$states{ declaration_state($function, $set, $result, \@changed, \@out) }++;
+	}
+	foreach my $i (0 .. $#out)
+	{
+		my @changed = @out;
+
+		$changed[$i] = other_type($out[$i]);
+		$states{ declaration_state($function, $set, @out > 1 ? $result : $changed[0], \@in, \@changed) }++;
+	}
+	$states{ declaration_state($function, $set, $result eq 'void' ? 'text' : other_type($result), \@in, []) }++
+	  if !@out;
+	is(join(' ', keys %states), '55000', "$function with one type changed gives 55000");
+}
+
 is( $node->safe_psql(
 		'postgres', q{
 		SELECT key FROM idem.keys
