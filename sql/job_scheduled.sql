@@ -117,14 +117,70 @@ SELECT job_id, outcome FROM idem_enqueue('incl', '13', 'k');
 SELECT row_of(3) = :'before' AS untouched;
 SELECT job_id, outcome FROM idem_enqueue('incl', '14', 'k', on_duplicate => 'replace');
 SELECT run_at = :'run_at' AS not_pulled, payload FROM idem_job(3);
--- pulled forward, it keeps its priority
+-- the more urgent priority of the two counts, with the earlier time
 CALL anew();
 SELECT job_id FROM idem_enqueue('prio', '1', 'k', delay => '1 h', include_scheduled => true, priority => 5);
 SELECT job_id FROM idem_enqueue('prio', '2', priority => 1);
-SELECT job_id, outcome FROM idem_enqueue('prio', '3', 'k', run_at => '2020-01-01 00:00:00+00', priority => 0);
-SELECT job_id FROM idem_fetch('prio', 10);
--- also the place in the past
-SELECT run_at = '2020-01-01 00:00:00+00' AS long_ago, priority FROM idem_job(1);
+SELECT job_id, outcome FROM idem_enqueue('prio', '3', 'k', run_at => '2020-01-01 00:00:00+00', priority => 2);
+SELECT run_at = '2020-01-01 00:00:00+00' AS long_ago, priority, payload FROM idem_job(1);
+-- J12: one that is less urgent, or as urgent, writes nothing
+SELECT row_of(1) AS before \gset
+SELECT job_id, outcome FROM idem_enqueue('prio', '4', 'k', priority => 2);
+SELECT job_id, outcome FROM idem_enqueue('prio', '4', 'k', priority => 3);
+SELECT row_of(1) = :'before' AS untouched;
+-- one that is more urgent does, also if the job is due; no priority is 0
+SELECT job_id, outcome FROM idem_enqueue('prio', '5', 'k');
+SELECT priority, payload FROM idem_job(1);
+SELECT job_id, payload FROM idem_fetch('prio', 10);
+-- replace, debounce and rerun alike; error changes nothing
+SELECT job_id, outcome FROM idem_enqueue('prio', '1', 'l', priority => 9);
+SELECT job_id, outcome FROM idem_enqueue('prio', '2', 'l', on_duplicate => 'replace', priority => 8);
+SELECT job_id, outcome FROM idem_enqueue('prio', '3', 'l', on_duplicate => 'debounce', delay => '1 min', priority => 7);
+SELECT job_id, outcome FROM idem_enqueue('prio', '4', 'l', on_duplicate => 'replace', priority => 9);
+SELECT job_id FROM idem_enqueue('prio', '5', 'l', on_duplicate => 'error', priority => 1);
+SELECT priority, payload FROM idem_job(3);
+SELECT job_id, outcome FROM idem_enqueue('prio', '1', 'm', 'until_executed', priority => 4);
+SELECT job_id FROM idem_fetch('prio', lease => '1 h');
+SELECT job_id FROM idem_fetch('prio', lease => '1 h');
+SELECT job_id FROM idem_fetch('prio', lease => '1 h');
+SELECT job_id, outcome FROM idem_enqueue('prio', '2', 'm', 'until_executed', if_running => 'rerun', priority => 6);
+SELECT job_id, outcome FROM idem_enqueue('prio', '3', 'm', 'until_executed', if_running => 'rerun', priority => 5);
+SELECT priority, payload FROM idem_job(5);
+-- after the first attempt it keeps its place
+CALL anew();
+SELECT job_id FROM idem_enqueue('prio', '1', 'k', priority => 5);
+SELECT job_id, token FROM idem_fetch('prio', lease => '1 h') \gset
+SELECT idem_fail(:job_id, :token, retry_in => '0');
+SELECT row_of(1) AS before \gset
+SELECT job_id, outcome FROM idem_enqueue('prio', '2', 'k', priority => 1);
+SELECT row_of(1) = :'before' AS untouched;
+SELECT job_id, outcome FROM idem_enqueue('prio', '3', 'k', on_duplicate => 'replace', priority => 1);
+SELECT priority, payload FROM idem_job(1);
+
+-- J8: a run_at at most five seconds ahead, the clock of the client: it takes its key and respects it
+CALL anew();
+SELECT job_id, outcome FROM idem_enqueue('near', '1', 'k', run_at => idem_clock() + interval '4.9 s');
+SELECT runs_in(1) > interval '1 s' AS later;
+SELECT job_id, outcome FROM idem_enqueue('near', '2', 'k', run_at => idem_clock() + interval '4.9 s');
+SELECT job_id, outcome FROM idem_enqueue('near', '2', 'k', run_at => idem_clock() + interval '4.9 s', on_duplicate => 'error');
+SELECT job_id, outcome FROM idem_enqueue_many('near', '{3,4}', '{k,l}', run_at => idem_clock() + interval '4.9 s');
+-- it starts at run_at all the same
+SET idem.clock_offset = '-1 min';
+SELECT job_id FROM idem_fetch('near', 10);
+SET idem.clock_offset = '1 min';
+SELECT job_id, payload FROM idem_fetch('near', 10);
+RESET idem.clock_offset;
+-- one that waits absorbs it
+SELECT job_id, outcome FROM idem_enqueue('near', '1', 'm');
+SELECT job_id, outcome FROM idem_enqueue('near', '2', 'm', run_at => idem_clock() + interval '4.9 s');
+-- and it absorbs one that is due at once
+SELECT job_id, outcome FROM idem_enqueue('near', '1', 'n', run_at => idem_clock() + interval '4.9 s');
+SELECT job_id, outcome FROM idem_enqueue('near', '2', 'n');
+-- more than that, or a delay, is for later
+SELECT job_id, outcome FROM idem_enqueue('near', '3', 'm', run_at => idem_clock() + interval '10 s');
+SELECT job_id, outcome FROM idem_enqueue('near', '4', 'm', delay => '1 s');
+SELECT job_id, outcome FROM idem_enqueue('near', '5', 'm', delay => '1 us');
+
 -- error
 CALL anew();
 SELECT job_id FROM idem_enqueue('incl', '1', 'k', delay => '1 h', include_scheduled => true);

@@ -206,15 +206,25 @@ look_or_insert(IdemTable *jobs, Relation index, IdemAttempt *attempt, IdemLook *
 	return answered;
 }
 
+/* J8: the more urgent of the two priorities counts, unless a worker has had the job */
+static int
+more_urgent(IdemTable *jobs, const IdemEnqueue *enqueue)
+{
+	int priority = idem_row_int32(jobs, IDEM_JOBS_PRIORITY);
+
+	return idem_row_isnull(jobs, IDEM_JOBS_TOKEN) ? Min(priority, enqueue->priority) : priority;
+}
+
 /*
  * What the duplicate changes in the job that absorbs it: the row to be written,
- * or NULL if nothing.
+ * or NULL if nothing (J12).
  */
 static TupleTableSlot *
 change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, IdemOutcome *outcome)
 {
 	TimestampTz run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
 	TimestampTz new_run_at = run_at;
+	int priority = more_urgent(jobs, enqueue);
 	bool new_payload = true;
 	TupleTableSlot *slot;
 
@@ -241,11 +251,12 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 	/* one that is due is early enough */
 	if (run_at <= enqueue->now && new_run_at < run_at)
 		new_run_at = run_at;
-	if (!new_payload && new_run_at == run_at)
+	if (!new_payload && new_run_at == run_at && priority == idem_row_int32(jobs, IDEM_JOBS_PRIORITY))
 		return NULL;
 
 	slot = idem_jobrow_copy(jobs, false);
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(new_run_at));
+	idem_row_set(slot, IDEM_JOBS_PRIORITY, Int32GetDatum(priority));
 	if (new_payload && job->payload.isnull)
 		idem_row_clear(slot, IDEM_JOBS_PAYLOAD);
 	else if (new_payload)

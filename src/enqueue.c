@@ -20,6 +20,9 @@
 
 #include "jobs.h"
 
+/* By how much the clock of a client may be ahead, in microseconds */
+#define MAX_CLOCK_AHEAD (5 * USECS_PER_SEC)
+
 #define ENQUEUE_NATTS	   3
 #define ENQUEUE_MANY_NATTS 4
 
@@ -118,7 +121,8 @@ get_time(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 				errmsg("invalid value of \"%s\"", "run_at"),
 				errdetail("The time must be finite."),
 				errhint("Leave it out for a job that is due at once."));
-	enqueue->later = enqueue->run_at > enqueue->now;
+	/* J8: a run_at a little ahead means now, by the clock of the client */
+	enqueue->later = enqueue->run_at > enqueue->now + (PG_ARGISNULL(ARG_RUN_AT) ? 0 : MAX_CLOCK_AHEAD);
 }
 
 /* Arguments that are the same for one job and for many */

@@ -152,7 +152,7 @@ typedef struct IdemEnqueue
 	IdemPolicy policy;
 	TimestampTz now;
 	TimestampTz run_at;
-	bool later; /* run_at is to come */
+	bool later; /* for later, so it takes no key unless include_scheduled */
 	int priority;
 	int max_attempts; /* 0: what the queue says */
 } IdemEnqueue;
