@@ -68,6 +68,7 @@ REGRESS = \
 	lease_expiry \
 	lease_plain \
 	lease_status \
+	toast \
 	job_enqueue \
 	job_scheduled \
 	job_fetch \
@@ -113,6 +114,7 @@ ISOLATION = \
 	clock \
 	insert-race \
 	hash-lock \
+	toast-lock \
 	index-build \
 	repeatable-read \
 	serializable \
