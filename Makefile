@@ -124,6 +124,7 @@ ISOLATION = \
 	lease-takeover \
 	lease-finish \
 	lease-fence \
+	lease-fence-ttl \
 	lease-renew \
 	lease-release \
 	lease-checkpoint \
