@@ -30,6 +30,19 @@ ok( pgbench_run(
 is($node->safe_psql('postgres', $same_lease),
 	"$token|1|live", 'L6: same token, same attempt');
 
+# The same with an old snapshot about, which keeps all versions of the row: a look at the key
+# passes over hundreds of dead entries on its way, and the row is very likely to move meanwhile.
+my $old = session($node);
+
+$old->query('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
+ok( pgbench_run(
+		$node, [ '--client=8', '--jobs=2', '--transactions=150' ],
+		[ [ $renew, 1 ] ]),
+	'L3: no token is stale in 1200 renewals beside an old snapshot');
+is($node->safe_psql('postgres', $same_lease),
+	"$token|1|live", 'L6: same token, same attempt');
+$old->quit;
+
 # the same while others ask for the key
 ok( pgbench_run(
 		$node, [ '--client=8', '--jobs=2', '--transactions=2000' ],
