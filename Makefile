@@ -186,7 +186,7 @@ endif
 # install what is missing and then call make again.
 all:
 
-.PHONY: all help test demo demo-stop bench model format format-check
+.PHONY: all help test demo demo-stop bench soak model format format-check
 
 # A PG_CONFIG that nobody asked for is for the scripts to find.
 ifneq ($(filter command environment%,$(origin PG_CONFIG)),)
@@ -201,12 +201,14 @@ help:
 	@echo 'make demo           see it work, on a throw-away server (KEEP=1 leaves it running)'
 	@echo 'make demo-stop      remove what make demo KEEP=1 has left'
 	@echo 'make bench          measure it against SQL written by hand, and other queues'
+	@echo 'make soak           a random load with a ledger, for a minute (SOAK_SECONDS, SOAK_SEED,'
+	@echo '                    SOAK_CLIENTS), and look whether every promise was kept'
 	@echo 'make model          check the model of the lease protocol (Spin)'
 	@echo 'make format         format the C files; format-check only looks'
 	@echo 'make clean          remove what was built'
 	@echo
-	@echo 'PG_CONFIG=/path/to/pg_config chooses the server. test, demo, bench and model'
-	@echo 'install missing Debian packages (as root or with sudo).'
+	@echo 'PG_CONFIG=/path/to/pg_config chooses the server. test, demo, bench, soak and'
+	@echo 'model install missing Debian packages (as root or with sudo).'
 
 test:
 	@bash test/run
@@ -219,6 +221,9 @@ demo-stop:
 
 bench:
 	@bash test/bench/run $(BENCH)
+
+soak:
+	@bash test/soak/run
 
 model:
 	@bash test/model/run
