@@ -221,6 +221,30 @@ find_follower(const KeyJobs *list, Kind kind, const KeyJob *of)
 }
 
 /*
+ * J4: the job that runs and that a follow-up has to come after.  One that an open
+ * transaction is removing goes first, because the enqueue waits for its end: if it
+ * rolls back, that job waits and takes the duplicate.  Else the last of a chain.
+ */
+static const KeyJob *
+choose_running(const KeyJobs *list)
+{
+	const KeyJob *found = NULL;
+
+	for (int i = 0; i < list->n; i++)
+	{
+		const KeyJob *job = &list->jobs[i];
+
+		if (job->kind != RUNNING)
+			continue;
+		if (TransactionIdIsValid(job->by))
+			return job;
+		if (find_follower(list, RUNNING, job) == NULL)
+			found = job;
+	}
+	return found;
+}
+
+/*
  * Of two jobs that wait, which one is to absorb the duplicate?  A rerun was made
  * for such; else the one that is due first.
  */
@@ -272,7 +296,7 @@ sum_up(const KeyJobs *list, const IdemPolicy *policy, IdemLook *look)
 	const KeyJob *waiting = choose_waiting(list);
 	const KeyJob *open = find_kind(list, OPEN);
 	const KeyJob *spent = find_kind(list, SPENT);
-	const KeyJob *running = find_kind(list, RUNNING);
+	const KeyJob *running = choose_running(list);
 
 	memset(look, 0, sizeof(*look));
 	ItemPointerSetInvalid(&look->tid);
