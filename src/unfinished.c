@@ -81,9 +81,9 @@ check_unfinished(void)
 		return;
 	ereport(idem_guc_require_finish == IDEM_REQUIRE_ERROR ? ERROR : WARNING,
 			errcode(ERRCODE_IDEM_UNFINISHED),
-			errmsg("transaction commits idempotency keys that it claimed and did not finish"),
-			errdetail_plural(INT64_FORMAT " key was claimed and not finished. Once committed it answers \"finished\" without a result, and its work does not run again.",
-							 INT64_FORMAT " keys were claimed and not finished. Once committed they answer \"finished\" without a result, and their work does not run again.",
+			errmsg("transaction has not finished all idempotency keys that it claimed"),
+			errdetail_plural(INT64_FORMAT " key is not finished. Committed like this it answers \"finished\" without a result, and its work does not run again.",
+							 INT64_FORMAT " keys are not finished. Committed like this they answer \"finished\" without a result, and their work does not run again.",
 							 (unsigned long) top->unfinished, top->unfinished),
 			errhint("Begin a transaction before idem_claim(), do the work in it, and call idem_finish() before the commit; or give the claim up with idem_release(). The setting is \"%s\".",
 					"idem.require_finish"));
