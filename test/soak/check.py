@@ -453,6 +453,8 @@ class Checker:
     @staticmethod
     def in_the_way(job, row):
         life = job.life_of(row)
+        if life.begin.what == 'retry' and not row.sees(life.begin):
+            return False        # it came back meanwhile, and a retry does not look (J7)
         if life.end and life.end.what == 'complete':
             return True
         return not life.ended_before(row)
