@@ -1,9 +1,9 @@
 # The library meets SQL objects that it was not made for: a clear error, 55000,
 # and neither a crash nor a wrong answer.
 #
-# Declared for another version are functions with another number of arguments
-# or result columns; changed is the table in ways that direct access would
-# bypass or misread.
+# Functions declared with other arguments or results; the tables changed in ways
+# that direct access would bypass or misread; and a database whose objects are of
+# a made-up version.
 
 use strict;
 use warnings FATAL => 'all';
@@ -14,7 +14,11 @@ use IdemTest;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = new_node('versions');
+my $node = new_node(
+	'versions', conf => q{
+shared_preload_libraries = 'idem'
+idem.cleanup_naptime = 1d
+});
 
 $node->safe_psql(
 	'postgres', q{
@@ -27,230 +31,14 @@ $node->safe_psql(
 });
 
 #
-# functions declared for another version
-#
-
-my $claim_in = 'key text, request jsonb, ttl interval, wait interval, scope text';
-my $claim_out = 'OUT claimed boolean, OUT status text, OUT result jsonb, '
-  . 'OUT created_at timestamptz';
-my $call_in = 'key text, handler regproc, payload jsonb, ttl interval, '
-  . 'wait interval, scope text';
-my $many_in =
-  'keys text[], requests jsonb[], ttl interval, wait interval, scope text';
-my $many_out = 'OUT ord integer, OUT key text, OUT claimed boolean, '
-  . 'OUT status text, OUT result jsonb, OUT created_at timestamptz';
-my $get_out = 'OUT status text, OUT result jsonb, OUT owner name';
-
-my $lease_in = 'key text, lease interval, request jsonb, ttl interval, '
-  . 'worker text, max_attempts integer, on_expiry text, wait interval, scope text';
-my $lease_out = 'OUT claimed boolean, OUT status text, OUT result jsonb, '
-  . 'OUT token bigint, OUT attempt integer, OUT checkpoint jsonb, '
-  . 'OUT lease_until timestamptz';
-
-my $claim_args = q{'a', NULL, NULL, NULL, NULL};
-my $lease_args = q{'a', '1 min', NULL, NULL, NULL, NULL, 'retry', NULL, NULL};
-my $call_args = q{'a', 'handler', NULL, NULL, NULL, NULL};
-my $many_args = q{'{a, b}', NULL, NULL, NULL, NULL};
-
-# function, arguments, result, arguments of the call, what is wrong
-my @declarations = (
-	[
-		'idem_claim', "$claim_in, $claim_out", 'record', $claim_args,
-		'a result column less'
-	],
-	[
-		'idem_claim',
-		"$claim_in, $claim_out, OUT expires_at timestamptz, OUT more text",
-		'record', $claim_args, 'a result column more'
-	],
-	[ 'idem_claim', $claim_in, 'text', $claim_args, 'a scalar result' ],
-	[
-		'idem_claim',
-		"key text, $claim_out, OUT expires_at timestamptz",
-		'record', q{'a'}, 'four arguments less'
-	],
-	[
-		'idem_claim',
-		"$claim_in, more text, $claim_out, OUT expires_at timestamptz",
-		'record', "$claim_args, NULL", 'an argument more'
-	],
-	[ 'idem_finish', 'key text', 'boolean', q{'a'}, 'three arguments less' ],
-	[
-		'idem_finish', 'key text, result jsonb, token bigint, scope text, more text',
-		'boolean', q{'a', NULL, NULL, NULL, NULL}, 'an argument more'
-	],
-	[ 'idem_release', 'key text', 'boolean', q{'a'}, 'two arguments less' ],
-	[
-		'idem_get', "key text, scope text, $get_out",
-		'SETOF record', q{'finished', NULL}, 'eight result columns less'
-	],
-	[ 'idem_forget', 'key text', 'boolean', q{'a'}, 'an argument less' ],
-	[
-		'idem_lease', "$lease_in, $lease_out", 'record', $lease_args,
-		'a result column less'
-	],
-	[
-		'idem_lease',
-		"key text, lease interval, $lease_out, OUT expires_at timestamptz",
-		'record', q{'a', '1 min'}, 'seven arguments less'
-	],
-	[ 'idem_lease', $lease_in, 'bigint', $lease_args, 'a scalar result' ],
-	[
-		'idem_renew', 'key text, token bigint, lease interval',
-		'timestamptz', q{'a', 1, '1 min'}, 'an argument less'
-	],
-	[
-		'idem_checkpoint', 'key text, token bigint, data jsonb',
-		'timestamptz', q{'a', 1, '1'}, 'an argument less'
-	],
-	[
-		'idem_fence', 'key text, token bigint', 'boolean',
-		q{'a', 1}, 'an argument less'
-	],
-	[
-		'idem_call', "$call_in, OUT status text, OUT result jsonb",
-		'record', $call_args, 'a result column less'
-	],
-	[
-		'idem_call',
-		"key text, handler regproc, OUT status text, OUT result jsonb, "
-		  . 'OUT replayed boolean',
-		'record', q{'a', 'handler'}, 'four arguments less'
-	],
-	[
-		'idem_claim_many', "$many_in, $many_out",
-		'SETOF record', $many_args, 'a result column less'
-	],
-	[
-		'idem_claim_many',
-		"keys text[], $many_out, OUT expires_at timestamptz",
-		'SETOF record', q{'{a, b}'}, 'four arguments less'
-	],
-	[
-		'idem_finish_many', 'keys text[]', 'integer',
-		q{'{a}'}, 'two arguments less'
-	],
-	[ 'idem_cleanup', '', 'integer', '', 'no argument' ],
-	[ 'idem_grant', 'role text', 'void', q{'app'}, 'an argument less' ],
-	[ 'idem_revoke', 'role text', 'void', q{'app'}, 'an argument less' ],
-	[
-		'idem_key_state', 'xmin xid', 'text', q{'3'}, 'two arguments less'
-	]);
-
-my $enqueue_in = 'queue text, %s, dedup text, on_duplicate text, '
-  . 'if_running text, key_ttl interval, include_scheduled boolean, '
-  . 'delay interval, run_at timestamptz, priority integer, max_attempts integer';
-my $enqueue_nulls = join ', ', ('NULL') x 9;
-my $fetch_in = 'queue text, batch integer, lease interval, worker text';
-my $job_out = 'OUT queue text, OUT state text, OUT key text, OUT payload jsonb';
-my $queue_set_in =
-  'queue text, dedup text, on_duplicate text, if_running text, key_ttl interval';
-my $heartbeat_in = 'ids bigint[], tokens bigint[], lease interval';
-
-# jobs
-push @declarations, (
-	[
-		'idem_enqueue',
-		sprintf($enqueue_in, 'payload jsonb, key text') . ', OUT job_id bigint, OUT outcome text',
-		'record', "'q', NULL, 'k', $enqueue_nulls", 'a result column less'
-	],
-	[
-		'idem_enqueue', 'queue text, payload jsonb, key text, '
-		  . 'OUT job_id bigint, OUT outcome text, OUT result jsonb',
-		'record', q{'q', NULL, 'k'}, 'nine arguments less'
-	],
-	[
-		'idem_enqueue', sprintf($enqueue_in, 'payload jsonb, key text'),
-		'bigint', "'q', NULL, 'k', $enqueue_nulls", 'a scalar result'
-	],
-	[
-		'idem_enqueue_many',
-		sprintf($enqueue_in, 'payloads jsonb[], keys text[]')
-		  . ', OUT ord integer, OUT job_id bigint, OUT outcome text',
-		'SETOF record', "'q', '{1}', '{k}', $enqueue_nulls",
-		'a result column less'
-	],
-	[
-		'idem_enqueue_many', 'queue text, payloads jsonb[], OUT ord integer, '
-		  . 'OUT job_id bigint, OUT outcome text, OUT result jsonb',
-		'SETOF record', q{'q', '{1}'}, 'ten arguments less'
-	],
-	[
-		'idem_fetch',
-		"$fetch_in, OUT job_id bigint, OUT token bigint, OUT attempt integer, "
-		  . 'OUT payload jsonb, OUT key text, OUT enqueued_at timestamptz',
-		'SETOF record', q{'q', 1, NULL, NULL}, 'a result column less'
-	],
-	[
-		'idem_fetch',
-		'queue text, OUT job_id bigint, OUT token bigint, OUT attempt integer, '
-		  . 'OUT payload jsonb, OUT key text, OUT enqueued_at timestamptz, OUT lsn pg_lsn',
-		'SETOF record', q{'q'}, 'three arguments less'
-	],
-	[
-		'idem_complete', 'job_id bigint, token bigint', 'boolean',
-		'1, 1', 'an argument less'
-	],
-	[
-		'idem_complete_many', 'ids bigint[], tokens bigint[], OUT ord integer, OUT job_id bigint',
-		'SETOF record', q{'{1}', '{1}'}, 'a result column less'
-	],
-	[
-		'idem_complete_many',
-		'ids bigint[], OUT ord integer, OUT job_id bigint, OUT status text',
-		'SETOF record', q{'{1}'}, 'an argument less'
-	],
-	[
-		'idem_fail', 'job_id bigint, token bigint, error text, retry_in interval',
-		'text', '1, 1, NULL, NULL', 'an argument less'
-	],
-	[
-		'idem_heartbeat', "$heartbeat_in, OUT ord integer, OUT job_id bigint, OUT status text",
-		'SETOF record', q{'{1}', '{1}', '1 min'}, 'a result column less'
-	],
-	[
-		'idem_heartbeat', 'ids bigint[], tokens bigint[], OUT ord integer, '
-		  . 'OUT job_id bigint, OUT status text, OUT lease_until timestamptz',
-		'SETOF record', q{'{1}', '{1}'}, 'an argument less'
-	],
-	[
-		'idem_snooze', 'job_id bigint, token bigint', 'timestamptz',
-		'1, 1', 'an argument less'
-	],
-	[ 'idem_cancel', 'job_id bigint, more text', 'boolean', '1, NULL', 'an argument more' ],
-	[ 'idem_retry', 'job_id bigint, more text', 'boolean', '1, NULL', 'an argument more' ],
-	[ 'idem_job', "job_id bigint, $job_out", 'SETOF record', '1', 'ten result columns less' ],
-	[ 'idem_job', $job_out, 'SETOF record', '', 'no argument' ],
-	[
-		'idem_queue_set', $queue_set_in, 'void',
-		q{'q', NULL, NULL, NULL, NULL}, 'nine arguments less'
-	],
-	[ 'idem_queue_drop', '', 'boolean', '', 'no argument' ],
-	[ 'idem_pause', 'queue text, more text', 'boolean', q{'q', NULL}, 'an argument more' ],
-	[ 'idem_resume', '', 'boolean', '', 'no argument' ]);
-
-my $s = session($node);
-
-foreach my $declaration (@declarations)
-{
-	my ($function, $in, $out, $args, $what) = @$declaration;
-
-	$s->query(
-		qq{BEGIN;
-		CREATE FUNCTION other.$function($in) RETURNS $out
-		LANGUAGE C AS '\$libdir/idem', '$function'});
-	is($s->sqlstate("SELECT * FROM other.$function($args)"),
-		'55000', "$function declared with $what gives 55000");
-	like($s->{message}, qr/^DETAIL: .*^HINT: /ms,
-		"$function declared with $what: detail and hint");
-	$s->query('ROLLBACK');
-}
-#
-# every function of ours with one type changed, of an argument or of the result
+# every function of ours, declared for another version: one argument or result
+# column more or less, or of another type
 #
 # A type that is passed by value stands for one that is passed by reference, and
 # the other way round: the library would take a number for an address.
 #
+
+my $s = session($node);
 
 my @functions = map { [ split /\|/, $_, -1 ] } split /\n/,
   $node->safe_psql(
@@ -289,6 +77,7 @@ sub declaration_state
 		  . "$function(@{[ join ', ', @arguments ]}) RETURNS $returns LANGUAGE C AS '\$libdir/idem', '$function'"
 	);
 	$state = $s->sqlstate("SELECT * FROM other.$function($call)");
+	$state .= ' without detail and hint' if $s->{message} !~ /^DETAIL: .*^HINT: /ms;
 	$s->query('ROLLBACK');
 	return $state;
 }
@@ -316,7 +105,20 @@ foreach my $row (@functions)
 	}
 	$states{ declaration_state($function, $set, $result eq 'void' ? 'text' : other_type($result), \@in, []) }++
 	  if !@out;
-	is(join(' ', keys %states), '55000', "$function with one type changed gives 55000");
+	is(join(', ', sort keys %states), '55000', "$function with one type changed gives 55000");
+
+	%states = ();
+	$states{ declaration_state($function, $set, $result, [ @in, 'text' ], \@out) }++;
+	$states{ declaration_state($function, $set, $result, [ @in[ 0 .. $#in - 1 ] ], \@out) }++
+	  if @in;
+	$states{ declaration_state($function, $set, 'record', \@in, [ @out, 'text' ]) }++
+	  if @out;
+	$states{ declaration_state($function, $set, 'record', \@in, [ @out[ 0 .. $#out - 1 ] ]) }++
+	  if @out > 2;
+	$states{ declaration_state($function, $set, 'bigint', \@in, []) }++
+	  if @out;
+	is(join(', ', sort keys %states), '55000',
+		"$function with another number of arguments or result columns gives 55000");
 }
 
 is( $node->safe_psql(
@@ -674,6 +476,78 @@ foreach my $change (
 		'enqueued',
 		"J1: it works again after $back");
 }
+
+#
+# objects of a made-up version, older or newer than the library: tables that
+# have other columns or are not there
+#
+
+$node->safe_psql('postgres', 'CREATE DATABASE made_up');
+$node->safe_psql(
+	'made_up', q{
+	CREATE EXTENSION idem;
+	CREATE FUNCTION public.handler(payload jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT payload';
+	CREATE ROLE made_up;
+	SELECT idem_claim('a');
+	-- fewer columns, one more, one of another type, none at all
+	CREATE TABLE few AS SELECT key, scope, created_at, expires_at FROM idem.keys;
+	CREATE TABLE more AS SELECT *, 0 AS more FROM idem.job_log;
+	CREATE TABLE other AS SELECT queue::varchar FROM idem.queues;
+	ALTER EXTENSION idem DROP TABLE idem.keys;
+	ALTER EXTENSION idem DROP TABLE idem.job_log;
+	ALTER EXTENSION idem DROP TABLE idem.queues;
+	ALTER EXTENSION idem DROP TABLE idem.jobs;
+	DO $$ DECLARE member text; BEGIN
+		FOR member IN SELECT format('ALTER EXTENSION idem DROP %s', d.identity)
+			FROM (SELECT o.type || ' ' || o.identity FROM pg_depend AS p,
+					 pg_identify_object(p.classid, p.objid, 0) AS o
+				   WHERE p.deptype = 'e' AND (o.type = 'view' OR o.identity ~ 'idem_(doctor|checks)\(')) AS d (identity)
+		LOOP EXECUTE member; END LOOP; END $$;
+	DROP TABLE idem.keys, idem.job_log, idem.queues, idem.jobs CASCADE;
+	ALTER TABLE few SET SCHEMA idem; ALTER TABLE idem.few RENAME TO keys;
+	ALTER TABLE more SET SCHEMA idem; ALTER TABLE idem.more RENAME TO job_log;
+	ALTER TABLE other SET SCHEMA idem; ALTER TABLE idem.other RENAME TO queues;
+	ALTER EXTENSION idem ADD TABLE idem.keys;
+	ALTER EXTENSION idem ADD TABLE idem.job_log;
+	ALTER EXTENSION idem ADD TABLE idem.queues});
+
+my $made_up = session($node, db => 'made_up');
+
+foreach my $version ('0.0.1', '99.0.0')
+{
+	$node->safe_psql('made_up', "UPDATE pg_extension SET extversion = '$version' WHERE extname = 'idem'");
+	foreach my $call (
+		@inserts, @others,
+		q{idem_finish('a')}, q{idem_release('a')}, q{idem_finish_many('{a}')},
+		q{idem_finish('a', token => 1)}, q{idem_release('a', 1)},
+		q{idem_renew('a', 1, '1 min')}, q{idem_checkpoint('a', 1, '1')},
+		q{idem_fence('a', 1)},
+		q{idem_queue_set('q', lease => '1 min')}, q{idem_queue_drop('q')},
+		q{idem_pause('q')}, q{idem_resume('q')},
+		map { s/\b[JTL]\b/1/gr } @for_jobs)
+	{
+		is($made_up->sqlstate("SELECT * FROM $call"),
+			'55000', "$version: $call gives 55000");
+		like($made_up->{message},
+			qr/^DETAIL: .* the SQL objects have version \Q$version\E.*^HINT: .*ALTER EXTENSION idem UPDATE/ms,
+			"$version: $call tells the versions and what to do");
+	}
+}
+is($made_up->query('SELECT idem_version()'),
+	$node->safe_psql('postgres', 'SELECT extversion FROM pg_extension WHERE extname = \'idem\''),
+	'the library tells its version');
+
+# the worker goes there, fails, and goes on elsewhere
+add_expired($node, 2);
+cleanup_round($node, 'postgres', 'made_up');
+is( $node->safe_psql(
+		'postgres', q{
+		SELECT datname, phase, last_error FROM idem.cleanup_progress WHERE datname IN ('postgres', 'made_up') ORDER BY 1}),
+	"made_up|failing|library and SQL objects of idem do not match\npostgres|idle|",
+	'W7: cleanup fails where the version is another one, and only there');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM idem.keys WHERE key LIKE 'expired %'}),
+	'0', 'W7: the other database is cleaned up');
+$made_up->quit;
 
 $s->quit;
 amcheck_ok($node, 'after all changes', 'idem.keys', 'idem.jobs', 'idem.job_log');
