@@ -157,6 +157,7 @@ ISOLATION = \
 	job-expired \
 	job-expired-lease \
 	job-spent \
+	job-drain \
 	job-isolation \
 	job-pin \
 	job-number \

@@ -5,6 +5,8 @@
 LOAD 'idem';
 SELECT name, setting, unit, context, vartype, min_val, max_val
   FROM pg_settings WHERE name LIKE 'idem.%' ORDER BY name;
+-- the tests have a longer one
+SELECT boot_val FROM pg_settings WHERE name = 'idem.drain_after';
 
 -- idem.ttl
 SET idem.ttl = '7 d';

@@ -16,6 +16,11 @@
  * on the hash, so that no update of the job is under way: heap_update() may let
  * go of the page in between, and would forget it.
  *
+ * A stream of such transactions would keep the job from ever starting.  So a job
+ * that is due for longer than idem.drain_after, or that somebody waits to cancel,
+ * and that another open transaction has locked that way, takes no more of them: it
+ * drains.  The duplicate goes to another job then, if need be to a new one.
+ *
  * A job that somebody has fetched with a lease absorbs nothing that way, not
  * even when the lease has run out, because it may be completed all the same.  If
  * that was its last attempt, it will not run again: an enqueue that would count
@@ -142,13 +147,16 @@ may_insert(const IdemAttempt *attempt, const IdemLook *look, int64 *after_job)
 	*after_job = 0;
 	if (look->found == IDEM_LOOK_NONE)
 		return true;
-	if (look->found != IDEM_LOOK_RUNNING)
+	if (look->found != IDEM_LOOK_RUNNING && look->found != IDEM_LOOK_DRAINING)
 		return false;
 	if (policy->dedup == IDEM_UNTIL_EXECUTING)
-		return true;
-	if (policy->dedup == IDEM_UNTIL_EXPIRED || !policy->rerun || TransactionIdIsValid(look->in_the_way))
+		return look->found == IDEM_LOOK_RUNNING || policy->on_duplicate != IDEM_REFUSE;
+	if (policy->dedup == IDEM_UNTIL_EXPIRED || TransactionIdIsValid(look->in_the_way))
 		return false;
 	if (policy->on_duplicate == IDEM_REFUSE)
+		return false;
+	/* J2: one that drains may start before the enqueue has committed, so there is one more run in any case */
+	if (!policy->rerun && look->found == IDEM_LOOK_RUNNING)
 		return false;
 	*after_job = look->job_id;
 	return true;
@@ -193,7 +201,7 @@ look_or_insert(IdemTable *jobs, Relation index, IdemAttempt *attempt, IdemLook *
 	} while (look->found == IDEM_LOOK_SPENT && bury_spent(jobs, attempt, look));
 	if (may_insert(attempt, look, &after_job))
 	{
-		if (look->found == IDEM_LOOK_RUNNING || !find_done(attempt, answer))
+		if (look->found != IDEM_LOOK_NONE || !find_done(attempt, answer))
 			insert_job(jobs, attempt->enqueue, attempt->job, attempt->key_hash, true, after_job, answer);
 		answered = true;
 	}
@@ -288,11 +296,12 @@ absorb_waiting(IdemTable *jobs, IdemAttempt *attempt, const IdemLook *look, Idem
 	return true;
 }
 
+/* The same by a job that runs, or is about to: nothing is locked */
 static void
 absorb_running(const IdemAttempt *attempt, const IdemLook *look, IdemEnqueued *answer)
 {
 	if (attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
-		refuse_duplicate(attempt, look->job_id, "runs");
+		refuse_duplicate(attempt, look->job_id, look->found == IDEM_LOOK_DRAINING ? "waits" : "runs");
 	answer->job_id = look->job_id;
 	answer->outcome = IDEM_ABSORBED;
 }
@@ -320,7 +329,7 @@ enqueue_keyed(IdemTable *jobs, IdemAttempt *attempt, IdemEnqueued *answer)
 			idem_jobtable_lock_log();
 			attempt->may_bury = true;
 		}
-		else if (look.found == IDEM_LOOK_RUNNING)
+		else if (look.found == IDEM_LOOK_RUNNING || look.found == IDEM_LOOK_DRAINING)
 		{
 			absorb_running(attempt, &look, answer);
 			return;

@@ -22,6 +22,7 @@ int idem_guc_cleanup_batch_size = 1000;
 bool idem_guc_log_duplicates = false;
 int idem_guc_require_finish = IDEM_REQUIRE_OFF;
 int idem_guc_stats_max = 1000;
+int idem_guc_drain_after;
 int idem_guc_clock_offset;
 
 static const struct config_enum_entry require_finish_values[] = {
@@ -146,6 +147,17 @@ idem_guc_init(void)
 							 PGC_USERSET,
 							 0,
 							 NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idem.drain_after",
+							"How long a job that is due takes duplicates although others keep it from starting.",
+							"A job that is due for longer and is locked by the transaction of a duplicate takes no more of them until that has ended.",
+							&idem_guc_drain_after,
+							IDEM_DRAIN_AFTER,
+							0,
+							24 * 60 * 60 * 1000,
+							PGC_SUSET,
+							GUC_UNIT_MS,
+							NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idem.clock_offset",
 							"Added to the clock by which keys expire.",

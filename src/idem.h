@@ -33,6 +33,9 @@
 #define IDEM_MAX_ARGS		   16
 #define IDEM_MAX_STATS		   100000
 
+/* For so long, in milliseconds, a job that is due may be kept from starting by duplicates that keep coming */
+#define IDEM_DRAIN_AFTER 1000
+
 /*
  * What is stored of a request (K7): its digest.  idem_call() puts a digest of
  * the name of its handler before that of the payload, and leaves that out if
@@ -260,6 +263,14 @@ typedef enum IdemStat
 	IDEM_STAT_N
 } IdemStat;
 
+/* Open transactions that have locked, replaced or removed a row; invalid: there is none */
+typedef struct IdemLockers
+{
+	bool mine;				 /* this transaction is one of them */
+	TransactionId shared;	 /* another one, beside which others may have it FOR KEY SHARE */
+	TransactionId exclusive; /* another one, beside which nobody may have it */
+} IdemLockers;
+
 /* How to find a row */
 typedef struct IdemLookup
 {
@@ -288,6 +299,7 @@ extern int idem_guc_cleanup_batch_size;
 extern bool idem_guc_log_duplicates;
 extern int idem_guc_require_finish;
 extern int idem_guc_stats_max;
+extern int idem_guc_drain_after;
 extern void idem_guc_init(void);
 
 /* args.c */
@@ -374,6 +386,7 @@ extern bool idem_row_varlena_equals(IdemTable *table, AttrNumber attno, struct v
 extern int64 idem_row_age(IdemTable *table, AttrNumber since);
 extern bool idem_row_is_mine(IdemTable *table);
 extern bool idem_row_is_locked(IdemTable *table);
+extern void idem_row_lockers(IdemTable *table, IdemLockers *lockers);
 extern TransactionId idem_row_locker(IdemTable *table);
 extern bool idem_row_is_replaced_by_me(IdemTable *table);
 extern bool idem_row_is_later_version(IdemTable *table);

@@ -34,8 +34,21 @@ typedef struct KeyJob
 	int64 after_job; /* 0: none */
 	ItemPointerData tid;
 	TimestampTz run_at;
-	TransactionId by; /* who is inserting, changing or removing it, if somebody is */
+	TimestampTz due_since; /* or to come */
+	TransactionId by;	   /* who is inserting, changing or removing it, if somebody is */
+	bool is_mine;		   /* this transaction keeps it from starting */
+	bool is_held_back;	   /* others do, because it has absorbed a duplicate of theirs */
 } KeyJob;
+
+/* How well a job that waits suits the duplicate, best first */
+typedef enum Rank
+{
+	SUITABLE, /* due not long ago or as early as the duplicate, or this transaction keeps it from starting already */
+	OVERDUE,  /* due for long: rather leave it to the workers */
+	LATE,	  /* to start later than the duplicate */
+	DRAINING, /* has to start first */
+	NRANKS
+} Rank;
 
 /* The jobs of the key that count */
 typedef struct KeyJobs
@@ -102,6 +115,17 @@ is_spent(IdemTable *jobs, const IdemAttempt *attempt)
 		idem_jobrow_has_no_attempts_left(jobs, &attempt->enqueue->queue);
 }
 
+/* Does this transaction, or do others, keep the job found from starting?  Who has it FOR UPDATE starts it. */
+static void
+note_lockers(IdemTable *jobs, KeyJob *job)
+{
+	IdemLockers lockers;
+
+	idem_row_lockers(jobs, &lockers);
+	job->is_mine = lockers.mine || idem_row_is_mine(jobs);
+	job->is_held_back = TransactionIdIsValid(lockers.shared);
+}
+
 /* Take down the job found; by: who is inserting, changing or removing it, if somebody is */
 static void
 note_job(KeyJobs *list, IdemTable *jobs, Kind kind, TransactionId by, const IdemAttempt *attempt)
@@ -113,12 +137,16 @@ note_job(KeyJobs *list, IdemTable *jobs, Kind kind, TransactionId by, const Idem
 	list->jobs = list->jobs == NULL ? palloc(sizeof(KeyJob)) :
 									  repalloc_array(list->jobs, KeyJob, list->n + 1);
 	job = &list->jobs[list->n++];
+	memset(job, 0, sizeof(*job));
 	job->kind = kind;
 	job->job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
 	job->after_job = idem_row_int64(jobs, IDEM_JOBS_AFTER_JOB);
 	job->tid = jobs->found->tts_tid;
 	job->run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
+	job->due_since = Max(job->run_at, idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT));
 	job->by = by;
+	if (kind == WAITING)
+		note_lockers(jobs, job);
 }
 
 /* Take down a job that is committed, or this transaction's */
@@ -220,6 +248,42 @@ find_follower(const KeyJobs *list, Kind kind, const KeyJob *of)
 	return NULL;
 }
 
+/* Is a job with this number there? */
+static bool
+is_there(const KeyJobs *list, int64 job_id)
+{
+	for (int i = 0; i < list->n; i++)
+	{
+		if (list->jobs[i].job_id == job_id)
+			return true;
+	}
+	return false;
+}
+
+/* Could the job have been started for longer than duplicates may keep it from that?  Not in a queue that is paused. */
+static bool
+is_overdue(const KeyJobs *list, const KeyJob *job, const IdemEnqueue *enqueue)
+{
+	return !enqueue->queue.paused &&
+		idem_clock_now() - job->due_since >= idem_guc_drain_after * INT64CONST(1000) &&
+		!(job->after_job != 0 && is_there(list, job->after_job));
+}
+
+static Rank
+rank(IdemTable *jobs, const KeyJobs *list, const KeyJob *job, const IdemEnqueue *enqueue)
+{
+	bool overdue;
+
+	if (job->is_mine)
+		return SUITABLE;
+	overdue = is_overdue(list, job, enqueue);
+	if (job->is_held_back && (overdue || idem_jobtable_is_marked(jobs, job->job_id)))
+		return DRAINING;
+	if (overdue)
+		return OVERDUE;
+	return job->run_at <= Max(enqueue->now, enqueue->run_at) ? SUITABLE : LATE;
+}
+
 /*
  * J4: the job that runs and that a follow-up has to come after.  One that an open
  * transaction is removing goes first, because the enqueue waits for its end: if it
@@ -245,55 +309,87 @@ choose_running(const KeyJobs *list)
 }
 
 /*
- * Of two jobs that wait, which one is to absorb the duplicate?  A rerun was made
- * for such; else the one that is due first.
+ * Of two jobs of a rank, which one is to absorb the duplicate?  A rerun was made
+ * for such; else the one that is due first, but of those that are overdue the other
+ * one, because the first is fetched first.
  */
 static bool
-is_better(const KeyJob *job, const KeyJob *than)
+is_better(const KeyJob *job, const KeyJob *than, Rank rank)
 {
 	if (than == NULL || (job->after_job != 0) != (than->after_job != 0))
 		return than == NULL || job->after_job != 0;
+	if (rank == OVERDUE || rank == DRAINING)
+		return job->run_at > than->run_at;
 	return job->run_at < than->run_at;
 }
 
-/* J4: of a chain of reruns only the last one takes duplicates, so that it has the newest payload */
+/*
+ * J1, J2: which job that waits is to absorb the duplicate, if one is?  If not because
+ * one drains: that one.
+ *
+ * Where one drains, workers want it, so one that is overdue is left to them, and
+ * there are at most so many jobs of the key as there are transactions that enqueue
+ * it at a time, and one.  J4: of a chain of reruns only the last one takes duplicates,
+ * so that it has the newest payload.
+ */
 static const KeyJob *
-choose_waiting(const KeyJobs *list)
+choose_waiting(IdemTable *jobs, const KeyJobs *list, const IdemEnqueue *enqueue, const KeyJob **draining)
 {
-	const KeyJob *best = NULL;
+	const KeyJob *best[NRANKS] = {NULL};
+	int n[NRANKS] = {0};
 
 	for (int i = 0; i < list->n; i++)
 	{
 		const KeyJob *job = &list->jobs[i];
+		Rank r;
 
-		if (job->kind == WAITING && find_follower(list, WAITING, job) == NULL && is_better(job, best))
-			best = job;
+		if (job->kind != WAITING || find_follower(list, WAITING, job) != NULL)
+			continue;
+		r = rank(jobs, list, job, enqueue);
+		n[r]++;
+		if (is_better(job, best[r], r))
+			best[r] = job;
 	}
-	return best;
+	*draining = best[DRAINING];
+	if (n[SUITABLE] > 0)
+		return best[SUITABLE];
+	if (n[OVERDUE] > (n[DRAINING] > 0 ? 1 : 0))
+		return best[OVERDUE];
+	return n[DRAINING] > 0 ? NULL : best[LATE];
 }
 
-/*
- * J4: who has to end before it is known whether another job comes after the one
- * that waits?  Only who brings a payload has to know.
- */
+/* J4: who has to end before it is known whether another job comes after the one that waits? */
 static TransactionId
-deciding_about_follower(const KeyJobs *list, const KeyJob *waiting, const IdemPolicy *policy)
+deciding_about_follower(const KeyJobs *list, const KeyJob *waiting)
 {
-	const KeyJob *follower;
+	const KeyJob *follower = find_follower(list, OPEN, waiting);
 
-	if (!policy->rerun && policy->on_duplicate != IDEM_REPLACE && policy->on_duplicate != IDEM_DEBOUNCE)
-		return InvalidTransactionId;
-	follower = find_follower(list, OPEN, waiting);
 	if (follower == NULL)
 		follower = find_follower(list, RUNNING, waiting);
 	return follower != NULL ? follower->by : InvalidTransactionId;
 }
 
+/* Does a duplicate have a payload for the job that absorbs it? */
+static bool
+brings_payload(const IdemPolicy *policy)
+{
+	return policy->rerun || policy->on_duplicate == IDEM_REPLACE || policy->on_duplicate == IDEM_DEBOUNCE;
+}
+
+/* Does a duplicate of a job that drains go to another one? */
+static bool
+needs_new_job(const IdemPolicy *policy)
+{
+	return policy->dedup != IDEM_UNTIL_EXPIRED && policy->on_duplicate != IDEM_REFUSE;
+}
+
 /* What the jobs of the key mean for the enqueue */
 static void
-sum_up(const KeyJobs *list, const IdemPolicy *policy, IdemLook *look)
+sum_up(IdemTable *jobs, const KeyJobs *list, const IdemEnqueue *enqueue, IdemLook *look)
 {
-	const KeyJob *waiting = choose_waiting(list);
+	const IdemPolicy *policy = &enqueue->policy;
+	const KeyJob *draining;
+	const KeyJob *waiting = choose_waiting(jobs, list, enqueue, &draining);
 	const KeyJob *open = find_kind(list, OPEN);
 	const KeyJob *spent = find_kind(list, SPENT);
 	const KeyJob *running = choose_running(list);
@@ -306,13 +402,20 @@ sum_up(const KeyJobs *list, const IdemPolicy *policy, IdemLook *look)
 		look->job_id = waiting->job_id;
 		look->tid = waiting->tid;
 		look->in_the_way = waiting->by;
-		if (!TransactionIdIsValid(look->in_the_way))
-			look->in_the_way = deciding_about_follower(list, waiting, policy);
+		if (!TransactionIdIsValid(look->in_the_way) && brings_payload(policy))
+			look->in_the_way = deciding_about_follower(list, waiting);
 	}
-	else if (open != NULL)
+	else if (open != NULL && (draining == NULL || needs_new_job(policy)))
 	{
 		look->found = IDEM_LOOK_OPEN;
 		look->in_the_way = open->by;
+	}
+	else if (draining != NULL)
+	{
+		look->found = IDEM_LOOK_DRAINING;
+		look->job_id = draining->job_id;
+		if (policy->dedup == IDEM_UNTIL_EXECUTED && needs_new_job(policy))
+			look->in_the_way = deciding_about_follower(list, draining);
 	}
 	else if (spent != NULL)
 	{
@@ -337,5 +440,5 @@ idem_joblook(IdemTable *jobs, Relation index, IdemAttempt *attempt, IdemLook *lo
 
 	while (!list_jobs(jobs, index, attempt, &list))
 		CHECK_FOR_INTERRUPTS();
-	sum_up(&list, &attempt->enqueue->policy, look);
+	sum_up(jobs, &list, attempt->enqueue, look);
 }

@@ -226,10 +226,11 @@ typedef struct IdemAttempt
 typedef enum IdemLookFound
 {
 	IDEM_LOOK_NONE,
-	IDEM_LOOK_WAITING, /* a job that waits */
-	IDEM_LOOK_OPEN,	   /* one that an open transaction has inserted */
-	IDEM_LOOK_SPENT,   /* one that will not run again: its last lease ran out */
-	IDEM_LOOK_RUNNING  /* one that somebody has fetched; of several the last one */
+	IDEM_LOOK_WAITING,	/* a job that waits */
+	IDEM_LOOK_OPEN,		/* one that an open transaction has inserted */
+	IDEM_LOOK_DRAINING, /* one that waits, but has to start first */
+	IDEM_LOOK_SPENT,	/* one that will not run again: its last lease ran out */
+	IDEM_LOOK_RUNNING	/* one that somebody has fetched; of several the last one */
 } IdemLookFound;
 
 typedef struct IdemLook
@@ -311,6 +312,9 @@ extern void idem_jobtable_open_log(IdemTable *log, LOCKMODE lockmode);
 extern void idem_jobtable_lock_log(void);
 extern void idem_jobtable_lock_ids(void);
 extern int64 idem_jobtable_next_id(void);
+extern void idem_jobtable_mark_cancel(IdemTable *jobs, int64 job_id);
+extern void idem_jobtable_unmark_cancel(IdemTable *jobs, int64 job_id);
+extern bool idem_jobtable_is_marked(IdemTable *jobs, int64 job_id);
 pg_noreturn extern void idem_jobtable_refuse_number(void);
 extern IdemLookup idem_jobtable_by_id(IdemTable *table, int64 job_id);
 extern IdemLookup idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash);

@@ -258,17 +258,24 @@ idem_jobstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease,
 	return hold;
 }
 
-/* End a job, whoever has it; one that runs in an open transaction is waited for */
+/*
+ * End a job, whoever has it; one that runs in an open transaction is waited for.
+ * So are transactions that had it absorb a duplicate; others do not get in between.
+ */
 bool
 idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 {
 	IdemQueue queue = {0};
+	bool found;
 
+	idem_jobtable_mark_cancel(jobs, job_id);
 	do
 	{
-		if (!find_job(jobs, job_id, &queue))
-			return false;
-	} while (idem_table_delete(jobs, true) != TM_Ok);
+		found = find_job(jobs, job_id, &queue);
+	} while (found && idem_table_delete(jobs, true) != TM_Ok);
+	idem_jobtable_unmark_cancel(jobs, job_id);
+	if (!found)
+		return false;
 	(void) idem_joblog_write(jobs, "cancelled", queue.keep_dead, NULL, NULL, NULL);
 	idem_stats_count_queue(queue.name, IDEM_QUEUE_STAT_CANCELLED);
 	return true;

@@ -10,6 +10,7 @@
 #include "catalog/pg_type.h"
 #include "commands/sequence.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
@@ -112,6 +113,47 @@ int64
 idem_jobtable_next_id(void)
 {
 	return nextval_internal(get_sequence(), false);
+}
+
+/*
+ * A mark that somebody waits to cancel the job: as long as it is there, the job
+ * takes no more duplicates, so that the wait has an end.
+ */
+static LOCKTAG
+cancel_mark(IdemTable *jobs, int64 job_id)
+{
+	LOCKTAG tag;
+
+	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, RelationGetRelid(jobs->heap), (Oid) job_id, 1);
+	return tag;
+}
+
+void
+idem_jobtable_mark_cancel(IdemTable *jobs, int64 job_id)
+{
+	LOCKTAG tag = cancel_mark(jobs, job_id);
+
+	(void) LockAcquire(&tag, RowExclusiveLock, false, false);
+}
+
+void
+idem_jobtable_unmark_cancel(IdemTable *jobs, int64 job_id)
+{
+	LOCKTAG tag = cancel_mark(jobs, job_id);
+
+	(void) LockRelease(&tag, RowExclusiveLock, false);
+}
+
+/* Has another transaction marked it? */
+bool
+idem_jobtable_is_marked(IdemTable *jobs, int64 job_id)
+{
+	LOCKTAG tag = cancel_mark(jobs, job_id);
+
+	if (LockAcquire(&tag, ShareLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
+		return true;
+	(void) LockRelease(&tag, ShareLock, false);
+	return false;
 }
 
 /* A number that was used before has come again */

@@ -155,46 +155,74 @@ idem_row_is_locked(IdemTable *table)
 	return !(row_header(table)->t_infomask & HEAP_XMAX_INVALID);
 }
 
-/* The lock bits and the xmax of the row found, which others may be changing */
+/* What a transaction does to the row that is its xmax alone */
+static MultiXactStatus
+single_status(uint16 infomask, uint16 infomask2)
+{
+	bool keys = (infomask2 & HEAP_KEYS_UPDATED) != 0;
+
+	if (!HEAP_XMAX_IS_LOCKED_ONLY(infomask))
+		return keys ? MultiXactStatusUpdate : MultiXactStatusNoKeyUpdate;
+	if (HEAP_XMAX_IS_EXCL_LOCKED(infomask))
+		return keys ? MultiXactStatusForUpdate : MultiXactStatusForNoKeyUpdate;
+	return HEAP_XMAX_IS_SHR_LOCKED(infomask) ? MultiXactStatusForShare : MultiXactStatusForKeyShare;
+}
+
 static void
-read_xmax(IdemTable *table, TransactionId *xmax, uint16 *infomask)
+note_locker(IdemLockers *lockers, TransactionId xid, MultiXactStatus status)
+{
+	if (TransactionIdIsCurrentTransactionId(xid))
+		lockers->mine = true;
+	else if (!TransactionIdIsInProgress(xid))
+		return;
+	else if (status == MultiXactStatusForUpdate || status == MultiXactStatusUpdate)
+		lockers->exclusive = xid;
+	else
+		lockers->shared = xid;
+}
+
+/* Who has locked, replaced or removed the row found, and is open? */
+void
+idem_row_lockers(IdemTable *table, IdemLockers *lockers)
 {
 	HeapTupleHeader tuple = row_header(table);
 	Buffer buffer = ((BufferHeapTupleTableSlot *) table->found)->buffer;
-
-	LockBuffer(buffer, BUFFER_LOCK_SHARE);
-	*xmax = HeapTupleHeaderGetRawXmax(tuple);
-	*infomask = tuple->t_infomask;
-	LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
-}
-
-static bool
-is_open_and_not_mine(TransactionId xid)
-{
-	return !TransactionIdIsCurrentTransactionId(xid) && TransactionIdIsInProgress(xid);
-}
-
-/* An open transaction other than this one that has locked, replaced or removed the row; invalid: none */
-TransactionId
-idem_row_locker(IdemTable *table)
-{
 	TransactionId xmax;
 	uint16 infomask;
+	uint16 infomask2;
 	MultiXactMember *members;
 	int n;
 
-	read_xmax(table, &xmax, &infomask);
+	memset(lockers, 0, sizeof(*lockers));
+	/* others may be changing these, and they belong together */
+	LockBuffer(buffer, BUFFER_LOCK_SHARE);
+	xmax = HeapTupleHeaderGetRawXmax(tuple);
+	infomask = tuple->t_infomask;
+	infomask2 = tuple->t_infomask2;
+	LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
+
 	if ((infomask & HEAP_XMAX_INVALID) || HEAP_LOCKED_UPGRADED(infomask))
-		return InvalidTransactionId;
+		return;
 	if (!(infomask & HEAP_XMAX_IS_MULTI))
-		return is_open_and_not_mine(xmax) ? xmax : InvalidTransactionId;
+	{
+		note_locker(lockers, xmax, single_status(infomask, infomask2));
+		return;
+	}
 	n = GetMultiXactIdMembers(xmax, &members, false, HEAP_XMAX_IS_LOCKED_ONLY(infomask));
 	for (int i = 0; i < n; i++)
-	{
-		if (is_open_and_not_mine(members[i].xid))
-			return members[i].xid;
-	}
-	return InvalidTransactionId;
+		note_locker(lockers, members[i].xid, members[i].status);
+	if (n > 0)
+		pfree(members);
+}
+
+/* Any one of them but this transaction; invalid: none */
+TransactionId
+idem_row_locker(IdemTable *table)
+{
+	IdemLockers lockers;
+
+	idem_row_lockers(table, &lockers);
+	return TransactionIdIsValid(lockers.exclusive) ? lockers.exclusive : lockers.shared;
 }
 
 /* Has this transaction removed the row, or put another version in its place? */

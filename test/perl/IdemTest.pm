@@ -45,11 +45,13 @@ our @EXPORT = qw(
   wait_until_gone
 );
 
-# Every line of the log carries its SQLSTATE, so that a test can look for one.
+# Every line of the log carries its SQLSTATE, so that a test can look for one.  No
+# job drains because a test takes long.
 my $common_conf = q{
 log_line_prefix = '%m [%p] %e %q%a '
 log_statement = none
 max_prepared_transactions = 64
+idem.drain_after = 1h
 };
 
 =pod

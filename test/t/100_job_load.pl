@@ -13,7 +13,8 @@
 # Every client is a process of its own that talks to the server in several
 # steps, so that transactions of others come in between.  At each step it may
 # kill itself or have its connection terminated; another one takes its place.
-# Now and then the queue is paused, so that jobs wait and absorb duplicates.
+# Now and then the queue is paused, so that jobs wait and absorb duplicates.  Jobs
+# that are due for 50 ms drain.
 #
 # Leases are of a microsecond, which has run out when the next statement begins,
 # of 50 ms, or so long that only the workers at the end see them run out, by their
@@ -41,6 +42,7 @@ my $node = new_node(
 max_connections = 60
 deadlock_timeout = 100ms
 restart_after_crash = on
+idem.drain_after = 50ms
 });
 
 $node->safe_psql(
@@ -545,8 +547,14 @@ foreach my $mode ('in transaction', 'leased')
 is($crashes, 2, 'the server was crashed in each mode');
 
 #
-# Nobody fetches: one job for each key
+# Nobody fetches: one job for each key, unless it drains
 #
+
+$node->safe_psql('postgres', "ALTER SYSTEM SET idem.drain_after = '1h'");
+$node->safe_psql('postgres', 'SELECT pg_reload_conf()');
+ok( $node->poll_query_until(
+		'postgres', "SELECT current_setting('idem.drain_after') = '1h'"),
+	'no job drains any more');
 
 sub check_one_job
 {

@@ -22,6 +22,7 @@ my $node = new_node(
 	conf => q{
 shared_preload_libraries = 'idem'
 idem.cleanup_naptime = 1s
+idem.drain_after = 20ms
 max_connections = 60
 deadlock_timeout = 100ms
 restart_after_crash = on
