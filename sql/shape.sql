@@ -1,10 +1,10 @@
 --
 -- Direct access would bypass what others hang on our table: it is refused
 --
-CREATE FUNCTION refused(OUT state text, OUT message text, OUT detail text, OUT hint text)
+CREATE FUNCTION refused(name text DEFAULT 'shape:new', OUT state text, OUT message text, OUT detail text, OUT hint text)
 LANGUAGE plpgsql AS $$
 BEGIN
-	PERFORM idem_claim('shape:new');
+	PERFORM idem_claim(name);
 	message := 'no error';
 EXCEPTION WHEN others THEN
 	GET STACKED DIAGNOSTICS
@@ -97,6 +97,26 @@ SELECT * FROM refused();
 ROLLBACK;
 BEGIN;
 CREATE UNIQUE INDEX ON idem.keys (created_at);
+SELECT * FROM refused();
+ROLLBACK;
+-- a double of the primary key does no harm, but not one that takes other keys for equal: the key
+-- would be absent by the one index and refused by the other, over and over
+BEGIN;
+CREATE UNIQUE INDEX ON idem.keys (key, scope);
+SELECT * FROM refused();
+ROLLBACK;
+BEGIN;
+CREATE FUNCTION compare_lower(text, text) RETURNS integer LANGUAGE sql IMMUTABLE
+AS $$ SELECT bttextcmp(lower($1), lower($2)) $$;
+CREATE OPERATOR CLASS lower_ops FOR TYPE text USING btree AS
+	OPERATOR 1 <, OPERATOR 2 <=, OPERATOR 3 =, OPERATOR 4 >=, OPERATOR 5 >, FUNCTION 1 compare_lower(text, text);
+CREATE UNIQUE INDEX ON idem.keys (key lower_ops, scope);
+SET LOCAL statement_timeout = '10 s';
+SELECT * FROM refused();
+SELECT state FROM refused('SHAPE:1');
+ROLLBACK;
+BEGIN;
+CREATE UNIQUE INDEX ON idem.keys (key COLLATE "POSIX", scope);
 SELECT * FROM refused();
 ROLLBACK;
 BEGIN;

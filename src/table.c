@@ -115,15 +115,30 @@ index_begins_with(Form_pg_index form, const AttrNumber *columns, int ncolumns)
 	return true;
 }
 
-/*
- * Which unique index may there be?  Besides the primary key only its double
- * while REINDEX CONCURRENTLY is at work: what conflicts in the one conflicts
- * in the other.
- */
 static bool
 is_on_pkey(const IdemTableDef *def, Form_pg_index form)
 {
 	return form->indnkeyatts == def->npkey && index_begins_with(form, def->pkey, def->npkey);
+}
+
+/*
+ * Which unique index may there be?  Besides the primary key only its double
+ * while REINDEX CONCURRENTLY is at work: what conflicts in the one conflicts
+ * in the other.  If another one took other keys for equal, a key would be
+ * absent by the primary key and refused by that, over and over.
+ */
+static bool
+is_double_of_pkey(IdemTable *table, Relation index)
+{
+	if (!is_on_pkey(table->def, index->rd_index))
+		return false;
+	for (int i = 0; i < table->def->npkey; i++)
+	{
+		if (index->rd_opfamily[i] != table->pkey->rd_opfamily[i] ||
+			index->rd_indcollation[i] != table->pkey->rd_indcollation[i])
+			return false;
+	}
+	return true;
 }
 
 /* Is it an index of the rows whose first column is not null, and has those only? */
@@ -139,8 +154,9 @@ skips_nulls(Relation index)
 }
 
 static void
-check_index(const IdemTableDef *def, Relation index)
+check_index(IdemTable *table, Relation index)
 {
+	const IdemTableDef *def = table->def;
 	Form_pg_index form = index->rd_index;
 
 	for (int i = 0; i < form->indnatts; i++)
@@ -152,7 +168,7 @@ check_index(const IdemTableDef *def, Relation index)
 	if (!heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL) && !skips_nulls(index))
 		unsupported(def, "There is a partial index, which idem would not keep up to date.",
 					"Drop that index.");
-	if (form->indisexclusion || (form->indisunique && !is_on_pkey(def, form)))
+	if (form->indisexclusion || (form->indisunique && !is_double_of_pkey(table, index)))
 		unsupported(def, "There is another unique index or an exclusion constraint.",
 					"Drop it: the primary key alone decides what is unique.");
 }
@@ -325,7 +341,7 @@ idem_table_open_indexes(IdemTable *table)
 
 		if (index->rd_index->indisready)
 		{
-			check_index(table->def, index);
+			check_index(table, index);
 			table->indexes[table->nindexes++] = index;
 		}
 		else
