@@ -298,6 +298,75 @@ SELECT job_id FROM idem_fetch('head', lease => '1 h');
 SELECT count(*), min(job_id), max(job_id), count(*) FILTER (WHERE job_id IN (302, 303)) AS new FROM idem_fetch('head', 1000, lease => '1 h');
 SELECT job_id FROM idem_fetch('head', lease => '1 h');
 
+-- what has ended costs only the first fetch of a second: the others start where it got to.  All in one transaction,
+-- whose own rows VACUUM cannot remove.  How much a fetch reads tells where it started; it is asked again and again,
+-- since nobody knows how fast the machine is.
+CREATE FUNCTION pages(query text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+	plan json;
+BEGIN
+	EXECUTE 'EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) ' || query INTO plan;
+	RETURN (plan #>> '{0,Plan,Shared Hit Blocks}')::bigint + (plan #>> '{0,Plan,Shared Read Blocks}')::bigint;
+END $$;
+-- does a fetch soon come to cost little, if this is done before each one?
+CREATE FUNCTION gets_cheap(before text DEFAULT 'SELECT') RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+	FOR i IN 1 .. 100 LOOP
+		EXECUTE before;
+		IF pages($q$ SELECT * FROM idem_fetch('ended', lease => '1 h') $q$) < 100 THEN
+			RETURN true;
+		END IF;
+	END LOOP;
+	RETURN false;
+END $$;
+-- the number of the job that a fetch gets, which is then undone
+CREATE FUNCTION next_job(OUT id bigint) LANGUAGE plpgsql AS $$
+BEGIN
+	id := (SELECT job_id FROM idem_fetch('ended', lease => '1 h'));
+	RAISE EXCEPTION 'undo';
+EXCEPTION WHEN raise_exception THEN
+END $$;
+CREATE FUNCTION comes(id bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+	FOR i IN 1 .. 3000 LOOP
+		IF next_job() = id THEN
+			RETURN true;
+		END IF;
+		PERFORM pg_sleep(0.01);
+	END LOOP;
+	RETURN false;
+END $$;
+CALL anew();
+SET client_min_messages = warning;
+BEGIN;
+INSERT INTO idem.jobs (job_id, run_at, enqueued_at, priority, queue)
+SELECT i, '2021-01-01 00:00:00+00', '2021-01-01 00:00:00+00', i % 3, 'ended' FROM generate_series(1, 15000) AS i;
+DELETE FROM idem.jobs;
+SELECT setval('idem.jobs_job_id_seq', 20000);
+SELECT count(*) FROM idem_enqueue_many('ended', array_fill('1'::jsonb, ARRAY[400]), priority => 1);
+-- of the same priority and of one before it
+SELECT pages($$ SELECT * FROM idem_fetch('ended', lease => '1 h') $$) > 100 AS dear;
+SELECT gets_cheap();
+-- of one after those, when nothing is left there
+SELECT count(*) > 0 AS some FROM idem_fetch('ended', 400, lease => '1 h');
+SELECT count(*) FROM idem_enqueue_many('ended', array_fill('2'::jsonb, ARRAY[400]), priority => 3);
+SELECT gets_cheap();
+-- other queues that are polled in between do not matter
+SELECT gets_cheap('SELECT count(q) FROM generate_series(1, 100) AS i, LATERAL idem_fetch(''other '' || i) AS q');
+-- a more urgent one is found at once
+SELECT job_id FROM idem_enqueue('ended', priority => 2);
+SELECT job_id FROM idem_fetch('ended', lease => '1 h');
+SELECT job_id FROM idem_enqueue('ended', priority => -1);
+SELECT job_id FROM idem_fetch('ended', lease => '1 h');
+-- one that comes to lie first does not wait for more than a second, however many there are behind it
+SELECT count(*) FROM idem_fetch('ended', 100, lease => '1 h');
+SELECT next_job() IS NOT NULL AS more;
+SELECT job_id FROM idem_enqueue('ended', run_at => '2020-01-01 00:00:00+00', priority => 3);
+SELECT comes(20803);
+ROLLBACK;
+RESET client_min_messages;
+DROP FUNCTION pages, gets_cheap, comes, next_job;
+
 -- a paused queue gives nothing, with a lease or without
 CALL anew();
 SELECT job_id FROM idem_enqueue('paused');

@@ -10,10 +10,11 @@
  * duplicate (dedup.c).
  *
  * Entries of jobs that have ended stay in the index until VACUUM, and longer
- * while somebody holds an old snapshot.  Who had to pass over many of them
- * remembers for a second where the first job was (struct Place) and begins
- * there.  That is only a guess about where to begin; whether a job is due is read
- * off its row.
+ * while a transaction holds an old snapshot.  A backend that skipped many entries of
+ * a priority caches the position that it got to (struct Place) for one second, by
+ * a clock that nobody can set, and starts there.  A position reached from a cached
+ * one expires with that: each second there is a look at the whole queue.  The
+ * cache only tells where to start; whether a job is due is read off its row.
  */
 #include "postgres.h"
 
@@ -35,24 +36,27 @@
 #include "jobs.h"
 
 /*
- * From how many entries passed over, or pages read, on it is worth while to
- * remember the place.  Entries that are known to be dead are not even seen; they
- * show as pages.
+ * Cache the position after skipping this many entries or pages.  Entries that are
+ * known to be dead are not even seen; they show as pages.
  */
 #define MANY_ENTRIES 64
 #define MANY_PAGES	 16
 
-/* Where the first job of a priority was found, of queues with this hash */
+/* How long a position is used, in microseconds */
+#define PLACE_LIFETIME USECS_PER_SEC
+
+/* The position to start from in a priority of a queue */
 typedef struct Place
 {
-	uint32 queue_hash;
+	uint64 queue_hash;
 	int priority;
 	TimestampTz run_at;
 	int64 job_id;
-	TimestampTz good_until; /* by the clock of the machine */
+	int64 good_until; /* by the steady clock; 0: not in use */
 } Place;
 
-static Place places[16];
+/* Any queue may take any slot, so that polling others does not take the place away */
+static Place places[64];
 
 /* An entry of the index */
 typedef struct Entry
@@ -62,13 +66,13 @@ typedef struct Entry
 	int64 job_id;
 } Entry;
 
-/* Parts of a queue, in the order in which they are gone through */
+/* Parts of a queue, in the order in which they are gone through; the first three for each place */
 typedef enum Part
 {
 	BEFORE_PLACE, /* priorities before that of the place */
 	AT_PLACE,	  /* what is due at the same time, from there on */
 	AFTER_PLACE,  /* what is due later, in its priority */
-	THE_REST	  /* without a place: all */
+	THE_REST	  /* when there is no place any more: all */
 } Part;
 
 /* Not a priority, but before all of them */
@@ -83,26 +87,76 @@ typedef struct Fetch
 	SnapshotData dirty;
 	IndexScanDesc scan; /* NULL: at the end */
 	TimestampTz now;
-	Place *place;
+	int64 started; /* by the steady clock */
+	uint64 queue_hash;
+	bool use_places;
+	Place place; /* where the present part lies */
 	Part part;
-	int64 passed; /* entries passed over since the last job */
-	int64 pages;  /* pages of the index read since */
+	int64 priority;	   /* of the last entry */
+	Entry skipped;	   /* the last one, if there was one in this priority since the last job */
+	int64 nskipped;	   /* entries skipped in this priority since the last job */
+	int64 npages;	   /* pages of the index read meanwhile */
+	int64 npages_last; /* of these by the last step */
 	int found;
 	MemoryContext job_context; /* for what one job needs */
 } Fetch;
 
-static Place *
-find_place(const text *queue)
+static bool
+is_good(const Place *place, const Fetch *fetch)
 {
-	uint32 hash = hash_bytes((const unsigned char *) VARDATA_ANY(queue), VARSIZE_ANY_EXHDR(queue));
-	Place *place = &places[hash % lengthof(places)];
+	return place->good_until > fetch->started;
+}
 
-	if (place->queue_hash != hash)
+/* The first place of the queue in a priority above this one, or NULL */
+static const Place *
+find_place(const Fetch *fetch, int64 above)
+{
+	const Place *found = NULL;
+
+	for (int i = 0; fetch->use_places && i < (int) lengthof(places); i++)
 	{
-		memset(place, 0, sizeof(*place));
-		place->queue_hash = hash;
+		if (is_good(&places[i], fetch) && places[i].queue_hash == fetch->queue_hash &&
+			places[i].priority > above && (found == NULL || places[i].priority < found->priority))
+			found = &places[i];
 	}
-	return place;
+	return found;
+}
+
+/* The slot for a priority of the queue: the one that it has, else the one that expires first */
+static Place *
+choose_slot(const Fetch *fetch, int priority)
+{
+	Place *slot = &places[0];
+
+	for (int i = 0; i < (int) lengthof(places); i++)
+	{
+		if (places[i].queue_hash == fetch->queue_hash && places[i].priority == priority && places[i].good_until != 0)
+			return &places[i];
+		if (places[i].good_until < slot->good_until)
+			slot = &places[i];
+	}
+	return slot;
+}
+
+/*
+ * Start here next time, if it was worth while: the entry of a job that was taken,
+ * or the last one of a priority in which there was none.  Whoever began at a place
+ * hands on when that expires.
+ */
+static void
+keep_place(const Fetch *fetch, const Entry *entry)
+{
+	bool from_place = fetch->part == AT_PLACE || fetch->part == AFTER_PLACE;
+	Place *slot;
+
+	if (!from_place && fetch->nskipped <= MANY_ENTRIES && fetch->npages <= MANY_PAGES)
+		return;
+	slot = choose_slot(fetch, entry->priority);
+	slot->queue_hash = fetch->queue_hash;
+	slot->priority = entry->priority;
+	slot->run_at = entry->run_at;
+	slot->job_id = entry->job_id;
+	slot->good_until = from_place ? fetch->place.good_until : fetch->started + PLACE_LIFETIME;
 }
 
 static void
@@ -117,7 +171,7 @@ end_scan(Fetch *fetch)
 static void
 go_to(Fetch *fetch, Part part, int64 above)
 {
-	const Place *place = fetch->place;
+	const Place *place = &fetch->place;
 	ScanKeyData keys[4];
 	int n = 0;
 
@@ -142,6 +196,17 @@ go_to(Fetch *fetch, Part part, int64 above)
 	index_rescan(fetch->scan, keys, n, NULL, 0);
 }
 
+/* Go on with the priorities above this one, up to the next place if there is one */
+static void
+go_above(Fetch *fetch, int64 above)
+{
+	const Place *place = find_place(fetch, above);
+
+	if (place != NULL)
+		fetch->place = *place;
+	go_to(fetch, place != NULL ? BEFORE_PLACE : THE_REST, above);
+}
+
 /* Go on where the present part ends; false if it was the last one */
 static bool
 go_to_next_part(Fetch *fetch)
@@ -155,12 +220,21 @@ go_to_next_part(Fetch *fetch)
 			go_to(fetch, AFTER_PLACE, ANY_PRIORITY);
 			return true;
 		case AFTER_PLACE:
-			go_to(fetch, THE_REST, fetch->place->priority);
+			go_above(fetch, fetch->place.priority);
 			return true;
 		case THE_REST:
 			return false;
 	}
 	pg_unreachable();
+}
+
+/* A priority ends here, or what is due in it does */
+static void
+leave_priority(Fetch *fetch)
+{
+	if (fetch->nskipped > 0)
+		keep_place(fetch, &fetch->skipped);
+	fetch->nskipped = fetch->npages = 0;
 }
 
 static int64
@@ -179,7 +253,8 @@ next_entry(Fetch *fetch, Entry *entry)
 
 	CHECK_FOR_INTERRUPTS();
 	found = index_getnext_tid(scan, ForwardScanDirection) != NULL;
-	fetch->pages += pages_read() - before;
+	fetch->npages_last = pages_read() - before;
+	fetch->npages += fetch->npages_last;
 	if (!found)
 		return false;
 	entry->priority = DatumGetInt32(index_getattr(scan->xs_itup, 2, scan->xs_itupdesc, &isnull));
@@ -241,24 +316,6 @@ take_job(Fetch *fetch, IdemFetched *job)
 	return true;
 }
 
-/*
- * If the job was found behind many entries, remember where.  A place that was
- * found from another one is as good as that was, and not for longer.
- */
-static void
-remember_place(Fetch *fetch, const Entry *entry)
-{
-	bool from_place = fetch->part == AT_PLACE || fetch->part == AFTER_PLACE;
-
-	if (!from_place && fetch->passed <= MANY_ENTRIES && fetch->pages <= MANY_PAGES)
-		return;
-	fetch->place->priority = entry->priority;
-	fetch->place->run_at = entry->run_at;
-	fetch->place->job_id = entry->job_id;
-	if (!from_place)
-		fetch->place->good_until = GetCurrentTimestamp() + USECS_PER_SEC;
-}
-
 /* Look at the job of an entry, take it if it is due, and hand it on */
 static bool
 fetch_job(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
@@ -281,6 +338,19 @@ fetch_job(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *ar
 	return taken;
 }
 
+/* Come to an entry of another priority than the last one */
+static void
+enter_priority(Fetch *fetch, int priority)
+{
+	if (fetch->part == BEFORE_PLACE || fetch->part == THE_REST)
+	{
+		leave_priority(fetch);
+		/* entries before it in its priority may have been dead */
+		fetch->npages = fetch->npages_last;
+	}
+	fetch->priority = priority;
+}
+
 /*
  * Go along the index until there are enough jobs.  An entry for later ends its
  * priority.
@@ -288,34 +358,40 @@ fetch_job(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *ar
 static void
 scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
 {
-	int priority = 0;
-
+	fetch->priority = ANY_PRIORITY;
+	fetch->nskipped = fetch->npages = 0;
+	go_above(fetch, ANY_PRIORITY);
 	while (fetch->found < fetch->args->batch)
 	{
 		Entry entry;
 
 		if (!next_entry(fetch, &entry))
 		{
+			/* what is due at the time of the place and after it is one priority */
+			if (fetch->part != AT_PLACE)
+				leave_priority(fetch);
 			if (!go_to_next_part(fetch))
 				break;
 			continue;
 		}
+		if (entry.priority != fetch->priority)
+			enter_priority(fetch, entry.priority);
 		if (entry.run_at > fetch->now)
 		{
-			go_to(fetch, fetch->part == BEFORE_PLACE ? BEFORE_PLACE : THE_REST, entry.priority);
-			continue;
+			leave_priority(fetch);
+			go_above(fetch, entry.priority);
 		}
-		if (entry.priority != priority)
-			fetch->passed = fetch->pages = 0;
-		priority = entry.priority;
-		if (!fetch_job(fetch, put, arg))
+		else if (fetch_job(fetch, put, arg))
 		{
-			fetch->passed++;
-			continue;
+			fetch->found++;
+			keep_place(fetch, &entry);
+			fetch->nskipped = fetch->npages = 0;
 		}
-		fetch->found++;
-		remember_place(fetch, &entry);
-		fetch->passed = fetch->pages = 0;
+		else
+		{
+			fetch->nskipped++;
+			fetch->skipped = entry;
+		}
 	}
 	end_scan(fetch);
 }
@@ -332,18 +408,18 @@ idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 	InitDirtySnapshot(fetch.dirty);
 	fetch.index = idem_jobtable_fetch_index(jobs);
 	fetch.now = idem_clock_now();
-	fetch.place = find_place(args->queue.name);
+	fetch.started = idem_clock_steady();
+	fetch.queue_hash = hash_bytes_extended((const unsigned char *) VARDATA_ANY(args->queue.name),
+										   VARSIZE_ANY_EXHDR(args->queue.name), 0);
 	fetch.job_context = AllocSetContextCreate(CurrentMemoryContext, "idem fetch", ALLOCSET_DEFAULT_SIZES);
 
-	if (GetCurrentTimestamp() < fetch.place->good_until)
+	fetch.use_places = true;
+	fetch.use_places = find_place(&fetch, ANY_PRIORITY) != NULL;
+	scan_queue(&fetch, put, arg);
+	/* before the places may be more than there was */
+	if (fetch.use_places && fetch.found < args->batch)
 	{
-		go_to(&fetch, BEFORE_PLACE, ANY_PRIORITY);
-		scan_queue(&fetch, put, arg);
-	}
-	/* before the place may be more than there was */
-	if (fetch.found < args->batch)
-	{
-		go_to(&fetch, THE_REST, ANY_PRIORITY);
+		fetch.use_places = false;
 		scan_queue(&fetch, put, arg);
 	}
 	MemoryContextDelete(fetch.job_context);
