@@ -16,6 +16,7 @@ OBJS = \
 	src/shared.o \
 	src/stats.o \
 	src/subscription.o \
+	src/shape.o \
 	src/table.o \
 	src/row.o \
 	src/probe.o \

@@ -352,6 +352,13 @@ extern void idem_unfinished_init(void);
 extern void idem_stats_count(IdemStat counter);
 extern void idem_stats_count_claim(const IdemClaim *claim, IdemStatus status);
 
+/* shape.c */
+pg_noreturn extern void idem_shape_refuse(const IdemTableDef *def, const char *detail, const char *hint);
+extern void idem_shape_check(const IdemTableDef *def, Relation heap);
+extern bool idem_shape_is_on_pkey(const IdemTableDef *def, Form_pg_index form);
+extern void idem_shape_check_index(IdemTable *table, Relation index);
+extern bool idem_shape_is_ordered_by(Relation index, const AttrNumber *columns, int ncolumns);
+
 /* table.c */
 extern void idem_table_open(IdemTable *table, IdemTableDef *def, LOCKMODE lockmode);
 extern void idem_table_close(IdemTable *table);

@@ -4,7 +4,7 @@
  *
  * What ExecInsert() and its kin do for a table with triggers, rules, policies
  * and expressions is left out here.  So a table that has grown any of these
- * is refused: indexes when they need an entry, the rest in every call.
+ * is refused (shape.c).
  *
  * Relation locks are those of DML (ROW EXCLUSIVE on table and indexes, kept
  * until the end of the transaction), so DDL and REINDEX CONCURRENTLY see us.
@@ -19,14 +19,10 @@
 #include "access/xact.h"
 #include "catalog/index.h"
 #include "catalog/namespace.h"
-#include "catalog/pg_am.h"
-#include "catalog/pg_collation.h"
 #include "catalog/pg_index.h"
 #include "catalog/pg_statistic.h"
-#include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
-#include "nodes/primnodes.h"
 #include "utils/fmgroids.h"
 #include "utils/fmgrprotos.h"
 #include "utils/inval.h"
@@ -40,138 +36,6 @@
 
 /* The tables that were looked up in this session, see get_relid() */
 static IdemTableDef *known_tables = NULL;
-
-pg_noreturn static void
-unsupported(const IdemTableDef *def, const char *detail, const char *hint)
-{
-	ereport(ERROR,
-			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			errmsg("table \"idem.%s\" is not as idem has made it", def->name),
-			errdetail("%s", detail),
-			errhint("%s", hint));
-}
-
-static bool
-has_columns(const IdemTableDef *def, TupleDesc desc)
-{
-	if (!idem_args_desc_has(desc, def->types, def->natts))
-		return false;
-	for (int i = 0; i < desc->natts; i++)
-	{
-		if (def->types[i] == TEXTOID && TupleDescAttr(desc, i)->attcollation != C_COLLATION_OID)
-			return false;
-	}
-	return true;
-}
-
-static void
-check_shape(const IdemTableDef *def, Relation heap)
-{
-	TupleDesc desc = RelationGetDescr(heap);
-	TupleConstr *constr = desc->constr;
-
-	if (!has_columns(def, desc))
-		idem_args_version_mismatch(psprintf("Table idem.%s has other columns.", def->name));
-	if (heap->rd_rel->relkind != RELKIND_RELATION || heap->rd_rel->relam != HEAP_TABLE_AM_OID)
-		unsupported(def, "It is of another kind or has another access method.",
-					"Drop and create the extension.");
-	if (heap->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
-		unsupported(def, "It is not logged: a crash would empty it.",
-					psprintf("Run ALTER TABLE idem.%s SET LOGGED.", def->name));
-	if (heap->rd_rel->relispartition)
-		unsupported(def, "It is a partition of another table, whose bounds access by idem would bypass.",
-					psprintf("Run ALTER TABLE ... DETACH PARTITION idem.%s.", def->name));
-	if (heap->rd_rel->relrowsecurity)
-		unsupported(def, "Row security is enabled, which access by idem would bypass.",
-					psprintf("Run ALTER TABLE idem.%s DISABLE ROW LEVEL SECURITY.", def->name));
-	if (heap->trigdesc != NULL)
-		unsupported(def, "There is a trigger or a foreign key, which access by idem would bypass.",
-					"Drop it; keep what depends on a row in a table of your own.");
-	if (heap->rd_rel->relhasrules && heap->rd_rules != NULL)
-		unsupported(def, "There is a rule, which access by idem would bypass.",
-					"Drop the rule.");
-	for (int i = 0; i < desc->natts; i++)
-	{
-		/* the server would take it as proof that the column is stored */
-		if (TupleDescAttr(desc, i)->attnotnull && (def->nullable & IDEM_COLUMN(i + 1)))
-			unsupported(def, "A column that may be null has a not-null constraint.",
-						psprintf("Run ALTER TABLE idem.%s ALTER COLUMN ... DROP NOT NULL.", def->name));
-	}
-	if (constr != NULL && (constr->num_check > 0 || constr->has_generated_stored))
-		unsupported(def, "There is a check constraint or a generated column, which access by idem would bypass.",
-					"Drop it.");
-}
-
-static bool
-index_begins_with(Form_pg_index form, const AttrNumber *columns, int ncolumns)
-{
-	if (form->indnkeyatts < ncolumns)
-		return false;
-	for (int i = 0; i < ncolumns; i++)
-	{
-		if (form->indkey.values[i] != columns[i])
-			return false;
-	}
-	return true;
-}
-
-static bool
-is_on_pkey(const IdemTableDef *def, Form_pg_index form)
-{
-	return form->indnkeyatts == def->npkey && index_begins_with(form, def->pkey, def->npkey);
-}
-
-/*
- * Which unique index may there be?  Besides the primary key only its double
- * while REINDEX CONCURRENTLY is at work: what conflicts in the one conflicts
- * in the other.  If another one took other keys for equal, a key would be
- * absent by the primary key and refused by that, over and over.
- */
-static bool
-is_double_of_pkey(IdemTable *table, Relation index)
-{
-	if (!is_on_pkey(table->def, index->rd_index))
-		return false;
-	for (int i = 0; i < table->def->npkey; i++)
-	{
-		if (index->rd_opfamily[i] != table->pkey->rd_opfamily[i] ||
-			index->rd_indcollation[i] != table->pkey->rd_indcollation[i])
-			return false;
-	}
-	return true;
-}
-
-/* Is it an index of the rows whose first column is not null, and has those only? */
-static bool
-skips_nulls(Relation index)
-{
-	List *predicate = RelationGetIndexPredicate(index);
-	NullTest *test = predicate != NIL ? linitial(predicate) : NULL;
-
-	return list_length(predicate) == 1 && IsA(test, NullTest) &&
-		test->nulltesttype == IS_NOT_NULL && IsA(test->arg, Var) &&
-		((Var *) test->arg)->varattno == index->rd_index->indkey.values[0];
-}
-
-static void
-check_index(IdemTable *table, Relation index)
-{
-	const IdemTableDef *def = table->def;
-	Form_pg_index form = index->rd_index;
-
-	for (int i = 0; i < form->indnatts; i++)
-	{
-		if (form->indkey.values[i] == 0)
-			unsupported(def, "There is an index on an expression, which idem would not keep up to date.",
-						"Drop that index.");
-	}
-	if (!heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL) && !skips_nulls(index))
-		unsupported(def, "There is a partial index, which idem would not keep up to date.",
-					"Drop that index.");
-	if (form->indisexclusion || (form->indisunique && !is_double_of_pkey(table, index)))
-		unsupported(def, "There is another unique index or an exclusion constraint.",
-					"Drop it: the primary key alone decides what is unique.");
-}
 
 static void
 forget_relid(Datum arg, Oid relid)
@@ -224,15 +88,15 @@ idem_table_open(IdemTable *table, IdemTableDef *def, LOCKMODE lockmode)
 	table->def = def;
 	table->context = CurrentMemoryContext;
 	table->heap = table_open(relid, lockmode);
-	check_shape(def, table->heap);
+	idem_shape_check(def, table->heap);
 	if (lockmode >= RowExclusiveLock)
 		idem_subscription_refuse(def);
 	pkey = idem_compat_primary_key(table->heap);
 	if (!OidIsValid(pkey))
-		unsupported(def, "The primary key is missing.", def->pkey_hint);
+		idem_shape_refuse(def, "The primary key is missing.", def->pkey_hint);
 	table->pkey = index_open(pkey, lockmode);
-	if (!is_on_pkey(def, table->pkey->rd_index))
-		unsupported(def, "The primary key is on other columns.", "Drop and create the extension.");
+	if (!idem_shape_is_on_pkey(def, table->pkey->rd_index))
+		idem_shape_refuse(def, "The primary key is on other columns.", "Drop and create the extension.");
 	table->found = table_slot_create(table->heap, NULL);
 }
 
@@ -341,7 +205,7 @@ idem_table_open_indexes(IdemTable *table)
 
 		if (index->rd_index->indisready)
 		{
-			check_index(table, index);
+			idem_shape_check_index(table, index);
 			table->indexes[table->nindexes++] = index;
 		}
 		else
@@ -349,20 +213,6 @@ idem_table_open_indexes(IdemTable *table)
 	}
 	list_free(oids);
 	MemoryContextSwitchTo(oldcontext);
-}
-
-static bool
-is_ordered_by(Relation index, const AttrNumber *columns, int ncolumns)
-{
-	if (!index->rd_index->indisvalid || index->rd_rel->relam != BTREE_AM_OID ||
-		!index_begins_with(index->rd_index, columns, ncolumns))
-		return false;
-	for (int i = 0; i < ncolumns; i++)
-	{
-		if (index->rd_indoption[i] != 0)
-			return false;
-	}
-	return true;
 }
 
 /*
@@ -376,10 +226,10 @@ idem_table_find_index(IdemTable *table, const AttrNumber *columns, int ncolumns,
 	idem_table_open_indexes(table);
 	for (int i = 0; i < table->nindexes; i++)
 	{
-		if (is_ordered_by(table->indexes[i], columns, ncolumns))
+		if (idem_shape_is_ordered_by(table->indexes[i], columns, ncolumns))
 			return table->indexes[i];
 	}
-	unsupported(table->def, missing, hint);
+	idem_shape_refuse(table->def, missing, hint);
 }
 
 /* What an insert into the index needs to know, made with the first one */
