@@ -104,8 +104,9 @@ class Soak:
         client.sql("SET lock_timeout = '1 s'")
         # what a REINDEX CONCURRENTLY leaves that was ended in the middle
         for (index,) in client.sql(
-                "SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid"
-                " AND indrelid = ANY (%s::regclass[])", (['idem.' + t for t in TABLES],)):
+                'SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid'
+                ' AND indrelid IN (SELECT unnest(ARRAY[oid, reltoastrelid]) FROM pg_class'
+                ' WHERE oid = ANY (%s::regclass[]))', (['idem.' + t for t in TABLES],)):
             client.sql('DROP INDEX ' + index)
         if what == 'reindex':
             client.sql('REINDEX TABLE CONCURRENTLY ' + table)

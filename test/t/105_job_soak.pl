@@ -60,6 +60,10 @@ is($status, 0, 'every rule holds');
 
 my ($killed) = $out =~ /kill backend (\d+)/;
 
+# what a REINDEX CONCURRENTLY left that was ended in the middle
 $node->stop;
-log_ok($node, killed => $killed // 0);
+log_ok(
+	$node,
+	killed => $killed // 0,
+	except => qr/WARNING:  cannot reindex invalid index/);
 done_testing();
