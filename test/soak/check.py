@@ -427,13 +427,17 @@ class Checker:
                         started.append(job)
 
     def one_follow_up(self):
-        """until_executed: besides the job that runs there is one more at most."""
+        """until_executed: besides the job that runs there is one follow-up at most."""
         for jobs in self.jobs_of('exclusive', 'rerun'):
             if any(job.retried for job in jobs):
                 continue
             live = []
             for job in sorted(jobs, key=lambda job: job.created.ord):
                 live = [o for o in live if not o.lives[0].ended_before(job.created)]
+                if live and job.created.outcome == 'enqueued':
+                    yield ('key %s: job %d was enqueued although job %d is there'
+                           % (job.key, job.job_id, live[0].job_id),
+                           self.all_rows([job] + live))
                 live.append(job)
                 if len(live) > 2:
                     yield ('key %s: %d jobs at once' % (job.key, len(live)), self.all_rows(live))
