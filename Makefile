@@ -14,6 +14,7 @@ OBJS = \
 	src/clock.o \
 	src/hash.o \
 	src/shared.o \
+	src/statsfile.o \
 	src/stats.o \
 	src/subscription.o \
 	src/shape.o \
@@ -44,7 +45,9 @@ OBJS = \
 	src/admin.o \
 	src/members.o \
 	src/monitor.o \
+	src/worker.o \
 	src/cleanup.o \
+	src/databases.o \
 	src/launcher.o
 PGFILEDESC = "idem - idempotency keys inside the caller's own transaction"
 

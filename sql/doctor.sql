@@ -299,6 +299,25 @@ SELECT * FROM doctor('functions');
 CALL anew();
 
 --
+-- settings that have no effect on cleanup: those of a role; and a clock for tests
+--
+CREATE ROLE idem_settings;
+SELECT current_database() AS db \gset
+ALTER ROLE idem_settings SET idem.cleanup = off;
+ALTER ROLE idem_settings IN DATABASE :"db" SET idem.cleanup_batch_size = 7;
+ALTER DATABASE :"db" SET idem.clock_offset = 1000;
+ALTER DATABASE :"db" SET idem.cleanup_batch_size = 500;
+ALTER ROLE idem_settings SET idem.scope = 'a';
+-- that of another database is for the doctor there
+ALTER ROLE idem_settings IN DATABASE template1 SET idem.cleanup = off;
+SELECT status, replace(detail, :'db', '(database)') AS detail, replace(fix, :'db', '(database)') AS fix FROM idem_doctor() WHERE "check" = 'settings';
+SELECT fix FROM idem_doctor() WHERE "check" = 'settings' \gset
+:fix
+SELECT * FROM doctor('settings');
+ALTER DATABASE :"db" RESET idem.cleanup_batch_size;
+DROP ROLE idem_settings;
+
+--
 -- cleanup: off in this database, then on, then failing
 --
 SELECT "check", status, detail, replace(fix, current_database(), '(database)') AS fix FROM idem_doctor() WHERE "check" = 'last cleanup';

@@ -24,14 +24,11 @@
 #include "catalog/namespace.h"
 #include "catalog/pg_class.h"
 #include "commands/extension.h"
-#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
-#include "tcop/tcopprot.h"
-#include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
@@ -149,25 +146,6 @@ report(IdemRunOutcome outcome, const Run *run)
 	if (entry != NULL)
 		note_outcome(outcome, run, more, outcome == IDEM_RUN_DONE ? backlog : -1);
 	LWLockRelease(idem_shared->lock);
-}
-
-/* Settings of the database or the role shall not be in the way, as in autovacuum */
-static void
-set_options(void)
-{
-	SetConfigOption("search_path", "", PGC_SUSET, PGC_S_OVERRIDE);
-	SetConfigOption("exit_on_error", "off", PGC_SUSET, PGC_S_OVERRIDE);
-	SetConfigOption("statement_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
-	SetConfigOption("idle_in_transaction_session_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
-	SetConfigOption("default_transaction_isolation", "read committed", PGC_SUSET, PGC_S_OVERRIDE);
-	SetConfigOption("default_transaction_read_only", "off", PGC_SUSET, PGC_S_OVERRIDE);
-	SetConfigOption("default_transaction_deferrable", "off", PGC_SUSET, PGC_S_OVERRIDE);
-	/* a removal that is lost in a crash is done again */
-	SetConfigOption("synchronous_commit", "off", PGC_SUSET, PGC_S_OVERRIDE);
-	/* the tables are locked without waiting; this is for what else there may be, such as their TOAST tables */
-	SetConfigOption("lock_timeout", "1s", PGC_SUSET, PGC_S_OVERRIDE);
-	if (GetConfigOption("transaction_timeout", true, false) != NULL)
-		SetConfigOption("transaction_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
 }
 
 static Oid
@@ -318,6 +296,8 @@ pause_for(Run *run, int64 length)
 	{
 		int64 left = end - idem_clock_steady();
 
+		if (ProcDiePending)
+			proc_exit(1);
 		CHECK_FOR_INTERRUPTS();
 		if (left <= 0)
 			break;
@@ -346,6 +326,26 @@ clean_phase(Run *run, IdemPhase phase)
 		pause_for(run, took * run->pause);
 }
 
+/* After an error: roll back, and keep the message of the first one */
+static void
+recover(Run *run, MemoryContext context)
+{
+	ErrorData *error;
+
+	MemoryContextSwitchTo(context);
+	error = CopyErrorData();
+	FlushErrorState();
+	AbortOutOfAnyTransaction();
+	LWLockReleaseAll();
+	idem_stats_let_go(false);
+	MemoryContextSwitchTo(context);
+	pgstat_report_activity(STATE_IDLE, NULL);
+	if (!run->failed)
+		idem_worker_copy_error(run->error, error->message);
+	run->failed = true;
+	FreeErrorData(error);
+}
+
 /* The same; after an error the phase is over for this run, and the others go on */
 static void
 try_phase(Run *run, IdemPhase phase)
@@ -358,22 +358,10 @@ try_phase(Run *run, IdemPhase phase)
 	}
 	PG_CATCH();
 	{
-		ErrorData *error;
-
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
-		FlushErrorState();
-		AbortOutOfAnyTransaction();
-		idem_stats_let_go(false);
-		MemoryContextSwitchTo(context);
-		pgstat_report_activity(STATE_IDLE, NULL);
-		if (!run->failed)
-			strlcpy(run->error, error->message, pg_mbcliplen(error->message, strlen(error->message), IDEM_ERROR_TEXT_LEN - 1) + 1);
-		run->failed = true;
+		recover(run, context);
 		run->phases[phase].more = false;
 		run->phases[phase].removed = 0;
-		FreeErrorData(error);
-		/* a job that cannot be given up shall not keep those behind it from it */
+		/* skip the page so that one undeletable job does not block the rest */
 		if (phase == IDEM_PHASE_JOBS)
 		{
 			run->phases[phase].place.page++;
@@ -408,12 +396,20 @@ clean_all(Run *run)
 	}
 }
 
-/* The entry of a database without the extension, which had it once */
+/*
+ * Begin to look for the extension.  A use of its functions that comes later, of
+ * one that is created after the look, is seen by the launcher (W5).
+ */
 static void
-find_entry(void)
+expect_use(void)
 {
-	LWLockAcquire(idem_shared->lock, LW_SHARED);
+	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
 	entry = idem_shared_find(MyDatabaseId, NULL);
+	if (entry != NULL)
+	{
+		idem_shared->run.was_used = entry->used;
+		entry->used = false;
+	}
 	LWLockRelease(idem_shared->lock);
 }
 
@@ -422,35 +418,53 @@ extension_exists(void)
 {
 	bool exists;
 
+	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	exists = OidIsValid(get_extension_oid("idem", true));
 	CommitTransactionCommand();
 	return exists;
 }
 
-static void
-clean_database(const IdemRun *order)
+static IdemRunOutcome
+clean_database(const IdemRun *order, Run *run)
 {
-	Run run = {.until = idem_clock_steady() + MAX_RUN, .pause = order->pause};
-
+	expect_use();
+	idem_worker_take_database_settings();
 	if (!extension_exists())
-	{
-		find_entry();
-		report(IDEM_RUN_NOT_THERE, &run);
-		return;
-	}
+		return IDEM_RUN_NOT_THERE;
 	entry = idem_shared_entry(MyDatabaseId, NULL);
 	if (!idem_guc_cleanup)
+		return IDEM_RUN_OFF;
+	begin_round(order->goes_on, run);
+	clean_all(run);
+	if (run->failed)
+		return IDEM_RUN_FAILED;
+	if (run->was_locked)
+		return IDEM_RUN_LOCKED;
+	return run->was_subscribed ? IDEM_RUN_SUBSCRIBED : IDEM_RUN_DONE;
+}
+
+/* The same; an error outside of a phase is reported as one inside is (W7) */
+static void
+try_database(const IdemRun *order)
+{
+	MemoryContext context = CurrentMemoryContext;
+	Run run = {.until = idem_clock_steady() + MAX_RUN, .pause = order->pause};
+	volatile IdemRunOutcome outcome = IDEM_RUN_FAILED;
+
+	PG_TRY();
 	{
-		report(IDEM_RUN_OFF, &run);
-		return;
+		outcome = clean_database(order, &run);
 	}
-	begin_round(order->goes_on, &run);
-	clean_all(&run);
-	report(run.failed ? IDEM_RUN_FAILED : run.was_locked ? IDEM_RUN_LOCKED :
-			   run.was_subscribed						 ? IDEM_RUN_SUBSCRIBED :
-														   IDEM_RUN_DONE,
-		   &run);
+	PG_CATCH();
+	{
+		recover(&run, context);
+		memset(run.phases, 0, sizeof(run.phases));
+		if (entry == NULL)
+			entry = idem_shared_entry(MyDatabaseId, NULL);
+	}
+	PG_END_TRY();
+	report(outcome, &run);
 }
 
 void
@@ -459,12 +473,11 @@ idem_cleanup_main(Datum arg)
 	Oid database = DatumGetObjectId(arg);
 	IdemRun order;
 
-	pqsignal(SIGTERM, die);
-	BackgroundWorkerUnblockSignals();
+	idem_worker_begin();
 	if (!enter(database, &order))
 		return;
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
+	idem_worker_limit_lock_waits();
 	note_connected();
-	set_options();
-	clean_database(&order);
+	try_database(&order);
 }

@@ -729,7 +729,10 @@ CREATE FUNCTION pg_catalog.idem_stat_worker(
 	OUT clock_back_at timestamp with time zone,
 	OUT clock_back_seconds double precision,
 	OUT memory_bytes bigint,
-	OUT stats_full boolean)
+	OUT stats_full boolean,
+	OUT overdue_seconds double precision,
+	OUT last_error text,
+	OUT last_error_at timestamp with time zone)
 RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 1
 AS 'MODULE_PATHNAME', 'idem_stat_worker';
@@ -1044,12 +1047,14 @@ SELECT w.preloaded,
 	   w.used_slots,
 	   w.no_slot_since,
 	   w.memory_bytes,
-	   w.library_version
+	   w.library_version,
+	   w.last_error,
+	   w.last_error_at
   FROM pg_catalog.idem_stat_worker() AS w
   LEFT JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) w.datid;
 COMMENT ON VIEW idem.worker_status IS 'the background worker of the server, one row';
 COMMENT ON COLUMN idem.worker_status.preloaded IS 'whether the library is in shared_preload_libraries; without that there is no worker';
-COMMENT ON COLUMN idem.worker_status.state IS 'sleeping, working (in a database), waiting for a free slot, stopped';
+COMMENT ON COLUMN idem.worker_status.state IS 'sleeping, working (in a database), waiting for a free slot, failing, stopped';
 COMMENT ON COLUMN idem.worker_status.launcher_pid IS 'process that decides what is cleaned up when; null if there is none';
 COMMENT ON COLUMN idem.worker_status.started_at IS 'when that was started';
 COMMENT ON COLUMN idem.worker_status.runs IS 'visits to databases since then';
@@ -1060,6 +1065,8 @@ COMMENT ON COLUMN idem.worker_status.used_slots IS 'background workers of all ki
 COMMENT ON COLUMN idem.worker_status.no_slot_since IS 'since when no background worker slot is free; null if one is';
 COMMENT ON COLUMN idem.worker_status.memory_bytes IS 'memory of the launcher';
 COMMENT ON COLUMN idem.worker_status.library_version IS 'version of the library that this session has loaded';
+COMMENT ON COLUMN idem.worker_status.last_error IS 'the last error of the launcher itself, not of a database; it is over if state is not failing';
+COMMENT ON COLUMN idem.worker_status.last_error_at IS 'when that was';
 
 /*
  * The executor looks up every C function of a query before it runs the query.
@@ -1191,17 +1198,23 @@ SELECT 2, false, 'role',
   FROM w
 UNION ALL
 SELECT 3, false, 'worker',
-	   CASE WHEN w.launcher_pid IS NOT NULL OR w.standby THEN 'ok' WHEN w.preloaded THEN 'fail' ELSE 'warn' END,
-	   CASE WHEN w.launcher_pid IS NOT NULL THEN pg_catalog.format('process %s, %s, %s visits', w.launcher_pid, w.state, w.runs)
-	   WHEN w.standby THEN 'none on a standby'
-	   WHEN NOT w.preloaded THEN 'none without preload; clean up with pg_cron until then'
+	   CASE WHEN s.trouble IS NOT NULL THEN 'fail' WHEN s.launcher_pid IS NOT NULL OR s.standby THEN 'ok' WHEN s.preloaded THEN 'fail' ELSE 'warn' END,
+	   CASE WHEN s.trouble IS NOT NULL THEN s.trouble
+	   WHEN s.launcher_pid IS NOT NULL THEN pg_catalog.format('process %s, %s, %s visits', s.launcher_pid, s.state, s.runs)
+	   WHEN s.standby THEN 'none on a standby'
+	   WHEN NOT s.preloaded THEN 'none without preload; clean up with pg_cron until then'
 	   ELSE 'none is running: just being restarted, or max_worker_processes is too small for it (a restart is needed after the fix, of standbys first)' END,
-	   CASE WHEN w.launcher_pid IS NOT NULL OR w.standby THEN NULL
-	   WHEN NOT w.preloaded THEN CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname OPERATOR(pg_catalog.=) 'pg_cron')
-			THEN 'SELECT cron.schedule(''idem-cleanup'', ''* * * * *'', ''SELECT pg_catalog.idem_cleanup(10000)'');'
-			ELSE 'SELECT pg_catalog.idem_cleanup(10000);' END
-	   ELSE pg_catalog.format('ALTER SYSTEM SET max_worker_processes = %s;', w.max_workers OPERATOR(pg_catalog.+) 8) END
-  FROM w
+	   CASE WHEN s.trouble IS NOT NULL
+	   THEN pg_catalog.format('SELECT pid, wait_event_type, wait_event, pg_catalog.pg_blocking_pids(pid) FROM pg_catalog.pg_stat_activity WHERE pid OPERATOR(pg_catalog.=) %s;', s.launcher_pid)
+	   WHEN s.launcher_pid IS NOT NULL OR s.standby THEN NULL
+	   WHEN NOT s.preloaded THEN 'SELECT cron.schedule(''idem-cleanup'', ''* * * * *'', ''SELECT idem_cleanup(10000)'');'
+	   ELSE pg_catalog.format('ALTER SYSTEM SET max_worker_processes = %s;', s.max_workers OPERATOR(pg_catalog.+) 8) END
+  FROM (SELECT w.*,
+			   CASE WHEN w.state OPERATOR(pg_catalog.=) 'failing'
+			   THEN pg_catalog.format('process %s fails, last at %s: %s', w.launcher_pid, w.last_error_at, w.last_error)
+			   WHEN w.overdue_seconds OPERATOR(pg_catalog.>) 60
+			   THEN pg_catalog.format('process %s has not gone on for %s s: it is stuck or stopped', w.launcher_pid, pg_catalog.round(w.overdue_seconds)) END AS trouble
+		  FROM w) AS s
 UNION ALL
 SELECT 4, false, 'worker slots',
 	   CASE WHEN w.no_slot_since IS NOT NULL THEN 'fail' WHEN w.used_slots OPERATOR(pg_catalog.>=) w.max_workers THEN 'warn' ELSE 'ok' END,
@@ -1219,6 +1232,7 @@ SELECT 5, false, 'last cleanup',
 	   WHEN 'left out' THEN 'not known: this database is a template, which is left out, or there is no room for its statistics'
 	   WHEN 'off' THEN 'switched off in this database by idem.cleanup; the fix counts from the next visit on, or the next reload'
 	   WHEN 'failing' THEN pg_catalog.format('failing, last at %s: %s', s.last_error_at, s.last_error)
+	   WHEN 'not installed' THEN 'the worker has not seen yet that the extension was created again; it comes within idem.cleanup_naptime, or with the next reload'
 	   ELSE CASE WHEN s.last_finished_at IS NULL THEN 'none has finished yet'
 			ELSE pg_catalog.format('last finished at %s', s.last_finished_at) END
 			OPERATOR(pg_catalog.||) CASE WHEN s.state OPERATOR(pg_catalog.=) 'locked' THEN '; somebody has locked a table' ELSE '' END END,
@@ -1227,12 +1241,13 @@ SELECT 5, false, 'last cleanup',
 	   WHEN 'not preloaded' THEN 'SELECT pg_catalog.idem_cleanup(10000);'
 	   WHEN 'left out' THEN 'SELECT pg_catalog.idem_cleanup(10000);'
 	   WHEN 'locked' THEN 'SELECT l.pid, l.mode, c.relname FROM pg_catalog.pg_locks AS l JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) l.database JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) l.relation JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace WHERE l.granted AND n.nspname OPERATOR(pg_catalog.=) ''idem'' AND d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database();'
+	   WHEN 'not installed' THEN 'SELECT pg_catalog.pg_reload_conf();'
 	   WHEN 'late' THEN 'SELECT pg_catalog.pg_reload_conf();' END
   FROM (SELECT c.*,
 			   CASE WHEN w.standby THEN 'standby'
 			   WHEN NOT w.preloaded THEN 'not preloaded'
 			   WHEN c.datid IS NULL THEN 'left out'
-			   WHEN c.phase OPERATOR(pg_catalog.=) ANY (ARRAY['off', 'failing']) THEN c.phase
+			   WHEN c.phase OPERATOR(pg_catalog.=) ANY (ARRAY['off', 'failing', 'not installed']) THEN c.phase
 			   WHEN COALESCE(c.last_finished_at, c.started_at, w.started_at) OPERATOR(pg_catalog.>) (pg_catalog.now() OPERATOR(pg_catalog.-) t.patience)
 			   OR (c.started_at OPERATOR(pg_catalog.>) c.last_finished_at AND c.removed OPERATOR(pg_catalog.>) 0 AND c.phase OPERATOR(pg_catalog.<>) 'locked') THEN 'fine'
 			   WHEN c.phase OPERATOR(pg_catalog.=) 'locked' THEN 'locked'
@@ -1345,7 +1360,27 @@ SELECT 17, true, 'subscription',
 	   CASE WHEN u.is_binary THEN pg_catalog.format('ALTER SUBSCRIPTION %s SET (binary = false);', u.binary_name)
 	   WHEN u.names IS NOT NULL
 	   THEN 'SELECT pg_catalog.setval(''idem.jobs_job_id_seq'', 1000000 OPERATOR(pg_catalog.+) GREATEST((SELECT last_value FROM idem.jobs_job_id_seq), (SELECT pg_catalog.max(job_id) FROM idem.jobs), (SELECT pg_catalog.max(job_id) FROM idem.job_log), (SELECT pg_catalog.max(job_id) FROM idem.job_keys)));' END
-  FROM u) AS h
+  FROM u
+UNION ALL
+SELECT 18, true, 'settings',
+	   CASE WHEN g.names IS NULL THEN 'ok' ELSE 'warn' END,
+	   COALESCE(g.names OPERATOR(pg_catalog.||) ': no effect on cleanup, which goes by idem.cleanup and idem.cleanup_batch_size of the database or the server, and by the real clock',
+				'every stored setting of idem has an effect'),
+	   g.fix
+  FROM (SELECT pg_catalog.string_agg(pg_catalog.format('%s of %s', e.name, e.place), ', ' ORDER BY e.name, e.place) AS names,
+			   pg_catalog.string_agg(pg_catalog.format('ALTER %s RESET %s;', e.place, e.name), ' ' ORDER BY e.name, e.place) AS fix
+		  FROM (SELECT pg_catalog.lower(pg_catalog.split_part(x.setting, '=', 1)) AS name,
+					   CASE WHEN s.setrole OPERATOR(pg_catalog.<>) 0::oid OR d.datname IS NULL
+					   THEN 'ROLE ' OPERATOR(pg_catalog.||) CASE WHEN s.setrole OPERATOR(pg_catalog.=) 0::oid THEN 'ALL' ELSE pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(s.setrole)) END
+							OPERATOR(pg_catalog.||) COALESCE(' IN DATABASE ' OPERATOR(pg_catalog.||) pg_catalog.quote_ident(d.datname), '')
+					   ELSE 'DATABASE ' OPERATOR(pg_catalog.||) pg_catalog.quote_ident(d.datname) END AS place,
+					   s.setrole OPERATOR(pg_catalog.<>) 0::oid AS is_of_role
+				  FROM pg_catalog.pg_db_role_setting AS s
+				 CROSS JOIN LATERAL pg_catalog.unnest(s.setconfig) AS x (setting)
+				  LEFT JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.setdatabase
+				 WHERE s.setdatabase OPERATOR(pg_catalog.=) 0::oid OR d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()) AS e
+		 WHERE e.name OPERATOR(pg_catalog.=) 'idem.clock_offset'
+			OR (e.is_of_role AND e.name OPERATOR(pg_catalog.=) ANY (ARRAY['idem.cleanup', 'idem.cleanup_batch_size']))) AS g) AS h
  ORDER BY h.ord;
 COMMENT ON VIEW idem.checks IS 'for idem.health: every check but that of the version';
 COMMENT ON COLUMN idem.checks."check" IS 'what was looked at';

@@ -31,7 +31,7 @@
 #include "utils/lsyscache.h"
 #include "utils/syscache.h"
 
-#include "idem.h"
+#include "shared.h"
 
 IDEM_FUNCTION(idem_close_members, VOIDOID);
 
@@ -150,5 +150,7 @@ idem_close_members(PG_FUNCTION_ARGS)
 	idem_args_begin(fcinfo, &idem_close_members_signature, "idem_close_members()");
 	foreach (lc, new_members())
 		close_object(lfirst(lc));
+	/* the worker is to come, also if it has seen before that there is no extension here (W5) */
+	idem_stats_note_use();
 	PG_RETURN_VOID();
 }

@@ -7,23 +7,27 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
+#include "catalog/namespace.h"
 #include "catalog/pg_type.h"
 #include "funcapi.h"
+#include "lib/stringinfo.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/backend_status.h"
 #include "utils/builtins.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "shared.h"
 
 #define CLEANUP_NATTS 9
-#define WORKER_NATTS  15
+#define WORKER_NATTS  18
 
 static const char *const phase_names[] = {
 	"idle", "keys", "job keys", "job history", "jobs", "off", "failing", "not installed", "locked", "subscribed"};
 static const char *const state_names[] = {
-	"stopped", "sleeping", "working", "waiting for a free slot"};
+	"stopped", "sleeping", "working", "waiting for a free slot", "failing"};
 
 static const Oid cleanup_types[CLEANUP_NATTS] = {
 	OIDOID, TEXTOID, INT8OID, FLOAT8OID, INT8OID, TIMESTAMPTZOID,
@@ -31,7 +35,7 @@ static const Oid cleanup_types[CLEANUP_NATTS] = {
 static const Oid worker_types[WORKER_NATTS] = {
 	BOOLOID, TEXTOID, TEXTOID, INT4OID, TIMESTAMPTZOID, INT8OID,
 	TIMESTAMPTZOID, OIDOID, INT4OID, INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID, FLOAT8OID,
-	INT8OID, BOOLOID};
+	INT8OID, BOOLOID, FLOAT8OID, TEXTOID, TIMESTAMPTZOID};
 
 IDEM_FUNCTION(idem_version, TEXTOID);
 IDEM_FUNCTION(idem_stat_databases, RECORDOID);
@@ -73,19 +77,79 @@ add_time(Row *row, TimestampTz time)
 	add(row, TimestampTzGetDatum(time), time == 0);
 }
 
-/* What was cut off or comes from a database of another encoding need not be valid in this one */
-static void
-add_text(Row *row, const char *value, int len)
+/* The encoding of a database; -1 if that is gone */
+static int
+get_encoding(Oid database)
 {
-	char *copy = palloc0(len + 1);
+	HeapTuple tuple = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(database));
+	int encoding = -1;
 
-	memcpy(copy, value, len);
-	for (char *c = copy; !pg_verifymbstr(copy, len, true) && *c != '\0'; c++)
+	if (HeapTupleIsValid(tuple))
 	{
-		if (IS_HIGHBIT_SET(*c))
-			*c = '?';
+		encoding = ((Form_pg_database) GETSTRUCT(tuple))->encoding;
+		ReleaseSysCache(tuple);
 	}
-	add(row, PointerGetDatum(cstring_to_text_with_len(copy, len)), false);
+	return encoding;
+}
+
+/* Convert a name of another database to the encoding of this one; NULL if that is not possible */
+static char *
+convert(Oid database, const char *value, int len)
+{
+	int from = get_encoding(database);
+	int to = GetDatabaseEncoding();
+	Oid proc;
+	int size = len * MAX_CONVERSION_GROWTH + 1;
+	char *converted;
+
+	if (from == to || from < 0)
+		return pg_verify_mbstr(to, value, len, true) ? pnstrdup(value, len) : NULL;
+	if (from == PG_SQL_ASCII || to == PG_SQL_ASCII || !OidIsValid(proc = FindDefaultConversionProc(from, to)))
+		return NULL;
+	converted = palloc(size);
+	if (pg_do_encoding_conversion_buf(proc, from, to, (unsigned char *) unconstify(char *, value), len,
+									  (unsigned char *) converted, size, true) < len)
+		return NULL;
+	return converted;
+}
+
+/* Bytes that are not ASCII as \xNN, and a backslash as two, so that different names stay different */
+static char *
+escape(const char *value, int len)
+{
+	StringInfoData text;
+
+	initStringInfo(&text);
+	for (int i = 0; i < len; i++)
+	{
+		if (IS_HIGHBIT_SET(value[i]))
+			appendStringInfo(&text, "\\x%02x", (unsigned char) value[i]);
+		else if (value[i] == '\\')
+			appendStringInfoString(&text, "\\\\");
+		else
+			appendStringInfoChar(&text, value[i]);
+	}
+	return text.data;
+}
+
+static bool
+is_ascii(const char *value, int len)
+{
+	for (int i = 0; i < len; i++)
+	{
+		if (IS_HIGHBIT_SET(value[i]))
+			return false;
+	}
+	return true;
+}
+
+/* Text that was written in a database, which may have another encoding */
+static void
+add_text(Row *row, Oid database, const char *value, int len)
+{
+	char *text = is_ascii(value, len) ? pnstrdup(value, len) : convert(database, value, len);
+
+	add(row, CStringGetTextDatum(text != NULL ? text : escape(value, len)), false);
 }
 
 static void
@@ -158,7 +222,7 @@ put_counters(FunctionCallInfo fcinfo, IdemSignature *signature, bool of_queues)
 
 		add(&row, ObjectIdGetDatum(counted->database), false);
 		if (of_queues)
-			add_text(&row, counted->queue, counted->queue_len);
+			add_text(&row, counted->database, counted->queue, counted->queue_len);
 		for (int j = 0; j < ncounters; j++)
 			add(&row, Int64GetDatum((int64) counted->counters[j]), false);
 		add_time(&row, counted->stats_reset);
@@ -191,7 +255,7 @@ put_progress(Row *row, Oid database, const IdemProgress *progress)
 	add_time(row, progress->started_at);
 	add_time(row, progress->finished_at);
 	if (progress->error_at != 0)
-		add_text(row, progress->error, strlen(progress->error));
+		add_text(row, database, progress->error, strlen(progress->error));
 	else
 		add(row, (Datum) 0, true);
 	add_time(row, progress->error_at);
@@ -209,7 +273,8 @@ idem_stat_cleanup(PG_FUNCTION_ARGS)
 	row.rsinfo = idem_args_row_set(fcinfo, cleanup_types, CLEANUP_NATTS);
 	if (idem_shared == NULL)
 		return (Datum) 0;
-	(void) idem_shared_entry(MyDatabaseId, NULL);
+	/* this database has a row, if the worker has not been here yet, too; and the worker is to come */
+	idem_stats_note_use();
 	copies = copy_entries(false, &n);
 	for (int i = 0; i < n; i++)
 		put_progress(&row, copies[i].counted.database, &copies[i].progress);
@@ -261,6 +326,12 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 	add(&row, Float8GetDatum(launcher.clock_back_by / 1e6), launcher.clock_back_at == 0);
 	add(&row, Int64GetDatum(launcher.memory), launcher.pid == 0);
 	add(&row, BoolGetDatum(is_full), idem_shared == NULL);
+	add(&row, Float8GetDatum(Max(idem_clock_steady() - launcher.awake_at, 0) / 1e6), launcher.pid == 0);
+	if (launcher.error_at != 0)
+		add_text(&row, InvalidOid, launcher.error, strlen(launcher.error));
+	else
+		add(&row, (Datum) 0, true);
+	add_time(&row, launcher.error_at);
 	put(&row);
 	return (Datum) 0;
 }

@@ -1,46 +1,39 @@
 /*
  * shared.c
- *		The shared memory of idem, and the file that carries the counters over a
- *		restart.
+ *		The shared memory of idem, and the entries in it.
  *
  * There is shared memory only if the library is preloaded; nothing but counters
- * and the background worker depends on it.  The file is written by the
- * postmaster when it is told to end and removed when it is read, so after a
- * crash counting begins anew.
+ * and the background worker depends on it.  Entries are found by a hash of
+ * database and queue; those that are not in use are in a list.  Both are changed
+ * under the lock, or by the postmaster before there are other processes.
  */
 #include "postgres.h"
 
-#include <unistd.h>
-
+#include "common/hashfn.h"
+#include "common/pg_prng.h"
 #include "miscadmin.h"
-#include "pgstat.h"
-#include "port/pg_crc32c.h"
-#include "storage/fd.h"
 #include "storage/ipc.h"
 #include "storage/shmem.h"
 #include "utils/timestamp.h"
 
 #include "shared.h"
 
-#define STATS_FILE	PGSTAT_STAT_PERMANENT_DIRECTORY "/idem.stat"
-#define STATS_MAGIC UINT64CONST(0x6964656d00000400) /* changes with the format of the file */
-
-typedef struct SavedFile
-{
-	uint64 magic;
-	int nentries;
-	IdemCounted entries[FLEXIBLE_ARRAY_MEMBER];
-} SavedFile;
-
 IdemShared *idem_shared = NULL;
 
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
 
+/* The entries, and behind them the buckets */
+static Size
+entries_size(void)
+{
+	return add_size(offsetof(IdemShared, entries), mul_size(idem_guc_stats_max, sizeof(IdemEntry)));
+}
+
 static Size
 shared_size(void)
 {
-	return add_size(offsetof(IdemShared, entries), mul_size(idem_guc_stats_max, sizeof(IdemEntry)));
+	return add_size(entries_size(), mul_size(idem_guc_stats_max, sizeof(int)));
 }
 
 static void
@@ -52,15 +45,82 @@ request_memory(void)
 	RequestNamedLWLockTranche("idem", 1);
 }
 
-static void
-set_entry(IdemEntry *entry, Oid database, const char *queue, int queue_len)
+/* The bucket of a database or a queue.  The seed keeps callers from choosing names that share one. */
+static int *
+get_bucket(Oid database, const char *queue, int queue_len)
 {
-	memset(&entry->progress, 0, sizeof(entry->progress));
-	entry->progress.backlog = -1;
+	uint64 hash = hash_bytes_uint32_extended(database, idem_shared->seed);
+
+	if (queue_len >= 0)
+		hash = hash_bytes_extended((const unsigned char *) queue, queue_len, hash);
+	return &idem_shared->buckets[hash % idem_shared->nentries];
+}
+
+static IdemEntry *
+find(Oid database, const char *queue, int queue_len)
+{
+	for (int i = *get_bucket(database, queue, queue_len); i >= 0; i = idem_shared->entries[i].next)
+	{
+		IdemEntry *entry = &idem_shared->entries[i];
+
+		if (entry->database == database && entry->queue_len == queue_len &&
+			(queue_len <= 0 || memcmp(entry->queue, queue, queue_len) == 0))
+			return entry;
+	}
+	return NULL;
+}
+
+static void
+put_on_free_list(IdemEntry *entry)
+{
+	entry->database = InvalidOid;
+	entry->next = idem_shared->first_free;
+	idem_shared->first_free = entry - idem_shared->entries;
+	idem_shared->nfree++;
+}
+
+/*
+ * Make an entry; NULL: there is no room.  A quarter of the entries is for
+ * databases only, so that an unlimited number of queue names cannot crowd them
+ * out.
+ */
+static IdemEntry *
+make(Oid database, const char *queue, int queue_len)
+{
+	int *bucket = get_bucket(database, queue, queue_len);
+	IdemEntry *entry;
+
+	if (idem_shared->nfree <= (queue_len >= 0 ? idem_shared->nentries / 4 : 0))
+	{
+		idem_shared->is_full = true;
+		return NULL;
+	}
+	entry = &idem_shared->entries[idem_shared->first_free];
+	idem_shared->first_free = entry->next;
+	idem_shared->nfree--;
 	entry->queue_len = queue_len;
 	if (queue_len > 0)
 		memcpy(entry->queue, queue, queue_len);
+	memset(&entry->progress, 0, sizeof(entry->progress));
+	entry->progress.backlog = -1;
+	entry->used = true;
+	entry->next = *bucket;
+	*bucket = entry - idem_shared->entries;
 	entry->database = database;
+	return entry;
+}
+
+/* Free an entry that no process uses any more.  The caller has the lock. */
+void
+idem_shared_free(IdemEntry *entry)
+{
+	int *link = get_bucket(entry->database, entry->queue, entry->queue_len);
+
+	while (&idem_shared->entries[*link] != entry)
+		link = &idem_shared->entries[*link].next;
+	*link = entry->next;
+	put_on_free_list(entry);
+	idem_shared->is_full = false;
 }
 
 void
@@ -90,153 +150,54 @@ idem_shared_copy(IdemEntry *entry, IdemCounted *counted)
 	}
 }
 
-static bool
-is_zero(const IdemCounted *counted)
+/* The reverse, when the postmaster starts; what finds no room is lost */
+void
+idem_shared_restore(const IdemCounted *counted)
 {
+	IdemEntry *entry;
+
+	if (find(counted->database, counted->queue, counted->queue_len) != NULL)
+		return;
+	entry = make(counted->database, counted->queue, counted->queue_len);
+	if (entry == NULL)
+		return;
+	idem_shared_zero(entry, counted->stats_reset);
 	for (int i = 0; i < IDEM_NCOUNTERS; i++)
-	{
-		if (counted->counters[i] != 0)
-			return false;
-	}
-	return true;
-}
-
-/* What the file holds is followed by a checksum of it.  What is zero is not worth an entry any more. */
-static SavedFile *
-make_file(Size *size)
-{
-	SavedFile *saved = palloc0(offsetof(SavedFile, entries) + idem_shared->nentries * sizeof(IdemCounted) + sizeof(pg_crc32c));
-
-	saved->magic = STATS_MAGIC;
-	for (int i = 0; i < idem_shared->nentries; i++)
-	{
-		IdemEntry *entry = &idem_shared->entries[i];
-
-		if (!OidIsValid(entry->database))
-			continue;
-		idem_shared_copy(entry, &saved->entries[saved->nentries]);
-		saved->nentries += !is_zero(&saved->entries[saved->nentries]);
-	}
-	*size = offsetof(SavedFile, entries) + saved->nentries * sizeof(IdemCounted);
-	return saved;
-}
-
-static pg_crc32c
-checksum(const SavedFile *saved, Size size)
-{
-	pg_crc32c crc;
-
-	INIT_CRC32C(crc);
-	COMP_CRC32C(crc, saved, size);
-	FIN_CRC32C(crc);
-	return crc;
-}
-
-static bool
-write_file(FILE *file)
-{
-	Size size;
-	SavedFile *saved = make_file(&size);
-	pg_crc32c crc = checksum(saved, size);
-	bool written = fwrite(saved, size, 1, file) == 1 && fwrite(&crc, sizeof(crc), 1, file) == 1;
-
-	pfree(saved);
-	return written;
-}
-
-/* At the end of the postmaster: all others are gone */
-static void
-save_counters(int code, Datum arg)
-{
-	FILE *file;
-	bool written;
-
-	if (code != 0 || idem_shared == NULL)
-		return;
-	file = AllocateFile(STATS_FILE ".tmp", PG_BINARY_W);
-	written = file != NULL && write_file(file);
-	if (file != NULL && FreeFile(file) != 0)
-		written = false;
-	if (!written)
-	{
-		ereport(LOG,
-				errcode_for_file_access(),
-				errmsg("could not write file \"%s\": %m", STATS_FILE ".tmp"),
-				errdetail("The statistics of idem begin anew with the next start."));
-		unlink(STATS_FILE ".tmp");
-		return;
-	}
-	(void) durable_rename(STATS_FILE ".tmp", STATS_FILE, LOG);
+		pg_atomic_write_u64(&entry->stripes[0].values[i], counted->counters[i]);
 }
 
 static void
-load_entry(IdemEntry *entry, const IdemCounted *saved)
+init_entry(IdemEntry *entry)
 {
-	set_entry(entry, saved->database, saved->queue, saved->queue_len);
-	entry->stats_reset = saved->stats_reset;
-	for (int i = 0; i < IDEM_NCOUNTERS; i++)
-		pg_atomic_write_u64(&entry->stripes[0].values[i], saved->counters[i]);
-}
-
-/* All of the file, or nothing of it */
-static bool
-read_file(FILE *file)
-{
-	SavedFile header;
-	SavedFile *saved;
-	Size size;
-	pg_crc32c crc;
-	bool is_good;
-
-	if (fread(&header, offsetof(SavedFile, entries), 1, file) != 1 || header.magic != STATS_MAGIC ||
-		header.nentries < 0 || header.nentries > IDEM_MAX_STATS)
-		return false;
-	size = offsetof(SavedFile, entries) + header.nentries * sizeof(IdemCounted);
-	saved = palloc(size);
-	memcpy(saved, &header, offsetof(SavedFile, entries));
-	is_good = fread(saved->entries, sizeof(IdemCounted), header.nentries, file) == (size_t) header.nentries &&
-		fread(&crc, sizeof(crc), 1, file) == 1 && EQ_CRC32C(crc, checksum(saved, size));
-	for (int i = 0; i < Min(header.nentries, idem_shared->nentries) && is_good; i++)
-		load_entry(&idem_shared->entries[i], &saved->entries[i]);
-	pfree(saved);
-	return is_good;
-}
-
-static void
-load_counters(void)
-{
-	FILE *file = AllocateFile(STATS_FILE, PG_BINARY_R);
-
-	if (file == NULL)
-		return;
-	if (!read_file(file))
-		ereport(LOG,
-				errcode(ERRCODE_DATA_CORRUPTED),
-				errmsg("ignoring damaged file \"%s\"", STATS_FILE),
-				errdetail("The statistics of idem begin anew."));
-	FreeFile(file);
-	unlink(STATS_FILE);
+	for (int i = 0; i < IDEM_NSTRIPES; i++)
+	{
+		for (int j = 0; j < IDEM_NCOUNTERS; j++)
+			pg_atomic_init_u64(&entry->stripes[i].values[j], 0);
+	}
+	put_on_free_list(entry);
 }
 
 static void
 init_memory(void)
 {
+	memset(idem_shared, 0, entries_size());
 	idem_shared->lock = &GetNamedLWLockTranche("idem")->lock;
-	memset(&idem_shared->launcher, 0, sizeof(idem_shared->launcher));
-	memset(&idem_shared->run, 0, sizeof(idem_shared->run));
-	idem_shared->is_full = false;
+	idem_shared->seed = pg_prng_uint64(&pg_global_prng_state);
 	idem_shared->nentries = idem_guc_stats_max;
-	for (int i = 0; i < idem_shared->nentries; i++)
+	idem_shared->buckets = (int *) ((char *) idem_shared + entries_size());
+	idem_shared->first_free = -1;
+	for (int i = idem_shared->nentries - 1; i >= 0; i--)
 	{
-		IdemEntry *entry = &idem_shared->entries[i];
-
-		set_entry(entry, InvalidOid, NULL, -1);
-		for (int j = 0; j < IDEM_NSTRIPES; j++)
-		{
-			for (int k = 0; k < IDEM_NCOUNTERS; k++)
-				pg_atomic_init_u64(&entry->stripes[j].values[k], 0);
-		}
+		idem_shared->buckets[i] = -1;
+		init_entry(&idem_shared->entries[i]);
 	}
+}
+
+static void
+save_counters(int code, Datum arg)
+{
+	if (code == 0 && idem_shared != NULL)
+		idem_statsfile_save();
 }
 
 static void
@@ -252,7 +213,7 @@ attach_memory(void)
 	{
 		init_memory();
 		if (!IsBinaryUpgrade)
-			load_counters();
+			idem_statsfile_load();
 	}
 	LWLockRelease(AddinShmemInitLock);
 	if (!IsUnderPostmaster && !IsBinaryUpgrade)
@@ -269,41 +230,23 @@ idem_shared_init(void)
 	shmem_startup_hook = attach_memory;
 }
 
+static const char *
+queue_name(const text *queue)
+{
+	return queue ? VARDATA_ANY(queue) : NULL;
+}
+
+static int
+queue_len(const text *queue)
+{
+	return queue ? (int) VARSIZE_ANY_EXHDR(queue) : -1;
+}
+
 /* The entry of a database, or of a queue in it; NULL if there is none.  The caller has the lock. */
 IdemEntry *
 idem_shared_find(Oid database, const text *queue)
 {
-	int len = queue ? (int) VARSIZE_ANY_EXHDR(queue) : -1;
-
-	for (int i = 0; i < idem_shared->nentries; i++)
-	{
-		IdemEntry *entry = &idem_shared->entries[i];
-
-		if (entry->database == database && entry->queue_len == len &&
-			(len <= 0 || memcmp(entry->queue, VARDATA_ANY(queue), len) == 0))
-			return entry;
-	}
-	return NULL;
-}
-
-/*
- * A free entry.  One in four is for databases, so that an application with queues
- * without number does not hide the others.
- */
-static IdemEntry *
-find_free(bool for_queue)
-{
-	int nfree = 0;
-	IdemEntry *found = NULL;
-
-	for (int i = 0; i < idem_shared->nentries; i++)
-	{
-		if (OidIsValid(idem_shared->entries[i].database))
-			continue;
-		nfree++;
-		found = found ? found : &idem_shared->entries[i];
-	}
-	return !for_queue || nfree > idem_shared->nentries / 4 ? found : NULL;
+	return find(database, queue_name(queue), queue_len(queue));
 }
 
 /* The same, made if there is none; NULL: there is no room */
@@ -322,13 +265,12 @@ idem_shared_entry(Oid database, const text *queue)
 
 	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
 	entry = idem_shared_find(database, queue);
-	if (entry == NULL && (entry = find_free(queue != NULL)) != NULL)
-	{
-		idem_shared_zero(entry, GetCurrentTimestamp());
-		set_entry(entry, database, queue ? VARDATA_ANY(queue) : NULL, queue ? (int) VARSIZE_ANY_EXHDR(queue) : -1);
-	}
 	if (entry == NULL)
-		idem_shared->is_full = true;
+	{
+		entry = make(database, queue_name(queue), queue_len(queue));
+		if (entry != NULL)
+			idem_shared_zero(entry, GetCurrentTimestamp());
+	}
 	LWLockRelease(idem_shared->lock);
 	return entry;
 }

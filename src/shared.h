@@ -79,6 +79,13 @@ typedef struct IdemEntry
 	Oid database;  /* invalid: free */
 	int queue_len; /* -1: of the database itself */
 	char queue[IDEM_MAX_QUEUE_LEN];
+	int next; /* entry in the same bucket, or free one; -1: none */
+
+	/*
+	 * Of the database itself: has a backend used the functions since the worker
+	 * last looked for the extension?  Backends set it without the lock.
+	 */
+	volatile bool used;
 	TimestampTz stats_reset;
 	IdemProgress progress; /* of the database itself */
 	IdemCounters stripes[IDEM_NSTRIPES] pg_attribute_aligned(PG_CACHE_LINE_SIZE);
@@ -97,7 +104,7 @@ typedef struct IdemCounted
 /* What has become of a run of the worker */
 typedef enum IdemRunOutcome
 {
-	IDEM_RUN_LOST,		 /* it has not come to say: no connection, or ended by somebody */
+	IDEM_RUN_LOST,		 /* never reported: could not connect, or was terminated */
 	IDEM_RUN_DONE,		 /* all went well */
 	IDEM_RUN_LOCKED,	 /* somebody has locked a table */
 	IDEM_RUN_SUBSCRIBED, /* all went well, but a subscription writes a table */
@@ -114,6 +121,7 @@ typedef struct IdemRun
 	bool goes_on; /* the last run there has left more */
 	int pause;	  /* times as long as the work shall the pauses be */
 	bool connected;
+	bool was_used; /* a backend used the functions since the last look for the extension */
 	IdemRunOutcome outcome;
 	bool more;	/* there is more to remove, also if something has failed */
 	int64 rest; /* if so: microseconds until the next run */
@@ -128,7 +136,8 @@ typedef enum IdemLauncherState
 	IDEM_LAUNCHER_STOPPED,
 	IDEM_LAUNCHER_SLEEPING,
 	IDEM_LAUNCHER_WORKING,
-	IDEM_LAUNCHER_NO_SLOT
+	IDEM_LAUNCHER_NO_SLOT,
+	IDEM_LAUNCHER_FAILING
 } IdemLauncherState;
 
 typedef struct IdemLauncher
@@ -141,7 +150,10 @@ typedef struct IdemLauncher
 	int64 clock_back_by;	   /* microseconds */
 	int64 runs;
 	TimestampTz last_run_at;
-	int64 memory; /* bytes */
+	int64 memory;		  /* bytes */
+	int64 awake_at;		  /* when it wakes up at the latest, by the steady clock; while awake: since when */
+	TimestampTz error_at; /* of its last own error, not one of a database; 0: none */
+	char error[IDEM_ERROR_TEXT_LEN];
 } IdemLauncher;
 
 typedef struct IdemShared
@@ -149,7 +161,11 @@ typedef struct IdemShared
 	LWLock *lock;
 	IdemLauncher launcher;
 	IdemRun run;
-	bool is_full; /* there was no entry left for somebody */
+	bool is_full;	/* a queue or database got no entry */
+	uint64 seed;	/* of the hash of entries */
+	int *buckets;	/* as many as there are entries: the first entry of each; -1: none */
+	int first_free; /* -1: none */
+	int nfree;
 	int nentries;
 	IdemEntry entries[FLEXIBLE_ARRAY_MEMBER];
 } IdemShared;
@@ -159,16 +175,29 @@ extern IdemShared *idem_shared; /* NULL: idem is not preloaded */
 extern void idem_shared_init(void);
 extern IdemEntry *idem_shared_entry(Oid database, const text *queue);
 extern IdemEntry *idem_shared_find(Oid database, const text *queue);
+extern void idem_shared_free(IdemEntry *entry);
 extern void idem_shared_zero(IdemEntry *entry, TimestampTz now);
 extern void idem_shared_copy(IdemEntry *entry, IdemCounted *counted);
+extern void idem_shared_restore(const IdemCounted *counted);
+
+/* statsfile.c */
+extern void idem_statsfile_save(void);
+extern void idem_statsfile_load(void);
 
 /* stats.c */
+extern void idem_stats_note_use(void);
 extern void idem_stats_hold(void);
 extern void idem_stats_let_go(bool committed);
 
 /* phase.c */
 extern const IdemPhaseDef idem_phases[IDEM_NPHASES];
 extern void idem_phase_run(const IdemPhaseDef *phase, IdemCleanup *cleanup);
+
+/* worker.c */
+extern void idem_worker_begin(void);
+extern void idem_worker_limit_lock_waits(void);
+extern void idem_worker_take_database_settings(void);
+extern void idem_worker_copy_error(char *text, const char *message);
 
 /* cleanup.c */
 extern PGDLLEXPORT void idem_cleanup_main(Datum arg);

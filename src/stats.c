@@ -55,19 +55,40 @@ my_stripe(IdemEntry *entry)
 	return entry ? &entry->stripes[idem_compat_proc_number() % IDEM_NSTRIPES] : NULL;
 }
 
-static void
-add_up(IdemStat counter, int n)
+/* The entry of this database; NULL: there is no room */
+static IdemEntry *
+my_entry(void)
 {
 	static bool is_known = false;
-	static IdemCounters *counters = NULL;
+	static IdemEntry *entry = NULL;
 
 	if (!is_known)
 	{
-		if (idem_shared == NULL)
-			return;
-		counters = my_stripe(idem_shared_entry(MyDatabaseId, NULL));
+		entry = idem_shared_entry(MyDatabaseId, NULL);
 		is_known = true;
 	}
+	return entry;
+}
+
+/* Let the launcher know that there is an extension here (W5), if it thinks that there is none */
+void
+idem_stats_note_use(void)
+{
+	IdemEntry *entry = idem_shared != NULL ? my_entry() : NULL;
+
+	if (entry != NULL && unlikely(!entry->used))
+		entry->used = true;
+}
+
+static void
+add_up(IdemStat counter, int n)
+{
+	IdemCounters *counters;
+
+	if (idem_shared == NULL)
+		return;
+	idem_stats_note_use();
+	counters = my_stripe(my_entry());
 	if (counters != NULL)
 		pg_atomic_fetch_add_u64(&counters->values[counter], n);
 }
@@ -130,6 +151,7 @@ idem_stats_count_queue(const text *queue, IdemQueueStat counter)
 
 	if (idem_shared == NULL)
 		return;
+	idem_stats_note_use();
 	known = get_known_queue(queue);
 	if (unlikely(is_held))
 		known->held[counter]++;

@@ -66,6 +66,18 @@ sub logged
 }
 
 #
+# H1: a launcher that does not go on; see below
+#
+
+my $other = new_node('worker_stopped', conf => q{
+shared_preload_libraries = 'idem'
+idem.cleanup_naptime = 1
+});
+my $stopped = $other->safe_psql('postgres', 'SELECT launcher_pid FROM idem.worker_status');
+
+kill 'STOP', $stopped;
+
+#
 # W7: a lock that stays; see below
 #
 
@@ -427,6 +439,21 @@ $blocker->quit;
 cleanup_round($node, 'stuck') foreach 1 .. 2;
 is(run('stuck', 'SELECT count(*) FROM idem.keys'), '0', 'W7: without it cleanup goes on');
 is(logged('stuck', 0), '1 1', 'W7: and that is logged once');
+
+#
+# H1: a launcher that has been stopped for the whole test
+#
+
+my $worker_check = q{SELECT status, split_part(detail, ': ', 2) FROM idem_doctor() WHERE "check" = 'worker'};
+
+ok( $other->poll_query_until('postgres', $worker_check, 'fail|it is stuck or stopped'),
+	'H1: idem_doctor() does not say ok if the launcher does not go on');
+kill 'CONT', $stopped;
+ok( $other->poll_query_until('postgres',
+		q{SELECT status = 'ok' FROM idem_doctor() WHERE "check" = 'worker'}),
+	'H1: but if it does');
+$other->stop;
+log_ok($other);
 
 #
 # Settings

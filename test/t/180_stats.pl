@@ -597,8 +597,23 @@ foreach my $name (sort keys %strange)
 }
 
 run(q{SELECT outcome FROM idem_enqueue(convert_from('\x636166e9', 'LATIN1'))}, db => 'latin');
-is( run(q{SELECT queue, enqueued FROM idem.queue_stats WHERE datname = 'latin'}),
-	'caf?|1', 'S3: a name from a database of another encoding');
+run(q{SELECT outcome FROM idem_enqueue(convert_from('\x636166e8', 'LATIN1'))}, db => 'latin') foreach 1 .. 2;
+is( run(q{SELECT queue, enqueued FROM idem.queue_stats WHERE datname = 'latin' ORDER BY queue COLLATE "C"}),
+	"caf\xc3\xa8|2\ncaf\xc3\xa9|1", 'S3: names from a database of another encoding');
+is( run(
+		qq{SELECT queue, enqueued FROM idem.queue_stats WHERE datname = 'postgres' AND queue LIKE '%xe9%'},
+		db => 'latin'),
+	'\xe9\x98\x9f\xe5\x88\x97 \xc3\xa4\xf0\x9f\x90\x98|1',
+	'S3: what has no counterpart is shown by its bytes');
+
+# what the encoding does not tell
+$node->safe_psql('postgres',
+	q{CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0});
+run('CREATE EXTENSION idem', db => 'ascii');
+run(qq{SET client_encoding = 'SQL_ASCII'; SELECT outcome FROM idem_enqueue(E'\\\\caf\\xe$_')}, db => 'ascii')
+  foreach 8, 9;
+is( run(q{SELECT queue FROM idem.queue_stats WHERE datname = 'ascii' ORDER BY queue COLLATE "C"}),
+	"\\\\caf\\xe8\n\\\\caf\\xe9", 'S3: nor do names collapse that cannot be converted');
 is( run(
 		q{SELECT count(*) > 5 FROM idem.queue_stats WHERE datname = 'postgres' AND length(queue) > 0},
 		db => 'latin'),
@@ -616,7 +631,7 @@ foreach my $db (qw(other worked))
 		'other postgres worked',
 		"S3: a member of pg_monitor sees all databases from $db");
 	is( $s->query(q{SELECT count(DISTINCT datname) FROM idem.queue_stats}),
-		'3', "S3: and their queues");
+		'4', "S3: and their queues");
 	is( $s->query(q{SELECT count(*) FROM idem.cleanup_progress WHERE datname = 'worked' AND phase = 'idle'}),
 		'1', 'S3: and cleanup there');
 	is($s->query('SELECT count(*) > 1 FROM idem_doctor()'), 't', 'S3: and calls idem_doctor()');
@@ -787,6 +802,24 @@ is(counters(), '', 'S2: kill -9 of the postmaster: counting begins anew');
 is(run("SELECT stats_reset > '$reset' FROM idem.stats WHERE datname = 'postgres'"),
 	't', 'S2: and says since when');
 
+# The content of a file with another length of the name of its last queue, and a checksum that is
+# right all the same.  An entry has 400 bytes: database, length, name, since when, counters.
+sub with_length
+{
+	my ($content, $length) = @_;
+	my $entries = substr($content, 0, -4);
+	my $crc = 0xffffffff;
+
+	(length($entries) - 16) % 400 == 0 or die 'the format of the file has changed';
+	substr($entries, length($entries) - 400 + 4, 4) = pack 'l', $length;
+	foreach my $byte (unpack 'C*', $entries)
+	{
+		$crc ^= $byte;
+		$crc = ($crc >> 1) ^ ($crc & 1 ? 0x82f63b78 : 0) foreach 1 .. 8;
+	}
+	return $entries . pack 'L', $crc ^ 0xffffffff;
+}
+
 # a file that is not ours, or not any more
 my $file = $node->data_dir . '/pg_stat/idem.stat';
 my %damage = (
@@ -799,6 +832,9 @@ my %damage = (
 	  sub { substr($_[0], 8, 4) = "\xff\xff\xff\x7f"; return $_[0] },
 	'with a negative number of entries' =>
 	  sub { substr($_[0], 8, 4) = "\xff\xff\xff\xff"; return $_[0] },
+	'with more behind its end' => sub { return "$_[0]x" },
+	'with a negative length of a queue' => sub { return with_length($_[0], -2) },
+	'with a length of a queue that is too large' => sub { return with_length($_[0], 256) },
 	'of another version' => sub { substr($_[0], 0, 1) ^= "\x01"; return $_[0] });
 
 foreach my $how (sort keys %damage)
@@ -824,6 +860,18 @@ foreach my $how (sort keys %damage)
 		'0', "S2: a file $how: counting begins anew");
 	ok(!-e $file, "S2: a file $how: it is gone");
 }
+
+# a file that cannot be read
+run(q{SELECT idem_claim('unreadable')});
+$node->stop;
+unlink $file;
+mkdir $file or die;
+$before = -s $node->logfile;
+$node->start;
+is(log_count($node, qr/LOG:  could not \w+ file "pg_stat\/idem\.stat": /, $before) > 0, 1,
+	'S2: a file that cannot be read: the log says so');
+is(counters(), '', 'S2: a file that cannot be read: counting begins anew');
+rmdir $file;
 
 #
 # S2: DROP DATABASE
@@ -892,11 +940,18 @@ is(counters(db => 'late'), 'claims=1 replays=1', 'S2: with more room nothing is 
 run(q{SELECT idem_enqueue('late')}, db => 'late');
 is(counters(db => 'late', queue => 'late'), 'enqueued=1', 'S1: and there is room for more');
 
-# the other way round
+# the other way round: databases are loaded first, and room for more of them is kept
+run(q{SELECT count(*) FROM generate_series(1, 200) AS i, LATERAL idem_enqueue('more ' || i)});
 run('ALTER SYSTEM SET idem.stats_max = 100');
 $node->restart;
 run(q{SELECT idem_claim('y')}, db => 'late');
-like(counters(db => 'late'), qr/^claims=\d/, 'S2: with less room it works, too');
+is(counters(db => 'late'), 'claims=2 replays=1', 'S2: with less room databases keep their counts');
+cmp_ok(run('SELECT count(*) FROM idem.queue_stats'), '<', 75, 'S2: and queues leave room for databases');
+is(doctor('statistics'), 'warn', 'H1: idem_doctor() says that some are not counted');
+$node->safe_psql('postgres', 'CREATE DATABASE last');
+run('CREATE EXTENSION idem', db => 'last');
+run(q{SELECT idem_claim('y')}, db => 'last');
+is(counters(db => 'last'), 'claims=1', 'S2: so a new one gets its entry');
 $node->stop;
 log_ok($node, killed => 1, except => qr/LOG:  ignoring damaged file|DETAIL:  The statistics of idem begin anew/);
 
