@@ -157,6 +157,7 @@ ISOLATION = \
 	job-prepare \
 	job-pause \
 	job-queue \
+	job-owner \
 	job-replace \
 	job-expired \
 	job-expired-lease \
