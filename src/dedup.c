@@ -151,7 +151,7 @@ may_insert(const IdemAttempt *attempt, const IdemLook *look, int64 *after_job)
 		return false;
 	if (policy->dedup == IDEM_UNTIL_EXECUTING)
 		return look->found == IDEM_LOOK_RUNNING || policy->on_duplicate != IDEM_REFUSE;
-	if (policy->dedup == IDEM_UNTIL_EXPIRED || TransactionIdIsValid(look->in_the_way))
+	if (policy->dedup == IDEM_UNTIL_EXPIRED || TransactionIdIsValid(look->in_the_way) || look->is_being_cancelled)
 		return false;
 	if (policy->on_duplicate == IDEM_REFUSE)
 		return false;
@@ -322,6 +322,11 @@ enqueue_keyed(IdemTable *jobs, IdemAttempt *attempt, IdemEnqueued *answer)
 		if (TransactionIdIsValid(look.in_the_way))
 		{
 			idem_probe_wait(jobs, look.in_the_way);
+			attempt->not_to_be_had.n = 0;
+		}
+		else if (look.is_being_cancelled)
+		{
+			idem_jobtable_wait_for_mark(jobs, look.job_id);
 			attempt->not_to_be_had.n = 0;
 		}
 		else if (look.found == IDEM_LOOK_SPENT && !attempt->may_bury)

@@ -260,13 +260,20 @@ is_there(const KeyJobs *list, int64 job_id)
 	return false;
 }
 
+/* Does it come after a job that is there? */
+static bool
+is_blocked(const KeyJobs *list, const KeyJob *job)
+{
+	return job->after_job != 0 && is_there(list, job->after_job);
+}
+
 /* Could the job have been started for longer than duplicates may keep it from that?  Not in a queue that is paused. */
 static bool
 is_overdue(const KeyJobs *list, const KeyJob *job, const IdemEnqueue *enqueue)
 {
 	return !enqueue->queue.paused &&
 		idem_clock_now() - job->due_since >= idem_guc_drain_after * INT64CONST(1000) &&
-		!(job->after_job != 0 && is_there(list, job->after_job));
+		!is_blocked(list, job);
 }
 
 static Rank
@@ -383,6 +390,18 @@ needs_new_job(const IdemPolicy *policy)
 	return policy->dedup != IDEM_UNTIL_EXPIRED && policy->on_duplicate != IDEM_REFUSE;
 }
 
+/*
+ * J4: may a job come after the one that drains?  Not beside another one, and not if
+ * that one is to be cancelled and comes after a job itself: the new job would be free
+ * with the cancel, and run beside the first one.
+ */
+static void
+look_at_chain(const KeyJobs *list, const KeyJob *draining, IdemLook *look)
+{
+	look->in_the_way = deciding_about_follower(list, draining);
+	look->is_being_cancelled = is_blocked(list, draining);
+}
+
 /* What the jobs of the key mean for the enqueue */
 static void
 sum_up(IdemTable *jobs, const KeyJobs *list, const IdemEnqueue *enqueue, IdemLook *look)
@@ -415,7 +434,7 @@ sum_up(IdemTable *jobs, const KeyJobs *list, const IdemEnqueue *enqueue, IdemLoo
 		look->found = IDEM_LOOK_DRAINING;
 		look->job_id = draining->job_id;
 		if (policy->dedup == IDEM_UNTIL_EXECUTED && needs_new_job(policy))
-			look->in_the_way = deciding_about_follower(list, draining);
+			look_at_chain(list, draining, look);
 	}
 	else if (spent != NULL)
 	{

@@ -239,6 +239,7 @@ typedef struct IdemLook
 	int64 job_id;
 	ItemPointerData tid;
 	TransactionId in_the_way; /* who has to end before more is known, if somebody has */
+	bool is_being_cancelled;  /* somebody waits to cancel the job that drains, and has to come first */
 	TM_Result lock;			  /* what became of the attempt to lock the job that waits, if nobody is in the way */
 } IdemLook;
 
@@ -315,6 +316,7 @@ extern int64 idem_jobtable_next_id(void);
 extern void idem_jobtable_mark_cancel(IdemTable *jobs, int64 job_id);
 extern void idem_jobtable_unmark_cancel(IdemTable *jobs, int64 job_id);
 extern bool idem_jobtable_is_marked(IdemTable *jobs, int64 job_id);
+extern void idem_jobtable_wait_for_mark(IdemTable *jobs, int64 job_id);
 pg_noreturn extern void idem_jobtable_refuse_number(void);
 extern IdemLookup idem_jobtable_by_id(IdemTable *table, int64 job_id);
 extern IdemLookup idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash);

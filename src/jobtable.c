@@ -156,6 +156,16 @@ idem_jobtable_is_marked(IdemTable *jobs, int64 job_id)
 	return false;
 }
 
+/* Wait until nobody has it marked any more, as long as lock_timeout allows */
+void
+idem_jobtable_wait_for_mark(IdemTable *jobs, int64 job_id)
+{
+	LOCKTAG tag = cancel_mark(jobs, job_id);
+
+	(void) LockAcquire(&tag, ShareLock, false, false);
+	(void) LockRelease(&tag, ShareLock, false);
+}
+
 /* A number that was used before has come again */
 void
 idem_jobtable_refuse_number(void)
