@@ -160,13 +160,11 @@ my @odd = (
 	'lock_timeout = 1ms',
 	'idle_in_transaction_session_timeout = 1ms');
 
-push @odd, 'transaction_timeout = 1ms' if $node->pg_version >= 17;
-
 # The transaction that a deferrable one would wait for; sessions of this test have what they need.
 $ENV{PGOPTIONS} = join ' ',
   map { "-c $_" } 'default_transaction_read_only=off', 'default_transaction_isolation=read\ committed',
   'default_transaction_deferrable=off', 'statement_timeout=0', 'lock_timeout=0',
-  'idle_in_transaction_session_timeout=0', $node->pg_version >= 17 ? 'transaction_timeout=0' : ();
+  'idle_in_transaction_session_timeout=0';
 
 my $open = session($node);
 
@@ -188,6 +186,34 @@ $node->restart;
 is(round_removes(), "postgres $count $count, one $count $count, two $count $count",
 	'W4: nor at the start of the launcher');
 is(doctor('worker') . ' ' . doctor('last cleanup'), 'ok ok', 'H1: idem_doctor() says so');
+
+# transaction_timeout ends new sessions before they can say what they need
+if ($node->pg_version >= 17)
+{
+	my $old = session($node, db => 'one');
+
+	add_expired($node, $count, db => 'one');
+	$offset = -s $node->logfile;
+	$old->query(q{
+		SET transaction_timeout = 0;
+		ALTER SYSTEM SET transaction_timeout = '1ms';
+		SELECT pg_reload_conf()});
+	$old->query(q{
+		DO $$ BEGIN
+			FOR i IN 1 .. 6000 LOOP
+				IF (SELECT count(*) = 0 FROM idem.keys WHERE key LIKE 'expired %') THEN
+					RETURN;
+				END IF;
+				PERFORM pg_sleep(0.01);
+			END LOOP;
+			RAISE 'nothing is removed';
+		END $$});
+	$old->query('ALTER SYSTEM RESET transaction_timeout; SELECT pg_reload_conf()');
+	$old->quit;
+	is(log_count($node, qr/cleanup of idem fails|due to transaction timeout/, $offset),
+		'0', 'W4: transaction_timeout does not kill the worker');
+	$node->poll_query_until('postgres', 'SELECT true') or die;
+}
 
 #
 # W7, H1: the launcher cannot work: pg_database is locked.  It has a transaction
