@@ -861,7 +861,15 @@ foreach my $how (sort keys %damage)
 	ok(!-e $file, "S2: a file $how: it is gone");
 }
 
-# a file that cannot be read
+# a file that cannot be opened, or read
+run(q{SELECT idem_claim('unreadable')});
+$node->stop;
+chmod 0, $file or die;
+$before = -s $node->logfile;
+$node->start;
+is(log_count($node, qr/LOG:  could not open file "pg_stat\/idem\.stat": Permission denied/, $before),
+	1, 'S2: a file that cannot be opened: the log says so');
+is(counters(), '', 'S2: a file that cannot be opened: counting begins anew');
 run(q{SELECT idem_claim('unreadable')});
 $node->stop;
 unlink $file;
@@ -942,10 +950,14 @@ is(counters(db => 'late', queue => 'late'), 'enqueued=1', 'S1: and there is room
 
 # the other way round: databases are loaded first, and room for more of them is kept
 run(q{SELECT count(*) FROM generate_series(1, 200) AS i, LATERAL idem_enqueue('more ' || i)});
+$node->safe_psql('postgres', 'CREATE DATABASE newest');
+run('CREATE EXTENSION idem', db => 'newest');
+run(q{SELECT idem_claim('y')}, db => 'newest');
 run('ALTER SYSTEM SET idem.stats_max = 100');
 $node->restart;
 run(q{SELECT idem_claim('y')}, db => 'late');
 is(counters(db => 'late'), 'claims=2 replays=1', 'S2: with less room databases keep their counts');
+is(counters(db => 'newest'), 'claims=1', 'S2: also those that came after many queues');
 cmp_ok(run('SELECT count(*) FROM idem.queue_stats'), '<', 75, 'S2: and queues leave room for databases');
 is(doctor('statistics'), 'warn', 'H1: idem_doctor() says that some are not counted');
 $node->safe_psql('postgres', 'CREATE DATABASE last');
