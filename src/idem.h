@@ -377,7 +377,7 @@ extern void idem_table_cleanup(IdemTable *table, AttrNumber expires_at, bool (*r
 
 /* subscription.c */
 extern bool idem_subscription_writes(Oid relid);
-extern void idem_subscription_refuse(IdemTableDef *def);
+extern void idem_subscription_refuse(IdemTableDef *def, Oid relid);
 
 /* row.c */
 extern bool idem_row_isnull(IdemTable *table, AttrNumber attno);

@@ -51,9 +51,13 @@ note_change(Datum arg, SysCacheIdentifier cacheid, uint32 hashvalue)
 	nchanges++;
 }
 
-/* Raise an error if a subscription writes the table; looks again only if pg_subscription_rel has changed (K13) */
+/*
+ * Raise an error if a subscription writes the table; looks again only if
+ * pg_subscription_rel has changed (K13).  The caller has the table open: def->relid
+ * may be invalid again, if opening it has shown that the table has changed.
+ */
 void
-idem_subscription_refuse(IdemTableDef *def)
+idem_subscription_refuse(IdemTableDef *def, Oid relid)
 {
 	uint64 now = nchanges;
 
@@ -64,7 +68,7 @@ idem_subscription_refuse(IdemTableDef *def)
 	}
 	if (def->unsubscribed_at == now)
 		return;
-	if (idem_subscription_writes(def->relid))
+	if (idem_subscription_writes(relid))
 		ereport(ERROR,
 				errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
 				errmsg("table \"idem.%s\" is written by a subscription", def->name),

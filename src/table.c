@@ -90,7 +90,7 @@ idem_table_open(IdemTable *table, IdemTableDef *def, LOCKMODE lockmode)
 	table->heap = table_open(relid, lockmode);
 	idem_shape_check(def, table->heap);
 	if (lockmode >= RowExclusiveLock)
-		idem_subscription_refuse(def);
+		idem_subscription_refuse(def, relid);
 	pkey = idem_compat_primary_key(table->heap);
 	if (!OidIsValid(pkey))
 		idem_shape_refuse(def, "The primary key is missing.", def->pkey_hint);
