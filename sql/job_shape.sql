@@ -132,6 +132,12 @@ DROP INDEX idem.jobs_fetch_idx;
 CREATE INDEX jobs_fetch_idx ON idem.jobs (queue, run_at, priority, job_id);
 SELECT fetched FROM all_refused();
 ROLLBACK;
+-- another collation: lookups would search the index in the wrong order
+BEGIN;
+DROP INDEX idem.jobs_fetch_idx;
+CREATE INDEX jobs_fetch_idx ON idem.jobs (queue COLLATE "POSIX", priority, run_at, job_id);
+SELECT fetched FROM all_refused();
+ROLLBACK;
 -- the same one under another name is
 BEGIN;
 ALTER INDEX idem.jobs_fetch_idx RENAME TO renamed;

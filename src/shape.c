@@ -153,7 +153,7 @@ idem_shape_check_index(IdemTable *table, Relation index)
 						  "Drop it: the primary key alone decides what is unique.");
 }
 
-/* Does the index order the rows by these columns? */
+/* Does the index order the rows by these columns, text as lookups compare it (has_columns)? */
 bool
 idem_shape_is_ordered_by(Relation index, const AttrNumber *columns, int ncolumns)
 {
@@ -162,7 +162,8 @@ idem_shape_is_ordered_by(Relation index, const AttrNumber *columns, int ncolumns
 		return false;
 	for (int i = 0; i < ncolumns; i++)
 	{
-		if (index->rd_indoption[i] != 0)
+		if (index->rd_indoption[i] != 0 ||
+			(OidIsValid(index->rd_indcollation[i]) && index->rd_indcollation[i] != C_COLLATION_OID))
 			return false;
 	}
 	return true;
