@@ -270,7 +270,7 @@ RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_release';
 COMMENT ON FUNCTION pg_catalog.idem_release(text, bigint, text) IS
-	'give up a key that this transaction has claimed, as if it had never been claimed; with the token of a lease: let the next one have it at once';
+	'give up a key that this transaction has claimed, as if it had never been claimed; with the token of a lease: let the next one have it at once; returns true, or raises an error';
 
 CREATE FUNCTION pg_catalog.idem_get(
 	key text,
@@ -355,7 +355,7 @@ RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_fence';
 COMMENT ON FUNCTION pg_catalog.idem_fence(text, bigint, text) IS
-	'check a fencing token and keep others from taking over until this transaction ends';
+	'check a fencing token and keep others from taking over until this transaction ends; returns true, or raises an error';
 
 CREATE FUNCTION pg_catalog.idem_call(
 	key text,
@@ -429,7 +429,7 @@ RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_queue_drop';
 COMMENT ON FUNCTION pg_catalog.idem_queue_drop(text) IS
-	'take back what was declared for a queue that has no live jobs; false if nothing was';
+	'take back what was declared for a queue that has no live jobs and no owner; false if nothing was';
 
 CREATE FUNCTION pg_catalog.idem_pause(
 	queue text)
@@ -520,7 +520,7 @@ RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_complete';
 COMMENT ON FUNCTION pg_catalog.idem_complete(bigint, bigint, jsonb) IS
-	'a job is done';
+	'end a job that is done: it is deleted, and its result kept if the queue says so; returns true, or raises an error';
 
 CREATE FUNCTION pg_catalog.idem_complete_many(
 	ids bigint[],
@@ -532,7 +532,7 @@ RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
 AS 'MODULE_PATHNAME', 'idem_complete_many';
 COMMENT ON FUNCTION pg_catalog.idem_complete_many(bigint[], bigint[]) IS
-	'many jobs are done; one row per element: completed, stale or not_held';
+	'end many jobs that are done; one row per element: completed, stale or not_held';
 
 CREATE FUNCTION pg_catalog.idem_fail(
 	job_id bigint,
@@ -544,7 +544,7 @@ RETURNS text
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_fail';
 COMMENT ON FUNCTION pg_catalog.idem_fail(bigint, bigint, text, interval, boolean) IS
-	'a job has failed: retry it later, or give it up if there were enough attempts; returns retry or dead';
+	'end an attempt that has failed: retry the job later, or give it up if there were enough attempts; returns retry or dead';
 
 CREATE FUNCTION pg_catalog.idem_heartbeat(
 	ids bigint[],
