@@ -49,6 +49,22 @@ SELECT idem_cleanup();
 SELECT job_id, state, payload FROM idem.job_log ORDER BY job_id;
 SELECT job_id, payload FROM idem_fetch('n');
 
+-- the transaction itself has locked the older row: that is nobody to wait for, or to pass over
+CALL anew();
+SELECT count(*) FROM idem_enqueue_many('n', '{1,2}');
+SELECT idem_cancel(1), idem_cancel(2);
+SELECT setval('idem.jobs_job_id_seq', 1, false);
+SELECT count(*) FROM idem_enqueue_many('n', '{3,4}', max_attempts => 1);
+SELECT count(*) FROM idem_fetch('n', 2, lease => '1 us');
+SET statement_timeout = '1 min';
+BEGIN;
+SELECT job_id FROM idem.job_log ORDER BY job_id FOR KEY SHARE;
+SELECT idem_cleanup(1);
+SELECT job_id FROM idem_fetch('n');
+SELECT job_id, state, payload FROM idem.job_log ORDER BY job_id;
+COMMIT;
+RESET statement_timeout;
+
 -- several times in one transaction, and undone with it
 CALL anew();
 SELECT job_id FROM idem_enqueue('n', '"first"');

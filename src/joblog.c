@@ -86,10 +86,11 @@ make_room(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_
 		*in_the_way = probe.xwait;
 		return false;
 	}
-	result = idem_table_delete(table, wait);
-	if (result == TM_Ok)
+	/* locked first: a delete that does not wait would not pass a lock of this transaction's own */
+	result = idem_table_lock(table, table->found->tts_tid, LockTupleExclusive, wait ? LockWaitBlock : LockWaitSkip);
+	if (result == TM_Ok && idem_table_delete(table, true) == TM_Ok)
 		warn_gave_way(table, job_id);
-	if (result != TM_BeingModified)
+	if (result != TM_WouldBlock)
 		return true;
 	*in_the_way = idem_row_locker(table);
 	/* it may have ended since */
