@@ -1207,7 +1207,9 @@ SELECT 3, false, 'worker',
 	   CASE WHEN s.trouble IS NOT NULL
 	   THEN pg_catalog.format('SELECT pid, wait_event_type, wait_event, pg_catalog.pg_blocking_pids(pid) FROM pg_catalog.pg_stat_activity WHERE pid OPERATOR(pg_catalog.=) %s;', s.launcher_pid)
 	   WHEN s.launcher_pid IS NOT NULL OR s.standby THEN NULL
-	   WHEN NOT s.preloaded THEN 'SELECT cron.schedule(''idem-cleanup'', ''* * * * *'', ''SELECT idem_cleanup(10000)'');'
+	   WHEN NOT s.preloaded THEN CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname OPERATOR(pg_catalog.=) 'pg_cron')
+			THEN 'SELECT cron.schedule(''idem-cleanup'', ''* * * * *'', ''SELECT pg_catalog.idem_cleanup(10000)'');'
+			ELSE 'SELECT pg_catalog.idem_cleanup(10000);' END
 	   ELSE pg_catalog.format('ALTER SYSTEM SET max_worker_processes = %s;', s.max_workers OPERATOR(pg_catalog.+) 8) END
   FROM (SELECT w.*,
 			   CASE WHEN w.state OPERATOR(pg_catalog.=) 'failing'
@@ -1390,7 +1392,7 @@ COMMENT ON COLUMN idem.checks.fix IS 'a command to be run; null if there is noth
 
 CREATE FUNCTION pg_catalog.idem_checks(version text)
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 17
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 18
 BEGIN ATOMIC
 	SELECT c."check", c.status, c.detail, c.fix FROM idem.checks AS c;
 END;
@@ -1434,7 +1436,7 @@ COMMENT ON COLUMN idem.health.fix IS 'a command to be run; null if there is noth
 
 CREATE FUNCTION pg_catalog.idem_doctor()
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 18
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 19
 BEGIN ATOMIC
 	SELECT h."check", h.status, h.detail, h.fix FROM idem.health AS h;
 END;

@@ -537,12 +537,14 @@ is($made_up->query('SELECT idem_version()'),
 	$node->safe_psql('postgres', 'SELECT extversion FROM pg_extension WHERE extname = \'idem\''),
 	'the library tells its version');
 
-# the worker goes there, fails, and goes on elsewhere
+# The worker goes there, fails, and goes on elsewhere.  (It may have met a table that was changed
+# above, so there may be an error of before.)
 add_expired($node, 2);
 cleanup_round($node, 'postgres', 'made_up');
 is( $node->safe_psql(
 		'postgres', q{
-		SELECT datname, phase, last_error FROM idem.cleanup_progress WHERE datname IN ('postgres', 'made_up') ORDER BY 1}),
+		SELECT datname, phase, CASE phase WHEN 'failing' THEN last_error END
+		  FROM idem.cleanup_progress WHERE datname IN ('postgres', 'made_up') ORDER BY 1}),
 	"made_up|failing|library and SQL objects of idem do not match\npostgres|idle|",
 	'W7: cleanup fails where the version is another one, and only there');
 is($node->safe_psql('postgres', q{SELECT count(*) FROM idem.keys WHERE key LIKE 'expired %'}),

@@ -129,6 +129,12 @@ $node->safe_psql(
 	  FROM pg_catalog.pg_get_viewdef('idem.checks'::pg_catalog.regclass) AS d,
 		   pg_catalog.regexp_matches(d, $re$'((?:SELECT|DO) (?:[^']|'')*;)'$re$, 'g') AS m});
 cmp_ok(scalar @fixes, '>=', 8, 'there are fixes');
+is( $node->safe_psql(
+		'shop', q{
+		SELECT m[1] FROM pg_catalog.pg_get_viewdef('idem.checks'::pg_catalog.regclass) AS d,
+			   pg_catalog.regexp_matches(d, $re$'((?:[^']|'')*)'$re$, 'g') AS m
+		 WHERE m[1] ~ $re$(^|[^.])\midem_\w+\($re$}),
+	'', 'H1: no text of the doctor calls a function of idem without its schema');
 
 #
 # the usual search_path
