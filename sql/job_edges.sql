@@ -72,3 +72,31 @@ SELECT f.payload = l.payload || '{"n": 2}' AS whole FROM idem_fetch('large', lea
 SELECT proname FROM pg_proc WHERE proname LIKE 'idem\_%' AND proparallel <> 'u' ORDER BY 1;
 
 TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
+
+-- J1: a session that enqueues a key in one transaction after the other does not keep its job from
+-- starting: after idem.drain_after the duplicate goes to a new job
+SET idem.drain_after = '50 ms';
+SELECT job_id AS first FROM idem_enqueue('stream', '"first"', 'hot') \gset
+CREATE PROCEDURE enqueue_until(wanted text, INOUT answer text) LANGUAGE plpgsql AS $$
+BEGIN
+	FOR i IN 1 .. 100000 LOOP
+		SELECT outcome INTO answer FROM idem_enqueue('stream', '"more"', 'hot');
+		COMMIT;
+		EXIT WHEN answer = wanted;
+	END LOOP;
+END $$;
+CALL enqueue_until('enqueued', NULL);
+-- the next ones go to that one; of three jobs at most one is in the way
+CALL enqueue_until('absorbed', NULL);
+CALL enqueue_until('enqueued', NULL);
+DO $$
+BEGIN
+	FOR i IN 1 .. 1000 LOOP
+		PERFORM idem_enqueue('stream', '"more"', 'hot');
+		COMMIT;
+	END LOOP;
+END $$;
+SELECT count(*), min(job_id) = :first AS with_first FROM idem.jobs WHERE queue = 'stream';
+SELECT job_id = :first AS first, payload FROM idem_fetch('stream');
+DROP PROCEDURE enqueue_until;
+RESET idem.drain_after;

@@ -17,9 +17,11 @@
  * go of the page in between, and would forget it.
  *
  * A stream of such transactions would keep the job from ever starting.  So a job
- * that is due for longer than idem.drain_after, or that somebody waits to cancel,
+ * that is due for longer than idem.drain_after, or that a session waits to cancel,
  * and that another open transaction has locked that way, takes no more of them: it
- * drains.  The duplicate goes to another job then, if need be to a new one.
+ * drains.  So does one that this backend has locked that way in one transaction
+ * after the other, for as long.  The duplicate goes to another job then, if need be
+ * to a new one.
  *
  * A job that somebody has fetched with a lease absorbs nothing that way, not
  * even when the lease has run out, because it may be completed all the same.  If
@@ -342,7 +344,10 @@ enqueue_keyed(IdemTable *jobs, IdemAttempt *attempt, IdemEnqueued *answer)
 		else if (look.found == IDEM_LOOK_WAITING && look.lock == TM_WouldBlock)
 			(void) idem_joblook_add_id(&attempt->not_to_be_had, look.job_id);
 		else if (look.found == IDEM_LOOK_WAITING && look.lock == TM_Ok && absorb_waiting(jobs, attempt, &look, answer))
+		{
+			idem_joblook_note_absorbed(look.job_id);
 			return;
+		}
 	}
 }
 

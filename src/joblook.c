@@ -50,6 +50,20 @@ typedef enum Rank
 	NRANKS
 } Rank;
 
+/*
+ * The job that this backend has kept from starting again and again, in one
+ * transaction after the other; times by the steady clock.  A hint: it only decides
+ * whether a duplicate goes to that job or to a new one.
+ */
+typedef struct Stream
+{
+	int64 job_id; /* 0: none */
+	int64 began;
+	int64 last;
+} Stream;
+
+static Stream stream;
+
 /* The jobs of the key that count */
 typedef struct KeyJobs
 {
@@ -267,13 +281,44 @@ is_blocked(const KeyJobs *list, const KeyJob *job)
 	return job->after_job != 0 && is_there(list, job->after_job);
 }
 
+/* How long duplicates may keep a job that is due from starting, in microseconds */
+static int64
+drain_after(void)
+{
+	return idem_guc_drain_after * INT64CONST(1000);
+}
+
 /* Could the job have been started for longer than duplicates may keep it from that?  Not in a queue that is paused. */
 static bool
 is_overdue(const KeyJobs *list, const KeyJob *job, const IdemEnqueue *enqueue)
 {
 	return !enqueue->queue.paused &&
-		idem_clock_now() - job->due_since >= idem_guc_drain_after * INT64CONST(1000) &&
+		idem_clock_now() - job->due_since >= drain_after() &&
 		!is_blocked(list, job);
+}
+
+/* A job that waits has absorbed a duplicate of this backend */
+void
+idem_joblook_note_absorbed(int64 job_id)
+{
+	int64 now = idem_clock_steady();
+
+	if (stream.job_id != job_id || now - stream.last >= drain_after())
+		stream.began = now;
+	stream.job_id = job_id;
+	stream.last = now;
+}
+
+/*
+ * J1: has this backend kept the job from starting for too long, though not in this
+ * transaction?  A worker that polls hardly meets the moment between two of them.
+ */
+static bool
+is_kept_by_stream(const KeyJob *job)
+{
+	return stream.job_id == job->job_id &&
+		idem_clock_steady() - stream.last < drain_after() &&
+		stream.last - stream.began >= drain_after();
 }
 
 static Rank
@@ -287,7 +332,7 @@ rank(IdemTable *jobs, const KeyJobs *list, const KeyJob *job, const IdemEnqueue 
 	if (job->is_held_back && (overdue || idem_jobtable_is_marked(jobs, job->job_id)))
 		return DRAINING;
 	if (overdue)
-		return OVERDUE;
+		return is_kept_by_stream(job) ? DRAINING : OVERDUE;
 	return job->run_at <= Max(enqueue->now, enqueue->run_at) ? SUITABLE : LATE;
 }
 

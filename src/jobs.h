@@ -348,6 +348,7 @@ extern bool idem_queuestore_pause(text *name, bool pause);
 
 /* joblook.c */
 extern bool idem_joblook_add_id(IdemIdSet *set, int64 id);
+extern void idem_joblook_note_absorbed(int64 job_id);
 extern void idem_joblook(IdemTable *jobs, Relation index, IdemAttempt *attempt, IdemLook *look);
 
 /* dedup.c */
