@@ -101,6 +101,9 @@ my %policies = (
 	rerun => q{, dedup => 'until_executed', if_running => 'rerun'},
 	expired => q{, dedup => 'until_expired', key_ttl => '1 day'});
 
+# Every duplicate puts a debounced job off, up to debounce_max: from then on it is due
+$node->safe_psql('postgres', q{SELECT idem_queue_set('debounce', debounce_max => '10 ms')});
+
 foreach my $queue (sort keys %policies)
 {
 	my $options = $policies{$queue};
@@ -119,11 +122,13 @@ foreach my $queue (sort keys %policies)
 	is( $node->safe_psql(
 			'postgres', "SELECT count(*) FROM idem.jobs WHERE queue = '$queue'"),
 		'0', "$queue: no job is left");
-	# until_expired promises one run, not that it comes after the enqueue
+	# until_expired promises one run, not that it comes after the enqueue; until_executed promises
+	# nothing to what it absorbs into a job that runs (J2), and skip does not tell whether it did
 	next if $queue eq 'expired';
 	is( $node->safe_psql(
 			'postgres', qq{
 			SELECT count(*) FROM changes c WHERE queue = '$queue'
+			   AND NOT (queue LIKE 'executed%' AND outcome = 'absorbed')
 			   AND NOT EXISTS (SELECT FROM runs r
 							   WHERE r.job_id = c.job_id AND pg_visible_in_snapshot(c.xid, r.snapshot))}),
 		'0', "$queue: the job of every enqueue has run, and has seen it");
