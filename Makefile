@@ -7,48 +7,48 @@ EXTENSION = idem
 MODULE_big = idem
 DATA = src/idem--0.5.0.sql
 OBJS = \
-	src/idem.o \
 	src/guc.o \
-	src/args.o \
-	src/arrays.o \
 	src/clock.o \
 	src/hash.o \
-	src/shared.o \
-	src/statsfile.o \
-	src/stats.o \
-	src/subscription.o \
-	src/shape.o \
-	src/table.o \
-	src/row.o \
-	src/probe.o \
-	src/keytable.o \
-	src/keyrow.o \
-	src/unfinished.o \
-	src/keystore.o \
-	src/leasestore.o \
-	src/claim.o \
-	src/lease.o \
-	src/batch.o \
-	src/call.o \
-	src/jobtable.o \
-	src/jobrow.o \
-	src/queuestore.o \
-	src/joblog.o \
-	src/jobstore.o \
-	src/joblook.o \
-	src/dedup.o \
-	src/fetchstore.o \
-	src/queue.o \
-	src/enqueue.o \
-	src/job.o \
-	src/phase.o \
-	src/admin.o \
-	src/members.o \
-	src/monitor.o \
-	src/worker.o \
-	src/cleanup.o \
-	src/databases.o \
-	src/launcher.o
+	src/table/subscription.o \
+	src/table/shape.o \
+	src/table/table.o \
+	src/table/row.o \
+	src/table/probe.o \
+	src/fn/args.o \
+	src/fn/arrays.o \
+	src/stats/shmem.o \
+	src/stats/statsfile.o \
+	src/stats/counters.o \
+	src/stats/views.o \
+	src/keys/keytable.o \
+	src/keys/keyrow.o \
+	src/keys/unfinished.o \
+	src/keys/keystore.o \
+	src/keys/leasestore.o \
+	src/keys/claim.o \
+	src/keys/lease.o \
+	src/keys/batch.o \
+	src/keys/call.o \
+	src/jobs/jobtable.o \
+	src/jobs/jobrow.o \
+	src/jobs/queuestore.o \
+	src/jobs/joblog.o \
+	src/jobs/jobstore.o \
+	src/jobs/keyscan.o \
+	src/jobs/dedup.o \
+	src/jobs/fetchstore.o \
+	src/jobs/queue.o \
+	src/jobs/enqueue.o \
+	src/jobs/job.o \
+	src/worker/sweep.o \
+	src/worker/process.o \
+	src/worker/visit.o \
+	src/worker/schedule.o \
+	src/worker/launcher.o \
+	src/admin/grant.o \
+	src/admin/members.o \
+	src/idem.o
 PGFILEDESC = "idem - idempotency keys inside the caller's own transaction"
 
 # Every suite brings up a private server, also in installcheck.
@@ -181,6 +181,7 @@ EXTRA_CLEAN = tmp_check_regress
 # Other libraries in the server do not see our symbols; 16 and newer do that for
 # all modules.
 PG_CFLAGS += -fvisibility=hidden
+PG_CPPFLAGS += -I$(srcdir)/src
 
 # WERROR=1 is for our own builds.  Parameters go unused in the server's own
 # headers and in our callbacks, whose signatures are given.
@@ -241,10 +242,10 @@ list-%:
 CLANG_FORMAT ?= clang-format
 
 format:
-	$(CLANG_FORMAT) -i src/*.c src/*.h
+	$(CLANG_FORMAT) -i src/*.[ch] src/*/*.[ch]
 
 format-check:
-	$(CLANG_FORMAT) --dry-run -Werror src/*.c src/*.h
+	$(CLANG_FORMAT) --dry-run -Werror src/*.[ch] src/*/*.[ch]
 
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -268,7 +269,7 @@ not-as-root:
 		echo 'PostgreSQL refuses to run as root: run "make installcheck" as another user' >&2; \
 		echo 'who can write here, or "make test".' >&2; exit 1; fi
 
-$(OBJS) $(OBJS:.o=.bc): $(wildcard $(srcdir)/src/*.h)
+$(OBJS) $(OBJS:.o=.bc): $(wildcard $(srcdir)/src/*.h $(srcdir)/src/*/*.h)
 
 else
 

@@ -6,7 +6,7 @@
 
 #include "miscadmin.h"
 
-#include "shared.h"
+#include "stats/stats.h"
 
 PG_MODULE_MAGIC_EXT(.name = "idem", .version = IDEM_VERSION);
 

@@ -16,7 +16,7 @@
 #include "storage/shmem.h"
 #include "utils/timestamp.h"
 
-#include "shared.h"
+#include "stats/stats.h"
 
 IdemShared *idem_shared = NULL;
 

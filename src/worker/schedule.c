@@ -32,7 +32,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "launcher.h"
+#include "worker/schedule.h"
 
 #define LOCKED_DELAY (10 * USECS_PER_SEC)
 #define LONG_LOCKED	 USECS_PER_MINUTE

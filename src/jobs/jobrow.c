@@ -16,7 +16,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "jobs.h"
+#include "jobs/jobs.h"
 
 static bool
 is_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key)

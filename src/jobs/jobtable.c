@@ -15,7 +15,7 @@
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 
-#include "jobs.h"
+#include "jobs/jobs.h"
 
 static const Oid jobs_types[IDEM_JOBS_NATTS] = {
 	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID,

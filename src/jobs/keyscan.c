@@ -16,7 +16,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "jobs.h"
+#include "jobs/jobs.h"
 
 /* What a job of the key is to this enqueue */
 typedef enum Kind

@@ -16,7 +16,7 @@
 #include "storage/fd.h"
 #include "storage/shmem.h"
 
-#include "shared.h"
+#include "stats/stats.h"
 
 #define STATS_FILE	PGSTAT_STAT_PERMANENT_DIRECTORY "/idem.stat"
 #define STATS_MAGIC UINT64CONST(0x6964656d00000400) /* changes with the format of the file */

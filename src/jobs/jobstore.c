@@ -26,7 +26,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "jobs.h"
+#include "jobs/jobs.h"
 
 /* Of a longer table cleanup searches this much at a time: 64 MB */
 #define MAX_PAGES_TO_SEARCH 8192

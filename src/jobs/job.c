@@ -19,7 +19,7 @@
 #include "utils/pg_lsn.h"
 #include "utils/timestamp.h"
 
-#include "jobs.h"
+#include "jobs/jobs.h"
 
 #define FETCH_NATTS			9
 #define COMPLETE_MANY_NATTS 3

@@ -35,7 +35,7 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
-#include "shared.h"
+#include "stats/stats.h"
 
 #define MAX_RUN	 (2 * USECS_PER_SEC)
 #define MAX_REST (10 * USECS_PER_SEC)

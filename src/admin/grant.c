@@ -14,7 +14,7 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#include "shared.h"
+#include "stats/stats.h"
 
 IDEM_FUNCTION(idem_cleanup, INT4OID, INT4OID);
 IDEM_FUNCTION(idem_grant, VOIDOID, TEXTOID, TEXTOID);

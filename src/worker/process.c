@@ -26,7 +26,7 @@
 #include "utils/fmgroids.h"
 #include "utils/guc.h"
 
-#include "shared.h"
+#include "stats/stats.h"
 
 static emit_log_hook_type prev_emit_log_hook = NULL;
 

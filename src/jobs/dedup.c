@@ -44,7 +44,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "jobs.h"
+#include "jobs/jobs.h"
 
 const char *
 idem_dedup_outcome_name(IdemOutcome outcome)

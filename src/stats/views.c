@@ -19,7 +19,7 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
-#include "shared.h"
+#include "stats/stats.h"
 
 #define CLEANUP_NATTS 9
 #define WORKER_NATTS  18

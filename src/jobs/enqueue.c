@@ -18,7 +18,7 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "jobs.h"
+#include "jobs/jobs.h"
 
 /* By how much the clock of a client may be ahead, in microseconds */
 #define MAX_CLOCK_AHEAD (5 * USECS_PER_SEC)

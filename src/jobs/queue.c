@@ -9,7 +9,7 @@
 #include "catalog/pg_type.h"
 #include "utils/builtins.h"
 
-#include "jobs.h"
+#include "jobs/jobs.h"
 
 IDEM_FUNCTION(idem_queue_set, VOIDOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, INTERVALOID, BOOLOID,
 			  INTERVALOID, INTERVALOID, INT4OID, INTERVALOID, INTERVALOID, INTERVALOID, INTERVALOID, REGROLEOID);

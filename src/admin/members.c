@@ -31,7 +31,7 @@
 #include "utils/lsyscache.h"
 #include "utils/syscache.h"
 
-#include "shared.h"
+#include "stats/stats.h"
 
 IDEM_FUNCTION(idem_close_members, VOIDOID);
 

@@ -8,7 +8,7 @@
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 
-#include "shared.h"
+#include "stats/stats.h"
 
 const IdemPhaseDef idem_phases[IDEM_NPHASES] = {
 	[IDEM_PHASE_KEYS] = {"idem cleanup: keys", {"keys"}, NULL, idem_keystore_cleanup},

@@ -17,7 +17,7 @@
 #include "storage/lwlock.h"
 
 #include "idem.h"
-#include "jobs.h"
+#include "jobs/jobs.h"
 
 #define IDEM_NCOUNTERS		16
 #define IDEM_NSTRIPES		8

@@ -33,7 +33,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "jobs.h"
+#include "jobs/jobs.h"
 
 /*
  * Cache the position after skipping this many entries or pages.  Entries that are

@@ -25,7 +25,7 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "launcher.h"
+#include "worker/schedule.h"
 
 /* Times in microseconds */
 #define CONNECT_TIMEOUT (10 * USECS_PER_SEC)

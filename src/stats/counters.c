@@ -15,7 +15,7 @@
 #include "miscadmin.h"
 #include "utils/memutils.h"
 
-#include "shared.h"
+#include "stats/stats.h"
 
 StaticAssertDecl((int) IDEM_STAT_CLAIMS == (int) IDEM_CLAIMED &&
 					 (int) IDEM_STAT_BUSY == (int) IDEM_BUSY &&

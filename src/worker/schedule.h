@@ -6,7 +6,7 @@
 #ifndef IDEM_LAUNCHER_H
 #define IDEM_LAUNCHER_H
 
-#include "shared.h"
+#include "stats/stats.h"
 
 /* Times in microseconds, by the steady clock */
 #define IDEM_MIN_DELAY USECS_PER_SEC

@@ -21,7 +21,7 @@
 #include "utils/fmgroids.h"
 #include "utils/timestamp.h"
 
-#include "jobs.h"
+#include "jobs/jobs.h"
 
 /* One warning of a kind per statement: a batch may meet thousands */
 static bool

@@ -19,7 +19,7 @@
 #include "utils/fmgroids.h"
 #include "utils/timestamp.h"
 
-#include "jobs.h"
+#include "jobs/jobs.h"
 
 const char *const idem_dedup_words[] = {"until_executing", "until_executed", "until_expired", NULL};
 const char *const idem_on_duplicate_words[] = {"skip", "replace", "debounce", "error", NULL};
