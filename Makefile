@@ -10,11 +10,15 @@ OBJS = \
 	src/guc.o \
 	src/clock.o \
 	src/hash.o \
+	src/version.o \
 	src/table/subscription.o \
 	src/table/shape.o \
 	src/table/table.o \
+	src/table/write.o \
 	src/table/row.o \
 	src/table/probe.o \
+	src/fn/fn.o \
+	src/fn/values.o \
 	src/fn/args.o \
 	src/fn/arrays.o \
 	src/stats/shmem.o \
@@ -24,28 +28,34 @@ OBJS = \
 	src/keys/keytable.o \
 	src/keys/keyrow.o \
 	src/keys/unfinished.o \
+	src/keys/keyhint.o \
 	src/keys/keystore.o \
 	src/keys/leasestore.o \
 	src/keys/claim.o \
 	src/keys/lease.o \
-	src/keys/batch.o \
 	src/keys/call.o \
 	src/jobs/jobtable.o \
 	src/jobs/jobrow.o \
 	src/jobs/queuestore.o \
 	src/jobs/joblog.o \
+	src/jobs/dead.o \
 	src/jobs/jobstore.o \
+	src/jobs/workstore.o \
+	src/jobs/fetchhint.o \
+	src/jobs/fetchstore.o \
 	src/jobs/keyscan.o \
 	src/jobs/dedup.o \
-	src/jobs/fetchstore.o \
 	src/jobs/queue.o \
 	src/jobs/enqueue.o \
+	src/jobs/work.o \
 	src/jobs/job.o \
+	src/worker/backlog.o \
 	src/worker/sweep.o \
 	src/worker/process.o \
 	src/worker/visit.o \
 	src/worker/schedule.o \
 	src/worker/launcher.o \
+	src/worker/cleanup.o \
 	src/admin/grant.o \
 	src/admin/members.o \
 	src/idem.o

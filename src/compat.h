@@ -14,7 +14,9 @@
 #include "catalog/pg_database.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
+#include "storage/shmem.h"
 #include "utils/acl.h"
+#include "utils/hsearch.h"
 #include "utils/rel.h"
 #include "utils/relcache.h"
 
@@ -106,6 +108,17 @@ idem_compat_index_beginscan(Relation heap, Relation index, Snapshot snapshot, in
 	return index_beginscan(heap, index, snapshot, NULL, nkeys, 0);
 #else
 	return index_beginscan(heap, index, snapshot, nkeys, 0);
+#endif
+}
+
+/* 19: one size, because shared hash tables do not grow */
+static inline HTAB *
+idem_compat_shmem_hash(const char *name, int64 nelems, HASHCTL *ctl, int flags)
+{
+#if PG_VERSION_NUM >= 190000
+	return ShmemInitHash(name, nelems, ctl, flags);
+#else
+	return ShmemInitHash(name, nelems, nelems, ctl, flags);
 #endif
 }
 

@@ -152,7 +152,7 @@ idem_guc_init(void)
 							"How long a job that is due takes duplicates although others keep it from starting.",
 							"A job that is due for longer and is locked by the transaction of a duplicate takes no more of them until that has ended.",
 							&idem_guc_drain_after,
-							IDEM_DRAIN_AFTER,
+							1000,
 							0,
 							24 * 60 * 60 * 1000,
 							PGC_SUSET,

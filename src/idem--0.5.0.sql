@@ -644,11 +644,15 @@ COMMENT ON FUNCTION pg_catalog.idem_clock() IS
 CREATE FUNCTION pg_catalog.idem_key_state(
 	xmin xid,
 	finished_at timestamp with time zone,
-	expires_at timestamp with time zone)
+	expires_at timestamp with time zone,
+	lease_until timestamp with time zone,
+	park boolean,
+	attempt integer,
+	max_attempts integer)
 RETURNS text
 LANGUAGE C VOLATILE PARALLEL RESTRICTED
 AS 'MODULE_PATHNAME', 'idem_key_state';
-COMMENT ON FUNCTION pg_catalog.idem_key_state(xid, timestamp with time zone, timestamp with time zone) IS
+COMMENT ON FUNCTION pg_catalog.idem_key_state(xid, timestamp with time zone, timestamp with time zone, timestamp with time zone, boolean, integer, integer) IS
 	'state of a row of idem.keys: held, finished or expired';
 
 CREATE FUNCTION pg_catalog.idem_stat_databases(
@@ -755,15 +759,7 @@ CREATE VIEW idem.key_status AS
 SELECT k.key,
 	   k.scope,
 	   k.owner,
-	   CASE
-	   WHEN k.lease_until IS NULL OR k.finished_at IS NOT NULL
-	   THEN pg_catalog.idem_key_state(k.xmin, k.finished_at, k.expires_at)
-	   WHEN k.lease_until OPERATOR(pg_catalog.>) c.now THEN 'live'
-	   WHEN k.park THEN 'parked'
-	   WHEN k.expires_at OPERATOR(pg_catalog.<=) c.now THEN 'expired'
-	   WHEN k.attempt OPERATOR(pg_catalog.>=) k.max_attempts THEN 'exhausted'
-	   ELSE 'expired'
-	   END AS status,
+	   pg_catalog.idem_key_state(k.xmin, k.finished_at, k.expires_at, k.lease_until, k.park, k.attempt, k.max_attempts) AS status,
 	   c.now OPERATOR(pg_catalog.-) k.created_at AS age,
 	   k.expires_at OPERATOR(pg_catalog.-) c.now AS time_left,
 	   k.worker,
@@ -1477,5 +1473,5 @@ GRANT EXECUTE ON FUNCTION
 	pg_catalog.idem_checks(text),
 	pg_catalog.idem_doctor(),
 	pg_catalog.idem_clock(),
-	pg_catalog.idem_key_state(xid, timestamp with time zone, timestamp with time zone)
+	pg_catalog.idem_key_state(xid, timestamp with time zone, timestamp with time zone, timestamp with time zone, boolean, integer, integer)
 TO pg_monitor;

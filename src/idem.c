@@ -1,17 +1,53 @@
 /*
  * idem.c
- *		Module magic and initialisation.
+ *		Module magic, initialisation and hooks.
  */
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "storage/ipc.h"
 
+#include "keys/keys.h"
 #include "stats/stats.h"
+#include "worker/worker.h"
 
 PG_MODULE_MAGIC_EXT(.name = "idem", .version = IDEM_VERSION);
 
+static shmem_request_hook_type prev_shmem_request_hook = NULL;
+static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
+
 /* 16 and newer declare it in fmgr.h */
 extern PGDLLEXPORT void _PG_init(void);
+
+static void
+request_shmem(void)
+{
+	if (prev_shmem_request_hook)
+		prev_shmem_request_hook();
+	idem_shmem_request();
+}
+
+/* Save the counters when the postmaster stops, but not after a crash (S2) */
+static void
+save_counters(int code, Datum arg)
+{
+	if (code == 0 && idem_shmem_exists())
+		idem_statsfile_save();
+}
+
+static void
+attach_shmem(void)
+{
+	bool is_new;
+
+	if (prev_shmem_startup_hook)
+		prev_shmem_startup_hook();
+	is_new = idem_shmem_attach();
+	if (is_new && !IsBinaryUpgrade)
+		idem_statsfile_load();
+	if (!IsUnderPostmaster && !IsBinaryUpgrade)
+		on_shmem_exit(save_counters, (Datum) 0);
+}
 
 void
 _PG_init(void)
@@ -20,8 +56,11 @@ _PG_init(void)
 	idem_unfinished_init();
 	if (!process_shared_preload_libraries_in_progress)
 		return;
-	idem_shared_init();
-	/* pg_upgrade wants the server for itself */
+	prev_shmem_request_hook = shmem_request_hook;
+	shmem_request_hook = request_shmem;
+	prev_shmem_startup_hook = shmem_startup_hook;
+	shmem_startup_hook = attach_shmem;
+	/* there is no launcher during pg_upgrade (W6) */
 	if (!IsBinaryUpgrade)
 		idem_launcher_register();
 }

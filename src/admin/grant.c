@@ -1,26 +1,21 @@
 /*
- * admin.c
- *		For operators: idem_cleanup, idem_grant, idem_revoke, and what the
- *		views are made of.
+ * grant.c
+ *		idem_grant, idem_revoke: the privileges of an application, an
+ *		administrator or a monitor, as a set.
  */
 #include "postgres.h"
 
 #include "access/xact.h"
 #include "catalog/pg_type.h"
-#include "common/pg_prng.h"
 #include "nodes/makefuncs.h"
 #include "nodes/parsenodes.h"
 #include "tcop/utility.h"
 #include "utils/builtins.h"
-#include "utils/timestamp.h"
 
-#include "stats/stats.h"
+#include "fn/fn.h"
 
-IDEM_FUNCTION(idem_cleanup, INT4OID, INT4OID);
 IDEM_FUNCTION(idem_grant, VOIDOID, TEXTOID, TEXTOID);
 IDEM_FUNCTION(idem_revoke, VOIDOID, TEXTOID, TEXTOID);
-IDEM_FUNCTION(idem_clock, TIMESTAMPTZOID);
-IDEM_FUNCTION(idem_key_state, TEXTOID, XIDOID, TIMESTAMPTZOID, TIMESTAMPTZOID);
 
 /* What idem_grant() hands out */
 typedef struct PrivilegeSet
@@ -52,60 +47,6 @@ static const PrivilegeSet privilege_sets[] = {
 	 {MONITOR_RELATIONS, "key_status", "lease_status", "job_status", "queues"}},
 	{"monitor", {VIEW_FUNCTIONS}, {MONITOR_RELATIONS}},
 };
-
-/* A batch of a phase; adds the table that it cleans to the list if it was skipped */
-static int
-clean(IdemPhase phase, int batch, StringInfo skipped)
-{
-	/* a new session begins anywhere, so that calls in sessions of their own come to all pages */
-	static uint32 page = 0;
-	static bool is_first = true;
-	IdemCleanup cleanup = {.batch = batch, .place.from = DT_NOBEGIN};
-
-	if (is_first)
-		page = pg_prng_uint32(&pg_global_prng_state);
-	is_first = false;
-	cleanup.place.page = page;
-	idem_phase_run(&idem_phases[phase], &cleanup);
-	page = cleanup.place.page;
-	if (cleanup.is_subscribed)
-		appendStringInfo(skipped, "%sidem.%s", skipped->len > 0 ? ", " : "", idem_phases[phase].tables[0]);
-	return cleanup.removed;
-}
-
-Datum
-idem_cleanup(PG_FUNCTION_ARGS)
-{
-	int batch;
-	int removed = 0;
-	StringInfoData skipped;
-
-	idem_args_begin(fcinfo, &idem_cleanup_signature, "idem_cleanup()");
-	if (PG_ARGISNULL(0))
-		ereport(ERROR,
-				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				errmsg("batch must not be null"),
-				errdetail("It is the number of keys to remove at most."),
-				errhint("Leave it out for the default."));
-	batch = PG_GETARG_INT32(0);
-	if (batch < 1 || batch > IDEM_MAX_CLEANUP_BATCH)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid batch"),
-				errdetail("The batch is %d; it must be between 1 and %d.",
-						  batch, IDEM_MAX_CLEANUP_BATCH),
-				errhint("Call %s again until it returns 0.", "idem_cleanup()"));
-
-	initStringInfo(&skipped);
-	for (int phase = IDEM_PHASE_KEYS; phase < IDEM_NPHASES; phase++)
-		removed += clean(phase, batch, &skipped);
-	if (skipped.len > 0)
-		ereport(NOTICE,
-				errmsg("cleanup has skipped tables that a subscription writes"),
-				errdetail("Not cleaned up: %s.", skipped.data),
-				errhint("The publisher removes what has expired. When the subscription is dropped cleanup goes on."));
-	PG_RETURN_INT32(removed);
-}
 
 static const PrivilegeSet *
 find_privilege_set(const char *name)
@@ -198,7 +139,7 @@ change_privileges(FunctionCallInfo fcinfo, bool is_grant)
 Datum
 idem_grant(PG_FUNCTION_ARGS)
 {
-	idem_args_begin(fcinfo, &idem_grant_signature, "idem_grant()");
+	idem_fn_begin(fcinfo, &idem_grant_signature, "idem_grant()");
 	change_privileges(fcinfo, true);
 	PG_RETURN_VOID();
 }
@@ -206,29 +147,7 @@ idem_grant(PG_FUNCTION_ARGS)
 Datum
 idem_revoke(PG_FUNCTION_ARGS)
 {
-	idem_args_begin(fcinfo, &idem_revoke_signature, "idem_revoke()");
+	idem_fn_begin(fcinfo, &idem_revoke_signature, "idem_revoke()");
 	change_privileges(fcinfo, false);
 	PG_RETURN_VOID();
-}
-
-Datum
-idem_clock(PG_FUNCTION_ARGS)
-{
-	idem_args_begin(fcinfo, &idem_clock_signature, NULL);
-	PG_RETURN_TIMESTAMPTZ(idem_clock_now());
-}
-
-/*
- * State of a row of idem.keys, for the views.  A row so old that its xmin is in
- * use again may be shown as held; nothing but what people see depends on it.
- */
-Datum
-idem_key_state(PG_FUNCTION_ARGS)
-{
-	idem_args_begin(fcinfo, &idem_key_state_signature, NULL);
-	if (PG_ARGISNULL(0) || PG_ARGISNULL(2))
-		PG_RETURN_NULL();
-	PG_RETURN_TEXT_P(cstring_to_text(idem_keyrow_state_name(DatumGetTransactionId(PG_GETARG_DATUM(0)),
-															!PG_ARGISNULL(1),
-															PG_GETARG_TIMESTAMPTZ(2))));
 }

@@ -31,6 +31,7 @@
 #include "utils/lsyscache.h"
 #include "utils/syscache.h"
 
+#include "fn/fn.h"
 #include "stats/stats.h"
 
 IDEM_FUNCTION(idem_close_members, VOIDOID);
@@ -147,10 +148,10 @@ idem_close_members(PG_FUNCTION_ARGS)
 {
 	ListCell *lc;
 
-	idem_args_begin(fcinfo, &idem_close_members_signature, "idem_close_members()");
+	idem_fn_begin(fcinfo, &idem_close_members_signature, "idem_close_members()");
 	foreach (lc, new_members())
 		close_object(lfirst(lc));
 	/* the worker is to come, also if it has seen before that there is no extension here (W5) */
-	idem_stats_note_use();
+	idem_counters_note_use();
 	PG_RETURN_VOID();
 }

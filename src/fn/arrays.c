@@ -1,17 +1,17 @@
 /*
  * arrays.c
- *		Array arguments of the functions that take many at once.
+ *		Array arguments of the functions that process many elements.
  */
 #include "postgres.h"
 
 #include "utils/array.h"
 #include "utils/lsyscache.h"
 
-#include "idem.h"
+#include "fn/fn.h"
 
-/* Elements of an array; false if it was not given */
+/* Elements of an array; false if the argument is null */
 bool
-idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *what, Datum **elems, bool **nulls, int *n)
+idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *name, Datum **elems, bool **nulls, int *n)
 {
 	ArrayType *array;
 	int16 typlen;
@@ -25,7 +25,7 @@ idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *what, Datum **elem
 	if (ARR_NDIM(array) > 1)
 		ereport(ERROR,
 				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("array \"%s\" must have one dimension", what),
+				errmsg("array \"%s\" must have one dimension", name),
 				errdetail("It has %d dimensions.", ARR_NDIM(array)),
 				errhint("Flatten the array."));
 	get_typlenbyvalalign(ARR_ELEMTYPE(array), &typlen, &typbyval, &typalign);
@@ -33,16 +33,16 @@ idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *what, Datum **elem
 	return true;
 }
 
-/* The same for one that must be given, without nulls in it if nulls is NULL */
+/* Elements of an array that must not be null; nulls == NULL: nor must its elements */
 void
-idem_arrays_require(FunctionCallInfo fcinfo, int arg, const char *what, Datum **elems, bool **nulls, int *n)
+idem_arrays_require(FunctionCallInfo fcinfo, int arg, const char *name, Datum **elems, bool **nulls, int *n)
 {
 	bool *isnull;
 
-	if (!idem_arrays_get(fcinfo, arg, what, elems, nulls ? nulls : &isnull, n))
+	if (!idem_arrays_get(fcinfo, arg, name, elems, nulls ? nulls : &isnull, n))
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				errmsg("array \"%s\" must not be null", what),
+				errmsg("array \"%s\" must not be null", name),
 				errdetail("Without it there is nothing to do."),
 				errhint("Pass an empty array if there is nothing to do."));
 	for (int i = 0; i < *n && nulls == NULL; i++)
@@ -50,19 +50,19 @@ idem_arrays_require(FunctionCallInfo fcinfo, int arg, const char *what, Datum **
 		if (isnull[i])
 			ereport(ERROR,
 					errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-					errmsg("array \"%s\" must not contain nulls", what),
+					errmsg("array \"%s\" must not contain nulls", name),
 					errdetail("Element %d of the array is null.", i + 1),
 					errhint("Leave out what is missing, in all arrays of the call."));
 	}
 }
 
 void
-idem_arrays_check_length(const char *what, int n, const char *other, int nother)
+idem_arrays_check_length(const char *name, int n, const char *other, int nother)
 {
 	if (n != nother)
 		ereport(ERROR,
 				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("arrays \"%s\" and \"%s\" differ in length", what, other),
+				errmsg("arrays \"%s\" and \"%s\" differ in length", name, other),
 				errdetail("Their lengths are %d and %d.", n, nother),
 				errhint("Pass as many elements in the one as in the other."));
 }
@@ -83,9 +83,8 @@ compare_keys(const void *a, const void *b, void *arg)
 }
 
 /*
- * In which order to go through keys so that two who do cannot wait for each
- * other in a circle: by their bytes; equal ones, and missing ones (NULL), as
- * they stand.
+ * Order in which to process keys: by their bytes; equal keys, and missing ones
+ * (NULL), by their position.  Two calls that follow this order cannot deadlock (J9).
  */
 int *
 idem_arrays_order(text **keys, int n)
@@ -98,7 +97,7 @@ idem_arrays_order(text **keys, int n)
 	return order;
 }
 
-/* Errors about an element tell which one, without showing it */
+/* Error context callback: names the position of the element, never its value */
 void
 idem_arrays_say_element(void *arg)
 {

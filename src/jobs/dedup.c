@@ -51,31 +51,42 @@ idem_dedup_outcome_name(IdemOutcome outcome)
 {
 	switch (outcome)
 	{
-		case IDEM_ENQUEUED:
+		case IDEM_OUTCOME_ENQUEUED:
 			return "enqueued";
-		case IDEM_ABSORBED:
+		case IDEM_OUTCOME_ABSORBED:
 			return "absorbed";
-		case IDEM_REPLACED:
+		case IDEM_OUTCOME_REPLACED:
 			return "replaced";
-		case IDEM_POSTPONED:
+		case IDEM_OUTCOME_POSTPONED:
 			return "postponed";
-		case IDEM_RERUN:
+		case IDEM_OUTCOME_RERUN:
 			return "rerun";
-		case IDEM_DONE:
+		case IDEM_OUTCOME_DONE:
 			return "done";
 	}
 	pg_unreachable();
+}
+
+/* A number that was used before has come again */
+pg_noreturn static void
+refuse_number(void)
+{
+	ereport(ERROR,
+			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("number of a job is in use already"),
+			errdetail("The sequence idem.jobs_job_id_seq is behind the jobs."),
+			errhint("Run what idem_doctor() tells under \"job numbers\"."));
 }
 
 static void
 insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, int64 key_hash, bool hashed,
 		   int64 after_job, IdemEnqueued *answer)
 {
-	bool with_ttl = hashed && enqueue->policy.dedup == IDEM_UNTIL_EXPIRED;
-	TupleTableSlot *slot = idem_table_new_row(jobs, with_ttl || after_job != 0 || enqueue->max_attempts != 0);
+	bool with_ttl = hashed && enqueue->policy.dedup == IDEM_DEDUP_UNTIL_EXPIRED;
+	TupleTableSlot *slot = idem_write_new_row(jobs, with_ttl || after_job != 0 || enqueue->max_attempts != 0);
 
 	answer->job_id = job->job_id != 0 ? job->job_id : idem_jobtable_next_id();
-	answer->outcome = after_job != 0 ? IDEM_RERUN : IDEM_ENQUEUED;
+	answer->outcome = after_job != 0 ? IDEM_OUTCOME_RERUN : IDEM_OUTCOME_ENQUEUED;
 	idem_row_set(slot, IDEM_JOBS_JOB_ID, Int64GetDatum(answer->job_id));
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(enqueue->run_at));
 	idem_row_set(slot, IDEM_JOBS_ENQUEUED_AT, TimestampTzGetDatum(enqueue->now));
@@ -93,14 +104,15 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, i
 		idem_row_set(slot, IDEM_JOBS_KEY_UNTIL, TimestampTzGetDatum(enqueue->now + enqueue->policy.key_ttl));
 	if (after_job != 0)
 		idem_row_set(slot, IDEM_JOBS_AFTER_JOB, Int64GetDatum(after_job));
-	if (!idem_table_insert(jobs))
-		idem_jobtable_refuse_number();
+	if (!idem_write_insert(jobs))
+		refuse_number();
 }
 
 pg_noreturn static void
-refuse_duplicate(const IdemAttempt *attempt, int64 job_id, const char *state)
+refuse_duplicate(const IdemKeyedEnqueue *keyed, int64 job_id, const char *state)
 {
-	idem_stats_count_refused(attempt->enqueue->queue.name, attempt->job->key);
+	idem_counters_add_queue(keyed->enqueue->queue.name, IDEM_QUEUE_COUNTER_REFUSED);
+	idem_counters_log_duplicate("enqueue", "refused", keyed->enqueue->queue.name, keyed->job->key);
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_DUPLICATE_JOB),
 			errmsg("duplicate job"),
@@ -113,9 +125,9 @@ refuse_duplicate(const IdemAttempt *attempt, int64 job_id, const char *state)
  * not committed belongs to a job that is still there, so we have seen that.
  */
 static bool
-find_done(const IdemAttempt *attempt, IdemEnqueued *answer)
+find_done(const IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 {
-	IdemTable *keys = attempt->keys;
+	IdemTable *keys = keyed->keys;
 	IdemLookup lookup;
 	SnapshotData dirty;
 	IndexScanDesc scan;
@@ -124,16 +136,16 @@ find_done(const IdemAttempt *attempt, IdemEnqueued *answer)
 	if (keys == NULL)
 		return false;
 	InitDirtySnapshot(dirty);
-	lookup = idem_jobtable_by_key(keys, keys->pkey, attempt->key_hash);
+	lookup = idem_jobtable_by_key(keys, keys->pkey, keyed->key_hash);
 	scan = idem_probe_begin(keys, &lookup, &dirty);
 	while (!found && index_getnext_slot(scan, ForwardScanDirection, keys->found))
 		found = !TransactionIdIsValid(dirty.xmin) &&
-			idem_row_timestamp(keys, IDEM_JOB_KEYS_EXPIRES_AT) > attempt->enqueue->now &&
-			idem_jobrow_has_key(keys, IDEM_JOB_KEYS_QUEUE, attempt->enqueue->queue.name, attempt->job->key, attempt->others);
+			idem_row_timestamp(keys, IDEM_JOB_KEYS_EXPIRES_AT) > keyed->enqueue->now &&
+			idem_jobrow_has_key(keys, IDEM_JOB_KEYS_QUEUE, keyed->enqueue->queue.name, keyed->job->key, keyed->others);
 	if (found)
 	{
 		answer->job_id = idem_row_int64(keys, IDEM_JOB_KEYS_JOB_ID);
-		answer->outcome = IDEM_DONE;
+		answer->outcome = IDEM_OUTCOME_DONE;
 		answer->result = idem_row_jsonb(keys, IDEM_JOB_KEYS_RESULT);
 	}
 	index_endscan(scan);
@@ -142,25 +154,25 @@ find_done(const IdemAttempt *attempt, IdemEnqueued *answer)
 
 /* May a new job be inserted?  after_job: not before this one has ended. */
 static bool
-may_insert(const IdemAttempt *attempt, const IdemLook *look, int64 *after_job)
+may_insert(const IdemKeyedEnqueue *keyed, const IdemKeyScan *scan, int64 *after_job)
 {
-	const IdemPolicy *policy = &attempt->enqueue->policy;
+	const IdemPolicy *policy = &keyed->enqueue->policy;
 
 	*after_job = 0;
-	if (look->found == IDEM_LOOK_NONE)
+	if (scan->found == IDEM_KEY_SCAN_NONE)
 		return true;
-	if (look->found != IDEM_LOOK_RUNNING && look->found != IDEM_LOOK_DRAINING)
+	if (scan->found != IDEM_KEY_SCAN_RUNNING && scan->found != IDEM_KEY_SCAN_DRAINING)
 		return false;
-	if (policy->dedup == IDEM_UNTIL_EXECUTING)
-		return look->found == IDEM_LOOK_RUNNING || policy->on_duplicate != IDEM_REFUSE;
-	if (policy->dedup == IDEM_UNTIL_EXPIRED || TransactionIdIsValid(look->in_the_way) || look->is_being_cancelled)
+	if (policy->dedup == IDEM_DEDUP_UNTIL_EXECUTING)
+		return scan->found == IDEM_KEY_SCAN_RUNNING || policy->on_duplicate != IDEM_ON_DUPLICATE_ERROR;
+	if (policy->dedup == IDEM_DEDUP_UNTIL_EXPIRED || TransactionIdIsValid(scan->in_the_way) || scan->is_being_cancelled)
 		return false;
-	if (policy->on_duplicate == IDEM_REFUSE)
+	if (policy->on_duplicate == IDEM_ON_DUPLICATE_ERROR)
 		return false;
 	/* J2: one that drains may start before the enqueue has committed, so there is one more run in any case */
-	if (!policy->rerun && look->found == IDEM_LOOK_RUNNING)
+	if (!policy->rerun && scan->found == IDEM_KEY_SCAN_RUNNING)
 		return false;
-	*after_job = look->job_id;
+	*after_job = scan->job_id;
 	return true;
 }
 
@@ -171,18 +183,18 @@ may_insert(const IdemAttempt *attempt, const IdemLook *look, int64 *after_job)
  * not locked yet.
  */
 static bool
-bury_spent(IdemTable *jobs, const IdemAttempt *attempt, IdemLook *look)
+make_spent_dead(IdemTable *jobs, const IdemKeyedEnqueue *keyed, IdemKeyScan *scan)
 {
 	TM_Result result;
 
-	if (TransactionIdIsValid(look->in_the_way) || !attempt->may_bury)
+	if (TransactionIdIsValid(scan->in_the_way) || !keyed->log_is_locked)
 		return false;
-	result = idem_table_lock(jobs, look->tid, LockTupleExclusive, LockWaitSkip);
+	result = idem_table_lock_row(jobs, scan->tid, LockTupleExclusive, LockWaitSkip);
 	if (result == TM_Ok)
-		return idem_jobstore_bury_spent(jobs, &attempt->enqueue->queue, &look->in_the_way) != IDEM_PASSED_OVER;
+		return idem_dead_make_if_spent(jobs, &keyed->enqueue->queue, &scan->in_the_way) != IDEM_DEAD_SKIPPED;
 	if (result != TM_WouldBlock)
 		return true;
-	look->in_the_way = idem_row_locker(jobs);
+	scan->in_the_way = idem_row_locker(jobs);
 	return false;
 }
 
@@ -191,28 +203,28 @@ bury_spent(IdemTable *jobs, const IdemAttempt *attempt, IdemLook *look)
  * one that waits.  True: the answer is there.
  */
 static bool
-look_or_insert(IdemTable *jobs, Relation index, IdemAttempt *attempt, IdemLook *look, IdemEnqueued *answer)
+look_or_insert(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, IdemKeyScan *scan, IdemEnqueued *answer)
 {
 	int64 after_job;
 	bool answered = false;
 
-	idem_table_lock_hash(jobs, attempt->key_hash);
+	idem_table_lock_hash(jobs, keyed->key_hash);
 	do
 	{
-		idem_joblook(jobs, index, attempt, look);
-	} while (look->found == IDEM_LOOK_SPENT && bury_spent(jobs, attempt, look));
-	if (may_insert(attempt, look, &after_job))
+		idem_keyscan(jobs, index, keyed, scan);
+	} while (scan->found == IDEM_KEY_SCAN_SPENT && make_spent_dead(jobs, keyed, scan));
+	if (may_insert(keyed, scan, &after_job))
 	{
-		if (look->found != IDEM_LOOK_NONE || !find_done(attempt, answer))
-			insert_job(jobs, attempt->enqueue, attempt->job, attempt->key_hash, true, after_job, answer);
+		if (scan->found != IDEM_KEY_SCAN_NONE || !find_done(keyed, answer))
+			insert_job(jobs, keyed->enqueue, keyed->job, keyed->key_hash, true, after_job, answer);
 		answered = true;
 	}
-	else if (look->found == IDEM_LOOK_WAITING && !TransactionIdIsValid(look->in_the_way))
-		look->lock = idem_table_lock(jobs, look->tid, LockTupleKeyShare, LockWaitSkip);
-	idem_table_unlock_hash(jobs, attempt->key_hash);
+	else if (scan->found == IDEM_KEY_SCAN_WAITING && !TransactionIdIsValid(scan->in_the_way))
+		scan->lock = idem_table_lock_row(jobs, scan->tid, LockTupleKeyShare, LockWaitSkip);
+	idem_table_unlock_hash(jobs, keyed->key_hash);
 
-	if (answered && answer->outcome == IDEM_DONE && attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
-		refuse_duplicate(attempt, answer->job_id, "is done");
+	if (answered && answer->outcome == IDEM_OUTCOME_DONE && keyed->enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_ERROR)
+		refuse_duplicate(keyed, answer->job_id, "is done");
 	return answered;
 }
 
@@ -239,24 +251,24 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 	TupleTableSlot *slot;
 
 	if (enqueue->policy.rerun && idem_jobrow_waits_for_other(jobs))
-		*outcome = IDEM_RERUN;
-	else if (enqueue->policy.on_duplicate == IDEM_REPLACE)
-		*outcome = IDEM_REPLACED;
-	else if (enqueue->policy.on_duplicate == IDEM_DEBOUNCE)
+		*outcome = IDEM_OUTCOME_RERUN;
+	else if (enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_REPLACE)
+		*outcome = IDEM_OUTCOME_REPLACED;
+	else if (enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE)
 	{
 		TimestampTz latest = idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT) + enqueue->queue.debounce_max;
 
-		*outcome = IDEM_POSTPONED;
+		*outcome = IDEM_OUTCOME_POSTPONED;
 		new_run_at = Max(run_at, Min(enqueue->run_at, latest));
 	}
 	else
 	{
-		*outcome = IDEM_ABSORBED;
+		*outcome = IDEM_OUTCOME_ABSORBED;
 		new_payload = false;
 	}
 
 	/* whoever wants it earlier gets it earlier, unless a worker has put it off */
-	if (*outcome != IDEM_POSTPONED && idem_row_isnull(jobs, IDEM_JOBS_TOKEN))
+	if (*outcome != IDEM_OUTCOME_POSTPONED && idem_row_isnull(jobs, IDEM_JOBS_TOKEN))
 		new_run_at = Min(run_at, enqueue->run_at);
 	/* one that is due is early enough */
 	if (run_at <= enqueue->now && new_run_at < run_at)
@@ -279,73 +291,84 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
  * was changed meanwhile.
  */
 static bool
-absorb_waiting(IdemTable *jobs, IdemAttempt *attempt, const IdemLook *look, IdemEnqueued *answer)
+absorb_waiting(IdemTable *jobs, IdemKeyedEnqueue *keyed, const IdemKeyScan *scan, IdemEnqueued *answer)
 {
-	if (attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
-		refuse_duplicate(attempt, look->job_id, "waits");
-	answer->job_id = look->job_id;
-	if (change_waiting(jobs, attempt->enqueue, attempt->job, &answer->outcome) == NULL)
+	if (keyed->enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_ERROR)
+		refuse_duplicate(keyed, scan->job_id, "waits");
+	answer->job_id = scan->job_id;
+	if (change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome) == NULL)
 		return true;
 	/* nobody can fetch it any more, but another duplicate may be changing it */
-	if (idem_table_lock(jobs, look->tid, LockTupleNoKeyExclusive, LockWaitBlock) != TM_Ok)
+	if (idem_table_lock_row(jobs, scan->tid, LockTupleNoKeyExclusive, LockWaitBlock) != TM_Ok)
 	{
-		attempt->not_to_be_had.n = 0;
+		keyed->unlockable.n = 0;
 		return false;
 	}
 	/* the wait may have changed what there is to change */
-	if (change_waiting(jobs, attempt->enqueue, attempt->job, &answer->outcome) != NULL)
+	if (change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome) != NULL)
 		idem_jobrow_store(jobs);
 	return true;
 }
 
 /* The same by a job that runs, or is about to: nothing is locked */
 static void
-absorb_running(const IdemAttempt *attempt, const IdemLook *look, IdemEnqueued *answer)
+absorb_running(const IdemKeyedEnqueue *keyed, const IdemKeyScan *scan, IdemEnqueued *answer)
 {
-	if (attempt->enqueue->policy.on_duplicate == IDEM_REFUSE)
-		refuse_duplicate(attempt, look->job_id, look->found == IDEM_LOOK_DRAINING ? "waits" : "runs");
-	answer->job_id = look->job_id;
-	answer->outcome = IDEM_ABSORBED;
+	if (keyed->enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_ERROR)
+		refuse_duplicate(keyed, scan->job_id, scan->found == IDEM_KEY_SCAN_DRAINING ? "waits" : "runs");
+	answer->job_id = scan->job_id;
+	answer->outcome = IDEM_OUTCOME_ABSORBED;
+}
+
+/* After this nobody can make us wait for a lock on the history, its indexes or its TOAST table */
+static void
+lock_log(void)
+{
+	IdemTable log;
+
+	idem_jobtable_open_log(&log, RowExclusiveLock);
+	idem_table_open_indexes(&log);
+	idem_table_close(&log);
 }
 
 /* Each round looks at the key and either answers or removes what is in the way */
 static void
-enqueue_keyed(IdemTable *jobs, IdemAttempt *attempt, IdemEnqueued *answer)
+enqueue_keyed(IdemTable *jobs, IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 {
 	Relation index = idem_jobtable_key_index(jobs);
 
 	for (;;)
 	{
-		IdemLook look;
+		IdemKeyScan scan;
 
 		CHECK_FOR_INTERRUPTS();
-		if (look_or_insert(jobs, index, attempt, &look, answer))
+		if (look_or_insert(jobs, index, keyed, &scan, answer))
 			return;
-		if (TransactionIdIsValid(look.in_the_way))
+		if (TransactionIdIsValid(scan.in_the_way))
 		{
-			idem_probe_wait(jobs, look.in_the_way);
-			attempt->not_to_be_had.n = 0;
+			idem_probe_wait(jobs, scan.in_the_way);
+			keyed->unlockable.n = 0;
 		}
-		else if (look.is_being_cancelled)
+		else if (scan.is_being_cancelled)
 		{
-			idem_jobtable_wait_for_mark(jobs, look.job_id);
-			attempt->not_to_be_had.n = 0;
+			idem_jobtable_wait_for_mark(jobs, scan.job_id);
+			keyed->unlockable.n = 0;
 		}
-		else if (look.found == IDEM_LOOK_SPENT && !attempt->may_bury)
+		else if (scan.found == IDEM_KEY_SCAN_SPENT && !keyed->log_is_locked)
 		{
-			idem_jobtable_lock_log();
-			attempt->may_bury = true;
+			lock_log();
+			keyed->log_is_locked = true;
 		}
-		else if (look.found == IDEM_LOOK_RUNNING || look.found == IDEM_LOOK_DRAINING)
+		else if (scan.found == IDEM_KEY_SCAN_RUNNING || scan.found == IDEM_KEY_SCAN_DRAINING)
 		{
-			absorb_running(attempt, &look, answer);
+			absorb_running(keyed, &scan, answer);
 			return;
 		}
-		else if (look.found == IDEM_LOOK_WAITING && look.lock == TM_WouldBlock)
-			(void) idem_joblook_add_id(&attempt->not_to_be_had, look.job_id);
-		else if (look.found == IDEM_LOOK_WAITING && look.lock == TM_Ok && absorb_waiting(jobs, attempt, &look, answer))
+		else if (scan.found == IDEM_KEY_SCAN_WAITING && scan.lock == TM_WouldBlock)
+			(void) idem_keyscan_add_id(&keyed->unlockable, scan.job_id);
+		else if (scan.found == IDEM_KEY_SCAN_WAITING && scan.lock == TM_Ok && absorb_waiting(jobs, keyed, &scan, answer))
 		{
-			idem_joblook_note_absorbed(look.job_id);
+			idem_keyscan_note_absorbed(scan.job_id);
 			return;
 		}
 	}
@@ -355,7 +378,7 @@ static void
 enqueue_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, IdemEnqueued *answer)
 {
 	IdemSameHash others;
-	IdemAttempt attempt = {.enqueue = enqueue, .job = job, .others = &others};
+	IdemKeyedEnqueue keyed = {.enqueue = enqueue, .job = job, .others = &others};
 	IdemTable keys;
 
 	memset(answer, 0, sizeof(*answer));
@@ -366,21 +389,28 @@ enqueue_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, 
 	}
 	/* everything is open before the lock on the hash is taken */
 	idem_jobtable_lock_ids();
-	attempt.key_hash = idem_hash_name(enqueue->queue.name, job->key);
-	if (enqueue->policy.dedup == IDEM_UNTIL_EXPIRED)
+	keyed.key_hash = idem_hash_name(enqueue->queue.name, job->key);
+	if (enqueue->policy.dedup == IDEM_DEDUP_UNTIL_EXPIRED)
 	{
 		idem_jobtable_open_keys(&keys, AccessShareLock);
-		attempt.keys = &keys;
+		keyed.keys = &keys;
 	}
-	enqueue_keyed(jobs, &attempt, answer);
-	if (attempt.keys != NULL)
+	enqueue_keyed(jobs, &keyed, answer);
+	if (keyed.keys != NULL)
 		idem_table_close(&keys);
 }
+
+StaticAssertDecl((int) IDEM_QUEUE_COUNTER_ENQUEUED == (int) IDEM_OUTCOME_ENQUEUED &&
+					 (int) IDEM_QUEUE_COUNTER_DONE == (int) IDEM_OUTCOME_DONE,
+				 "the counter of an outcome has the number of the outcome");
 
 /* Put a job into its queue, or say which job has absorbed it */
 void
 idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, IdemEnqueued *answer)
 {
 	enqueue_job(jobs, enqueue, job, answer);
-	idem_stats_count_enqueue(enqueue->queue.name, job->key, answer->outcome);
+	idem_counters_add_queue(enqueue->queue.name, (IdemQueueCounter) answer->outcome);
+	if (answer->outcome != IDEM_OUTCOME_ENQUEUED)
+		idem_counters_log_duplicate("enqueue", idem_dedup_outcome_name(answer->outcome),
+									enqueue->queue.name, job->key);
 }

@@ -67,16 +67,16 @@ get_policy(FunctionCallInfo fcinfo, const IdemQueue *queue, IdemPolicy *policy)
 {
 	*policy = queue->policy;
 	if (!PG_ARGISNULL(ARG_DEDUP))
-		policy->dedup = idem_args_word(PG_GETARG_TEXT_PP(ARG_DEDUP), "dedup", idem_dedup_words);
+		policy->dedup = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_DEDUP), "dedup", idem_dedup_words);
 	if (!PG_ARGISNULL(ARG_ON_DUPLICATE))
-		policy->on_duplicate = idem_args_word(PG_GETARG_TEXT_PP(ARG_ON_DUPLICATE), "on_duplicate", idem_on_duplicate_words);
+		policy->on_duplicate = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_ON_DUPLICATE), "on_duplicate", idem_on_duplicate_words);
 	if (!PG_ARGISNULL(ARG_IF_RUNNING))
-		policy->rerun = idem_args_word(PG_GETARG_TEXT_PP(ARG_IF_RUNNING), "if_running", idem_if_running_words) != 0;
+		policy->rerun = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_IF_RUNNING), "if_running", idem_if_running_words) != 0;
 	if (!PG_ARGISNULL(ARG_KEY_TTL))
-		policy->key_ttl = idem_args_longer_than_zero(PG_GETARG_DATUM(ARG_KEY_TTL), "key_ttl");
+		policy->key_ttl = idem_value_span(PG_GETARG_DATUM(ARG_KEY_TTL), "key_ttl", IDEM_SPAN_POSITIVE);
 	if (!PG_ARGISNULL(ARG_INCLUDE_SCHEDULED))
 		policy->include_scheduled = PG_GETARG_BOOL(ARG_INCLUDE_SCHEDULED);
-	else if (policy->on_duplicate == IDEM_DEBOUNCE)
+	else if (policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE)
 		policy->include_scheduled = true;
 }
 
@@ -86,23 +86,23 @@ check_policy(FunctionCallInfo fcinfo, IdemPolicy *policy)
 {
 	bool has_time = !PG_ARGISNULL(ARG_DELAY) || !PG_ARGISNULL(ARG_RUN_AT);
 
-	if (policy->dedup == IDEM_UNTIL_EXPIRED && policy->key_ttl == 0)
+	if (policy->dedup == IDEM_DEDUP_UNTIL_EXPIRED && policy->key_ttl == 0)
 		contradiction("dedup", "With \"until_expired\" there must be a key_ttl.",
 					  "Pass key_ttl, or declare it with idem_queue_set().");
-	if (policy->dedup != IDEM_UNTIL_EXPIRED && !PG_ARGISNULL(ARG_KEY_TTL))
+	if (policy->dedup != IDEM_DEDUP_UNTIL_EXPIRED && !PG_ARGISNULL(ARG_KEY_TTL))
 		contradiction("key_ttl", "It counts with \"until_expired\" only.",
 					  "Pass dedup => 'until_expired', or leave key_ttl out.");
-	if (policy->dedup != IDEM_UNTIL_EXECUTED && !PG_ARGISNULL(ARG_IF_RUNNING))
+	if (policy->dedup != IDEM_DEDUP_UNTIL_EXECUTED && !PG_ARGISNULL(ARG_IF_RUNNING))
 		contradiction("if_running", "It counts with \"until_executed\" only.",
 					  "Pass dedup => 'until_executed', or leave if_running out.");
-	if (policy->on_duplicate == IDEM_DEBOUNCE && !has_time)
+	if (policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE && !has_time)
 		contradiction("on_duplicate", "With \"debounce\" there must be a time to put the job off to.",
 					  "Pass delay, the time that is to pass without another duplicate.");
-	if (policy->on_duplicate == IDEM_DEBOUNCE && !policy->include_scheduled)
+	if (policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE && !policy->include_scheduled)
 		contradiction("include_scheduled", "With \"debounce\" jobs for later take their key.",
 					  "Leave include_scheduled out.");
 	/* only until_executed looks at it */
-	policy->rerun = policy->rerun && policy->dedup == IDEM_UNTIL_EXECUTED;
+	policy->rerun = policy->rerun && policy->dedup == IDEM_DEDUP_UNTIL_EXECUTED;
 }
 
 static void
@@ -112,7 +112,7 @@ get_time(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 		contradiction("delay", "There is a run_at, too.", "Pass delay or run_at, not both.");
 	enqueue->now = enqueue->run_at = idem_clock_now();
 	if (!PG_ARGISNULL(ARG_DELAY))
-		enqueue->run_at += idem_args_zero_or_longer(PG_GETARG_DATUM(ARG_DELAY), "delay");
+		enqueue->run_at += idem_value_span(PG_GETARG_DATUM(ARG_DELAY), "delay", IDEM_SPAN_ANY);
 	if (!PG_ARGISNULL(ARG_RUN_AT))
 		enqueue->run_at = PG_GETARG_TIMESTAMPTZ(ARG_RUN_AT);
 	if (TIMESTAMP_NOT_FINITE(enqueue->run_at))
@@ -141,7 +141,7 @@ set_payload(IdemNewJob *job, Datum payload, bool isnull)
 {
 	job->payload.isnull = isnull;
 	if (!isnull)
-		job->payload.value = JsonbPGetDatum(idem_args_jsonb(payload, "payload"));
+		job->payload.value = JsonbPGetDatum(idem_value_jsonb(payload, "payload"));
 }
 
 /* What is said about duplicates is for nothing if there is no key to tell them by */
@@ -179,15 +179,15 @@ idem_enqueue(PG_FUNCTION_ARGS)
 	Datum values[ENQUEUE_NATTS];
 	bool nulls[ENQUEUE_NATTS];
 
-	idem_args_begin(fcinfo, &idem_enqueue_signature, "idem_enqueue()");
-	desc = idem_args_row_desc(fcinfo, enqueue_types, ENQUEUE_NATTS, &row_desc);
+	idem_fn_begin(fcinfo, &idem_enqueue_signature, "idem_enqueue()");
+	desc = idem_fn_row_desc(fcinfo, enqueue_types, ENQUEUE_NATTS, &row_desc);
 	get_enqueue(fcinfo, &enqueue);
 	if (PG_ARGISNULL(ARG_KEY))
 		check_no_policy(fcinfo);
 	else
 	{
 		job.key = PG_GETARG_TEXT_PP(ARG_KEY);
-		idem_args_check_key(job.key);
+		idem_value_check_key(job.key);
 		check_policy(fcinfo, &enqueue.policy);
 	}
 	set_payload(&job, PG_GETARG_DATUM(ARG_PAYLOAD), PG_ARGISNULL(ARG_PAYLOAD));
@@ -217,7 +217,7 @@ get_keys(FunctionCallInfo fcinfo, int n)
 		if (nulls[i])
 			continue;
 		keys[i] = DatumGetTextPP(elems[i]);
-		idem_args_check_key(keys[i]);
+		idem_value_check_key(keys[i]);
 	}
 	return keys;
 }
@@ -269,8 +269,8 @@ idem_enqueue_many(PG_FUNCTION_ARGS)
 	IdemEnqueued *answers;
 	int n;
 
-	idem_args_begin(fcinfo, &idem_enqueue_many_signature, "idem_enqueue_many()");
-	rsinfo = idem_args_row_set(fcinfo, enqueue_many_types, ENQUEUE_MANY_NATTS);
+	idem_fn_begin(fcinfo, &idem_enqueue_many_signature, "idem_enqueue_many()");
+	rsinfo = idem_fn_row_set(fcinfo, enqueue_many_types, ENQUEUE_MANY_NATTS);
 	get_enqueue(fcinfo, &enqueue);
 	idem_arrays_require(fcinfo, ARG_PAYLOAD, "payloads", &payloads, &nulls, &n);
 	keys = get_keys(fcinfo, n);

@@ -11,7 +11,7 @@
  *
  * Entries of jobs that have ended stay in the index until VACUUM, and longer
  * while a transaction holds an old snapshot.  A backend that skipped many entries of
- * a priority caches the position that it got to (struct Place) for one second, by
+ * a priority caches the position that it got to (struct IdemFetchHint) for one second, by
  * a clock that nobody can set, and starts there.  A position reached from a cached
  * one expires with that: each second there is a look at the whole queue.  The
  * cache only tells where to start; whether a job is due is read off its row.
@@ -42,37 +42,24 @@
 #define MANY_ENTRIES 64
 #define MANY_PAGES	 16
 
-/* How long a position is used, in microseconds */
-#define PLACE_LIFETIME USECS_PER_SEC
-
-/* The position to start from in a priority of a queue */
-typedef struct Place
-{
-	uint64 queue_hash;
-	int priority;
-	TimestampTz run_at;
-	int64 job_id;
-	int64 good_until; /* by the steady clock; 0: not in use */
-} Place;
-
-/* Any queue may take any slot, so that polling others does not take the place away */
-static Place places[64];
+/* How long a hint is used, in microseconds */
+#define HINT_LIFETIME USECS_PER_SEC
 
 /* An entry of the index */
-typedef struct Entry
+typedef struct IndexEntry
 {
 	int priority;
 	TimestampTz run_at;
 	int64 job_id;
-} Entry;
+} IndexEntry;
 
 /* Parts of a queue, in the order in which they are gone through; the first three for each place */
 typedef enum Part
 {
-	BEFORE_PLACE, /* priorities before that of the place */
-	AT_PLACE,	  /* what is due at the same time, from there on */
-	AFTER_PLACE,  /* what is due later, in its priority */
-	THE_REST	  /* when there is no place any more: all */
+	PART_BEFORE_HINT, /* priorities before that of the place */
+	PART_AT_HINT,	  /* what is due at the same time, from there on */
+	PART_AFTER_HINT,  /* what is due later, in its priority */
+	PART_REST	  /* when there is no place any more: all */
 } Part;
 
 /* Not a priority, but before all of them */
@@ -89,11 +76,11 @@ typedef struct Fetch
 	TimestampTz now;
 	int64 started; /* by the steady clock */
 	uint64 queue_hash;
-	bool use_places;
-	Place place; /* where the present part lies */
+	bool use_hints;
+	IdemFetchHint hint; /* where the present part lies */
 	Part part;
 	int64 priority;	   /* of the last entry */
-	Entry skipped;	   /* the last one, if there was one in this priority since the last job */
+	IndexEntry skipped;	   /* the last one, if there was one in this priority since the last job */
 	int64 nskipped;	   /* entries skipped in this priority since the last job */
 	int64 npages;	   /* pages of the index read meanwhile */
 	int64 npages_last; /* of these by the last step */
@@ -101,41 +88,11 @@ typedef struct Fetch
 	MemoryContext job_context; /* for what one job needs */
 } Fetch;
 
-static bool
-is_good(const Place *place, const Fetch *fetch)
+/* The first hint of the queue in a priority above this one, or NULL */
+static const IdemFetchHint *
+find_hint(const Fetch *fetch, int64 above)
 {
-	return place->good_until > fetch->started;
-}
-
-/* The first place of the queue in a priority above this one, or NULL */
-static const Place *
-find_place(const Fetch *fetch, int64 above)
-{
-	const Place *found = NULL;
-
-	for (int i = 0; fetch->use_places && i < (int) lengthof(places); i++)
-	{
-		if (is_good(&places[i], fetch) && places[i].queue_hash == fetch->queue_hash &&
-			places[i].priority > above && (found == NULL || places[i].priority < found->priority))
-			found = &places[i];
-	}
-	return found;
-}
-
-/* The slot for a priority of the queue: the one that it has, else the one that expires first */
-static Place *
-choose_slot(const Fetch *fetch, int priority)
-{
-	Place *slot = &places[0];
-
-	for (int i = 0; i < (int) lengthof(places); i++)
-	{
-		if (places[i].queue_hash == fetch->queue_hash && places[i].priority == priority && places[i].good_until != 0)
-			return &places[i];
-		if (places[i].good_until < slot->good_until)
-			slot = &places[i];
-	}
-	return slot;
+	return fetch->use_hints ? idem_fetchhint_find(fetch->queue_hash, above, fetch->started) : NULL;
 }
 
 /*
@@ -144,19 +101,18 @@ choose_slot(const Fetch *fetch, int priority)
  * hands on when that expires.
  */
 static void
-keep_place(const Fetch *fetch, const Entry *entry)
+keep_hint(const Fetch *fetch, const IndexEntry *entry)
 {
-	bool from_place = fetch->part == AT_PLACE || fetch->part == AFTER_PLACE;
-	Place *slot;
+	bool from_hint = fetch->part == PART_AT_HINT || fetch->part == PART_AFTER_HINT;
+	IdemFetchHint hint = {
+		.queue_hash = fetch->queue_hash,
+		.priority = entry->priority,
+		.run_at = entry->run_at,
+		.job_id = entry->job_id,
+		.good_until = from_hint ? fetch->hint.good_until : fetch->started + HINT_LIFETIME};
 
-	if (!from_place && fetch->nskipped <= MANY_ENTRIES && fetch->npages <= MANY_PAGES)
-		return;
-	slot = choose_slot(fetch, entry->priority);
-	slot->queue_hash = fetch->queue_hash;
-	slot->priority = entry->priority;
-	slot->run_at = entry->run_at;
-	slot->job_id = entry->job_id;
-	slot->good_until = from_place ? fetch->place.good_until : fetch->started + PLACE_LIFETIME;
+	if (from_hint || fetch->nskipped > MANY_ENTRIES || fetch->npages > MANY_PAGES)
+		idem_fetchhint_set(&hint);
 }
 
 static void
@@ -171,7 +127,7 @@ end_scan(Fetch *fetch)
 static void
 go_to(Fetch *fetch, Part part, int64 above)
 {
-	const Place *place = &fetch->place;
+	const IdemFetchHint *hint = &fetch->hint;
 	ScanKeyData keys[4];
 	int n = 0;
 
@@ -180,17 +136,17 @@ go_to(Fetch *fetch, Part part, int64 above)
 	ScanKeyInit(&keys[n++], 1, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(fetch->args->queue.name));
 	if (above != ANY_PRIORITY)
 		ScanKeyInit(&keys[n++], 2, BTGreaterStrategyNumber, F_INT4GT, Int32GetDatum((int) above));
-	if (part == BEFORE_PLACE)
-		ScanKeyInit(&keys[n++], 2, BTLessStrategyNumber, F_INT4LT, Int32GetDatum(place->priority));
-	if (part == AT_PLACE || part == AFTER_PLACE)
-		ScanKeyInit(&keys[n++], 2, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(place->priority));
-	if (part == AT_PLACE)
+	if (part == PART_BEFORE_HINT)
+		ScanKeyInit(&keys[n++], 2, BTLessStrategyNumber, F_INT4LT, Int32GetDatum(hint->priority));
+	if (part == PART_AT_HINT || part == PART_AFTER_HINT)
+		ScanKeyInit(&keys[n++], 2, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(hint->priority));
+	if (part == PART_AT_HINT)
 	{
-		ScanKeyInit(&keys[n++], 3, BTEqualStrategyNumber, F_TIMESTAMPTZ_EQ, TimestampTzGetDatum(place->run_at));
-		ScanKeyInit(&keys[n++], 4, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(place->job_id));
+		ScanKeyInit(&keys[n++], 3, BTEqualStrategyNumber, F_TIMESTAMPTZ_EQ, TimestampTzGetDatum(hint->run_at));
+		ScanKeyInit(&keys[n++], 4, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(hint->job_id));
 	}
-	if (part == AFTER_PLACE)
-		ScanKeyInit(&keys[n++], 3, BTGreaterStrategyNumber, F_TIMESTAMPTZ_GT, TimestampTzGetDatum(place->run_at));
+	if (part == PART_AFTER_HINT)
+		ScanKeyInit(&keys[n++], 3, BTGreaterStrategyNumber, F_TIMESTAMPTZ_GT, TimestampTzGetDatum(hint->run_at));
 	fetch->scan = idem_compat_index_beginscan(fetch->jobs->heap, fetch->index, &fetch->dirty, n);
 	fetch->scan->xs_want_itup = true;
 	index_rescan(fetch->scan, keys, n, NULL, 0);
@@ -200,11 +156,11 @@ go_to(Fetch *fetch, Part part, int64 above)
 static void
 go_above(Fetch *fetch, int64 above)
 {
-	const Place *place = find_place(fetch, above);
+	const IdemFetchHint *hint = find_hint(fetch, above);
 
-	if (place != NULL)
-		fetch->place = *place;
-	go_to(fetch, place != NULL ? BEFORE_PLACE : THE_REST, above);
+	if (hint != NULL)
+		fetch->hint = *hint;
+	go_to(fetch, hint != NULL ? PART_BEFORE_HINT : PART_REST, above);
 }
 
 /* Go on where the present part ends; false if it was the last one */
@@ -213,16 +169,16 @@ go_to_next_part(Fetch *fetch)
 {
 	switch (fetch->part)
 	{
-		case BEFORE_PLACE:
-			go_to(fetch, AT_PLACE, ANY_PRIORITY);
+		case PART_BEFORE_HINT:
+			go_to(fetch, PART_AT_HINT, ANY_PRIORITY);
 			return true;
-		case AT_PLACE:
-			go_to(fetch, AFTER_PLACE, ANY_PRIORITY);
+		case PART_AT_HINT:
+			go_to(fetch, PART_AFTER_HINT, ANY_PRIORITY);
 			return true;
-		case AFTER_PLACE:
-			go_above(fetch, fetch->place.priority);
+		case PART_AFTER_HINT:
+			go_above(fetch, fetch->hint.priority);
 			return true;
-		case THE_REST:
+		case PART_REST:
 			return false;
 	}
 	pg_unreachable();
@@ -233,7 +189,7 @@ static void
 leave_priority(Fetch *fetch)
 {
 	if (fetch->nskipped > 0)
-		keep_place(fetch, &fetch->skipped);
+		keep_hint(fetch, &fetch->skipped);
 	fetch->nskipped = fetch->npages = 0;
 }
 
@@ -244,7 +200,7 @@ pages_read(void)
 }
 
 static bool
-next_entry(Fetch *fetch, Entry *entry)
+next_entry(Fetch *fetch, IndexEntry *entry)
 {
 	IndexScanDesc scan = fetch->scan;
 	int64 before = pages_read();
@@ -298,9 +254,9 @@ take_job(Fetch *fetch, IdemFetched *job)
 	IdemTable *jobs = fetch->jobs;
 
 	if (!is_due(fetch) ||
-		idem_table_lock(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip) != TM_Ok)
+		idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip) != TM_Ok)
 		return false;
-	if (idem_jobstore_bury_spent(jobs, &fetch->args->queue, NULL) != IDEM_NOT_SPENT)
+	if (idem_dead_make_if_spent(jobs, &fetch->args->queue, NULL) != IDEM_DEAD_NOT_SPENT)
 		return false;
 	job->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) + 1;
 	job->job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
@@ -331,7 +287,7 @@ fetch_job(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *ar
 	if (taken)
 	{
 		put(&job, arg);
-		idem_stats_count_queue(fetch->args->queue.name, IDEM_QUEUE_STAT_FETCHED);
+		idem_counters_add_queue(fetch->args->queue.name, IDEM_QUEUE_COUNTER_FETCHED);
 	}
 	MemoryContextSwitchTo(oldcontext);
 	MemoryContextReset(fetch->job_context);
@@ -342,7 +298,7 @@ fetch_job(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *ar
 static void
 enter_priority(Fetch *fetch, int priority)
 {
-	if (fetch->part == BEFORE_PLACE || fetch->part == THE_REST)
+	if (fetch->part == PART_BEFORE_HINT || fetch->part == PART_REST)
 	{
 		leave_priority(fetch);
 		/* entries before it in its priority may have been dead */
@@ -363,12 +319,12 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 	go_above(fetch, ANY_PRIORITY);
 	while (fetch->found < fetch->args->batch)
 	{
-		Entry entry;
+		IndexEntry entry;
 
 		if (!next_entry(fetch, &entry))
 		{
 			/* what is due at the time of the place and after it is one priority */
-			if (fetch->part != AT_PLACE)
+			if (fetch->part != PART_AT_HINT)
 				leave_priority(fetch);
 			if (!go_to_next_part(fetch))
 				break;
@@ -384,7 +340,7 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 		else if (fetch_job(fetch, put, arg))
 		{
 			fetch->found++;
-			keep_place(fetch, &entry);
+			keep_hint(fetch, &entry);
 			fetch->nskipped = fetch->npages = 0;
 		}
 		else
@@ -413,13 +369,13 @@ idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 										   VARSIZE_ANY_EXHDR(args->queue.name), 0);
 	fetch.job_context = AllocSetContextCreate(CurrentMemoryContext, "idem fetch", ALLOCSET_DEFAULT_SIZES);
 
-	fetch.use_places = true;
-	fetch.use_places = find_place(&fetch, ANY_PRIORITY) != NULL;
+	fetch.use_hints = true;
+	fetch.use_hints = find_hint(&fetch, ANY_PRIORITY) != NULL;
 	scan_queue(&fetch, put, arg);
 	/* before the places may be more than there was */
-	if (fetch.use_places && fetch.found < args->batch)
+	if (fetch.use_hints && fetch.found < args->batch)
 	{
-		fetch.use_places = false;
+		fetch.use_hints = false;
 		scan_queue(&fetch, put, arg);
 	}
 	MemoryContextDelete(fetch.job_context);

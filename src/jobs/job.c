@@ -1,339 +1,27 @@
 /*
  * job.c
- *		SQL functions for jobs that are there: idem_fetch, idem_complete,
- *		idem_complete_many, idem_fail, idem_heartbeat, idem_snooze, idem_cancel,
- *		idem_retry, idem_job.
+ *		SQL functions of jobs by their number: idem_cancel, idem_retry, idem_job.
  *
- * They check their arguments, call the store, and form the rows to return.
- * The forms for many report for each job; the others raise an error.
+ * They check their arguments, call the store, and form the row to return.
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
-#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "funcapi.h"
-#include "miscadmin.h"
 #include "utils/builtins.h"
-#include "utils/memutils.h"
-#include "utils/pg_lsn.h"
 #include "utils/timestamp.h"
 
 #include "jobs/jobs.h"
 
-#define FETCH_NATTS			9
-#define COMPLETE_MANY_NATTS 3
-#define HEARTBEAT_NATTS		4
-#define JOB_NATTS			14
+#define JOB_NATTS 14
 
-static const Oid fetch_types[FETCH_NATTS] = {
-	INT8OID, INT8OID, INT4OID, INT4OID, TEXTOID, JSONBOID, TEXTOID, TIMESTAMPTZOID, PG_LSNOID};
-static const Oid complete_many_types[COMPLETE_MANY_NATTS] = {INT4OID, INT8OID, TEXTOID};
-static const Oid heartbeat_types[HEARTBEAT_NATTS] = {INT4OID, INT8OID, TEXTOID, TIMESTAMPTZOID};
 static const Oid job_types[JOB_NATTS] = {
 	TEXTOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, INT4OID, INT4OID,
 	INT4OID, TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
 
-IDEM_FUNCTION(idem_fetch, RECORDOID, TEXTOID, INT4OID, INTERVALOID, TEXTOID);
-IDEM_FUNCTION(idem_complete, BOOLOID, INT8OID, INT8OID, JSONBOID);
-IDEM_FUNCTION(idem_complete_many, RECORDOID, INT8ARRAYOID, INT8ARRAYOID);
-IDEM_FUNCTION(idem_fail, TEXTOID, INT8OID, INT8OID, TEXTOID, INTERVALOID, BOOLOID);
-IDEM_FUNCTION(idem_heartbeat, RECORDOID, INT8ARRAYOID, INT8ARRAYOID, INTERVALOID);
-IDEM_FUNCTION(idem_snooze, TIMESTAMPTZOID, INT8OID, INT8OID, INTERVALOID);
 IDEM_FUNCTION(idem_cancel, BOOLOID, INT8OID);
 IDEM_FUNCTION(idem_retry, BOOLOID, INT8OID);
 IDEM_FUNCTION(idem_job, RECORDOID, INT8OID);
-
-/* For a missing argument without which there is nothing to do */
-static void
-require(FunctionCallInfo fcinfo, int arg, const char *name, const char *hint)
-{
-	if (PG_ARGISNULL(arg))
-		ereport(ERROR,
-				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				errmsg("\"%s\" must not be null", name),
-				errdetail("The function cannot do without it."),
-				errhint("%s", hint));
-}
-
-static int64
-get_job_id(FunctionCallInfo fcinfo)
-{
-	require(fcinfo, 0, "job_id", "Pass the number that idem_enqueue() or idem_fetch() has returned.");
-	return PG_GETARG_INT64(0);
-}
-
-static int
-get_batch(FunctionCallInfo fcinfo, int arg)
-{
-	require(fcinfo, arg, "batch", "Leave it out to fetch one job.");
-	if (PG_GETARG_INT32(arg) < 1 || PG_GETARG_INT32(arg) > IDEM_MAX_FETCH_BATCH)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid batch"),
-				errdetail("The batch is %d; it must be between 1 and %d.", PG_GETARG_INT32(arg), IDEM_MAX_FETCH_BATCH),
-				errhint("Call idem_fetch() again for more."));
-	return PG_GETARG_INT32(arg);
-}
-
-/*
- * With one snapshot for the whole transaction, taken before the job was locked,
- * the work would not see what a duplicate has committed that the job absorbed
- * in between.
- */
-static void
-check_isolation(void)
-{
-	if (IsolationUsesXactSnapshot())
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_TRANSACTION_STATE),
-				errmsg("idem_fetch() without a lease needs isolation level READ COMMITTED"),
-				errdetail("The snapshot of this transaction may be older than what its jobs are to see."),
-				errhint("BEGIN ISOLATION LEVEL READ COMMITTED, or pass a lease and do the work in a later transaction."));
-}
-
-static void
-put_fetched(const IdemFetched *job, void *arg)
-{
-	ReturnSetInfo *rsinfo = arg;
-	Datum values[FETCH_NATTS];
-	bool nulls[FETCH_NATTS] = {false};
-
-	values[0] = Int64GetDatum(job->job_id);
-	values[1] = Int64GetDatum(job->token);
-	values[2] = Int32GetDatum(job->attempt);
-	values[3] = Int32GetDatum(job->max_attempts);
-	values[4] = PointerGetDatum(job->queue);
-	values[5] = JsonbPGetDatum(job->payload);
-	values[6] = PointerGetDatum(job->key);
-	values[7] = TimestampTzGetDatum(job->enqueued_at);
-	values[8] = LSNGetDatum(job->lsn);
-	nulls[5] = job->payload == NULL;
-	nulls[6] = job->key == NULL;
-	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
-}
-
-Datum
-idem_fetch(PG_FUNCTION_ARGS)
-{
-	ReturnSetInfo *rsinfo;
-	IdemTable jobs;
-	IdemFetch fetch;
-
-	idem_args_begin(fcinfo, &idem_fetch_signature, "idem_fetch()");
-	rsinfo = idem_args_row_set(fcinfo, fetch_types, FETCH_NATTS);
-	idem_queuestore_use(idem_args_queue(fcinfo, 0), &fetch.queue);
-	fetch.batch = get_batch(fcinfo, 1);
-	fetch.lease = PG_ARGISNULL(2) ? fetch.queue.lease : idem_args_lease_or_none(PG_GETARG_DATUM(2), "lease");
-	fetch.worker = idem_args_worker(fcinfo, 3);
-	if (fetch.lease == 0)
-		check_isolation();
-
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	idem_fetchstore_fetch(&jobs, &fetch, put_fetched, rsinfo);
-	idem_table_close(&jobs);
-
-	if (fetch.lease > 0 && IsTransactionBlock() && tuplestore_tuple_count(rsinfo->setResult) > 0)
-		ereport(NOTICE,
-				errmsg("others cannot see these leases before the transaction commits"),
-				errdetail("A rollback takes the leases away, whatever was done on the strength of them."),
-				errhint("Commit before you do the work, or fetch without a lease to do it in this transaction."));
-	return (Datum) 0;
-}
-
-Datum
-idem_complete(PG_FUNCTION_ARGS)
-{
-	IdemTable jobs;
-	IdemQueue queue = {0};
-	int64 job_id;
-	int64 token;
-	Jsonb *result;
-	IdemHold hold;
-
-	idem_args_begin(fcinfo, &idem_complete_signature, "idem_complete()");
-	job_id = get_job_id(fcinfo);
-	token = idem_args_token(fcinfo, 1);
-	result = PG_ARGISNULL(2) ? NULL : idem_args_jsonb(PG_GETARG_DATUM(2), "result");
-
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	hold = idem_jobstore_complete(&jobs, job_id, token, result, &queue);
-	idem_table_close(&jobs);
-	if (hold != IDEM_HOLD_OK)
-		idem_jobstore_refuse(hold, job_id);
-	PG_RETURN_BOOL(true);
-}
-
-Datum
-idem_fail(PG_FUNCTION_ARGS)
-{
-	IdemTable jobs;
-	int64 job_id;
-	int64 token;
-	int64 retry_in = 0;
-	IdemHold hold;
-	bool dead = false;
-
-	idem_args_begin(fcinfo, &idem_fail_signature, "idem_fail()");
-	job_id = get_job_id(fcinfo);
-	token = idem_args_token(fcinfo, 1);
-	if (!PG_ARGISNULL(3))
-		retry_in = idem_args_zero_or_longer(PG_GETARG_DATUM(3), "retry_in");
-
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	hold = idem_jobstore_fail(&jobs, job_id, token, PG_ARGISNULL(2) ? NULL : PG_GETARG_TEXT_PP(2),
-							  PG_ARGISNULL(3) ? NULL : &retry_in,
-							  !PG_ARGISNULL(4) && PG_GETARG_BOOL(4), &dead);
-	idem_table_close(&jobs);
-	if (hold != IDEM_HOLD_OK)
-		idem_jobstore_refuse(hold, job_id);
-	PG_RETURN_TEXT_P(cstring_to_text(dead ? "dead" : "retry"));
-}
-
-Datum
-idem_snooze(PG_FUNCTION_ARGS)
-{
-	IdemTable jobs;
-	int64 job_id;
-	int64 token;
-	int64 delay;
-	IdemHold hold;
-	TimestampTz run_at = 0;
-
-	idem_args_begin(fcinfo, &idem_snooze_signature, "idem_snooze()");
-	job_id = get_job_id(fcinfo);
-	token = idem_args_token(fcinfo, 1);
-	require(fcinfo, 2, "delay", "Pass the time after which the job is due again, such as '90 s'.");
-	delay = idem_args_zero_or_longer(PG_GETARG_DATUM(2), "delay");
-
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	hold = idem_jobstore_snooze(&jobs, job_id, token, delay, &run_at);
-	idem_table_close(&jobs);
-	if (hold != IDEM_HOLD_OK)
-		idem_jobstore_refuse(hold, job_id);
-	PG_RETURN_TIMESTAMPTZ(run_at);
-}
-
-/* What idem_complete_many() and idem_heartbeat() go through */
-typedef struct Batch
-{
-	int n;
-	Datum *ids;
-	Datum *tokens;
-	int *order; /* by number, so that two batches cannot wait for each other in a circle */
-	IdemHold *holds;
-	MemoryContext job_context; /* for what one job needs */
-} Batch;
-
-static int
-compare_ids(const void *a, const void *b, void *arg)
-{
-	const Datum *ids = arg;
-	int64 ia = DatumGetInt64(ids[*(const int *) a]);
-	int64 ib = DatumGetInt64(ids[*(const int *) b]);
-
-	return ia < ib ? -1 : ia > ib ? 1 :
-									*(const int *) a - *(const int *) b;
-}
-
-static void
-get_batch_of_jobs(FunctionCallInfo fcinfo, Batch *batch)
-{
-	int ntokens;
-
-	idem_arrays_require(fcinfo, 0, "ids", &batch->ids, NULL, &batch->n);
-	idem_arrays_require(fcinfo, 1, "tokens", &batch->tokens, NULL, &ntokens);
-	idem_arrays_check_length("ids", batch->n, "tokens", ntokens);
-	for (int i = 0; i < ntokens; i++)
-		idem_args_check_token(DatumGetInt64(batch->tokens[i]));
-	batch->order = palloc_array(int, batch->n);
-	batch->holds = palloc_array(IdemHold, batch->n);
-	for (int i = 0; i < batch->n; i++)
-		batch->order[i] = i;
-	qsort_arg(batch->order, batch->n, sizeof(int), compare_ids, batch->ids);
-	batch->job_context = AllocSetContextCreate(CurrentMemoryContext, "idem job", ALLOCSET_DEFAULT_SIZES);
-}
-
-/* ord, job_id, status, and perhaps lease_until */
-static void
-put_status(ReturnSetInfo *rsinfo, const Batch *batch, int i, const char *done, const TimestampTz *lease_until)
-{
-	Datum values[HEARTBEAT_NATTS];
-	bool nulls[HEARTBEAT_NATTS] = {false};
-	IdemHold hold = batch->holds[i];
-
-	values[0] = Int32GetDatum(i + 1);
-	values[1] = batch->ids[i];
-	values[2] = CStringGetTextDatum(hold == IDEM_HOLD_OK ? done : hold == IDEM_HOLD_NONE ? "not_held" :
-																						   "stale");
-	values[3] = lease_until != NULL && hold == IDEM_HOLD_OK ? TimestampTzGetDatum(*lease_until) : (Datum) 0;
-	nulls[3] = hold != IDEM_HOLD_OK;
-	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
-}
-
-Datum
-idem_complete_many(PG_FUNCTION_ARGS)
-{
-	ReturnSetInfo *rsinfo;
-	IdemTable jobs;
-	IdemQueue queue = {0};
-	Batch batch;
-
-	idem_args_begin(fcinfo, &idem_complete_many_signature, "idem_complete_many()");
-	rsinfo = idem_args_row_set(fcinfo, complete_many_types, COMPLETE_MANY_NATTS);
-	get_batch_of_jobs(fcinfo, &batch);
-
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	for (int i = 0; i < batch.n; i++)
-	{
-		int ord = batch.order[i];
-		MemoryContext oldcontext = MemoryContextSwitchTo(batch.job_context);
-
-		CHECK_FOR_INTERRUPTS();
-		batch.holds[ord] = idem_jobstore_complete(&jobs, DatumGetInt64(batch.ids[ord]),
-												  DatumGetInt64(batch.tokens[ord]), NULL, &queue);
-		MemoryContextSwitchTo(oldcontext);
-		MemoryContextReset(batch.job_context);
-	}
-	idem_table_close(&jobs);
-	for (int i = 0; i < batch.n; i++)
-		put_status(rsinfo, &batch, i, "completed", NULL);
-	return (Datum) 0;
-}
-
-Datum
-idem_heartbeat(PG_FUNCTION_ARGS)
-{
-	ReturnSetInfo *rsinfo;
-	IdemTable jobs;
-	IdemQueue queue = {0};
-	Batch batch;
-	int64 lease;
-	TimestampTz *until;
-
-	idem_args_begin(fcinfo, &idem_heartbeat_signature, "idem_heartbeat()");
-	rsinfo = idem_args_row_set(fcinfo, heartbeat_types, HEARTBEAT_NATTS);
-	get_batch_of_jobs(fcinfo, &batch);
-	lease = PG_ARGISNULL(2) ? -1 : idem_args_lease(fcinfo, 2);
-	until = palloc_array(TimestampTz, batch.n);
-
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	for (int i = 0; i < batch.n; i++)
-	{
-		int ord = batch.order[i];
-		MemoryContext oldcontext = MemoryContextSwitchTo(batch.job_context);
-
-		CHECK_FOR_INTERRUPTS();
-		batch.holds[ord] = idem_jobstore_heartbeat(&jobs, DatumGetInt64(batch.ids[ord]),
-												   DatumGetInt64(batch.tokens[ord]), lease, &queue, &until[ord]);
-		MemoryContextSwitchTo(oldcontext);
-		MemoryContextReset(batch.job_context);
-	}
-	idem_table_close(&jobs);
-	for (int i = 0; i < batch.n; i++)
-		put_status(rsinfo, &batch, i, "renewed", &until[i]);
-	return (Datum) 0;
-}
 
 Datum
 idem_cancel(PG_FUNCTION_ARGS)
@@ -342,8 +30,8 @@ idem_cancel(PG_FUNCTION_ARGS)
 	int64 job_id;
 	bool cancelled;
 
-	idem_args_begin(fcinfo, &idem_cancel_signature, "idem_cancel()");
-	job_id = get_job_id(fcinfo);
+	idem_fn_begin(fcinfo, &idem_cancel_signature, "idem_cancel()");
+	job_id = idem_args_job_id(fcinfo, 0);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
 	cancelled = idem_jobstore_cancel(&jobs, job_id);
@@ -358,8 +46,8 @@ idem_retry(PG_FUNCTION_ARGS)
 	int64 job_id;
 	bool waits;
 
-	idem_args_begin(fcinfo, &idem_retry_signature, "idem_retry()");
-	job_id = get_job_id(fcinfo);
+	idem_fn_begin(fcinfo, &idem_retry_signature, "idem_retry()");
+	job_id = idem_args_job_id(fcinfo, 0);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
 	waits = idem_jobstore_retry(&jobs, job_id);
@@ -402,11 +90,17 @@ Datum
 idem_job(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo;
+	IdemTable jobs;
 	IdemJobInfo info;
+	int64 job_id;
 
-	idem_args_begin(fcinfo, &idem_job_signature, NULL);
-	rsinfo = idem_args_row_set(fcinfo, job_types, JOB_NATTS);
-	if (idem_jobstore_get(get_job_id(fcinfo), &info))
+	idem_fn_begin(fcinfo, &idem_job_signature, NULL);
+	rsinfo = idem_fn_row_set(fcinfo, job_types, JOB_NATTS);
+	job_id = idem_args_job_id(fcinfo, 0);
+
+	idem_jobtable_open(&jobs, AccessShareLock);
+	if (idem_jobstore_get(&jobs, job_id, &info))
 		put_job(rsinfo, &info);
+	idem_table_close(&jobs);
 	return (Datum) 0;
 }

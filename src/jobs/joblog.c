@@ -49,7 +49,7 @@ warn_gave_way(IdemTable *table, int64 job_id)
 
 /* Fetch or cleanup has met a job without attempts left that it could not bury */
 void
-idem_joblog_warn_passed_over(int64 job_id)
+idem_joblog_warn_skipped(int64 job_id)
 {
 	static int64 last_job = 0;
 
@@ -70,7 +70,7 @@ static bool
 make_room(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_the_way)
 {
 	bool wait = in_the_way == NULL;
-	IdemProbe probe;
+	IdemProbeResult probe;
 	TM_Result result;
 
 	idem_probe_existing(table, lookup, &probe);
@@ -87,8 +87,8 @@ make_room(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_
 		return false;
 	}
 	/* locked first: a delete that does not wait would not pass a lock of this transaction's own */
-	result = idem_table_lock(table, table->found->tts_tid, LockTupleExclusive, wait ? LockWaitBlock : LockWaitSkip);
-	if (result == TM_Ok && idem_table_delete(table, true) == TM_Ok)
+	result = idem_table_lock_row(table, table->found->tts_tid, LockTupleExclusive, wait ? LockWaitBlock : LockWaitSkip);
+	if (result == TM_Ok && idem_write_delete(table, true) == TM_Ok)
 		warn_gave_way(table, job_id);
 	if (result != TM_WouldBlock)
 		return true;
@@ -101,7 +101,7 @@ make_room(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_
 static bool
 insert_over(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_the_way)
 {
-	while (!idem_table_insert(table))
+	while (!idem_write_insert(table))
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (!make_room(table, lookup, job_id, in_the_way))
@@ -151,7 +151,7 @@ idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result,
 	if (keep == 0)
 		return true;
 	idem_jobtable_open_log(&log, RowExclusiveLock);
-	slot = idem_table_new_row(&log, true);
+	slot = idem_write_new_row(&log, true);
 	fill_log(jobs, slot, state, keep);
 	if (error != NULL)
 		idem_row_set(slot, IDEM_JOB_LOG_ERROR, PointerGetDatum(error));
@@ -176,7 +176,7 @@ idem_joblog_keep_key(IdemTable *jobs, Jsonb *result)
 		idem_row_timestamp(jobs, IDEM_JOBS_KEY_UNTIL) <= idem_clock_now())
 		return;
 	idem_jobtable_open_keys(&keys, RowExclusiveLock);
-	slot = idem_table_new_row(&keys, true);
+	slot = idem_write_new_row(&keys, true);
 	idem_row_copy_column(jobs, IDEM_JOBS_KEY_HASH, slot, IDEM_JOB_KEYS_KEY_HASH);
 	idem_row_copy_column(jobs, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_KEYS_EXPIRES_AT);
 	idem_row_copy_column(jobs, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_KEYS_JOB_ID);
@@ -188,44 +188,4 @@ idem_joblog_keep_key(IdemTable *jobs, Jsonb *result)
 	ScanKeyInit(&lookup.keys[lookup.nkeys++], 2, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(job_id));
 	(void) insert_over(&keys, &lookup, job_id, NULL);
 	idem_table_close(&keys);
-}
-
-static bool
-remove_key(IdemTable *keys)
-{
-	if (idem_table_delete(keys, false) != TM_Ok)
-		return false;
-	idem_stats_count(IDEM_STAT_EXPIRED_JOB_KEYS);
-	return true;
-}
-
-/* Remove keys of jobs that are done, from when on they absorb nothing */
-void
-idem_joblog_cleanup_keys(IdemCleanup *cleanup)
-{
-	IdemTable keys;
-
-	idem_jobtable_open_keys(&keys, RowExclusiveLock);
-	idem_table_cleanup(&keys, IDEM_JOB_KEYS_EXPIRES_AT, remove_key, cleanup);
-	idem_table_close(&keys);
-}
-
-static bool
-remove_log(IdemTable *log)
-{
-	if (idem_table_delete(log, false) != TM_Ok)
-		return false;
-	idem_stats_count(IDEM_STAT_EXPIRED_JOB_HISTORY);
-	return true;
-}
-
-/* Remove the history that is kept no longer */
-void
-idem_joblog_cleanup_log(IdemCleanup *cleanup)
-{
-	IdemTable log;
-
-	idem_jobtable_open_log(&log, RowExclusiveLock);
-	idem_table_cleanup(&log, IDEM_JOB_LOG_EXPIRES_AT, remove_log, cleanup);
-	idem_table_close(&log);
 }

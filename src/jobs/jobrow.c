@@ -117,7 +117,7 @@ idem_jobrow_copy(IdemTable *jobs, bool full)
 {
 	for (AttrNumber attno = IDEM_JOBS_SHORT_NATTS + 1; attno <= IDEM_JOBS_NATTS && !full; attno++)
 		full = !idem_row_isnull(jobs, attno);
-	return idem_row_copy(jobs, full);
+	return idem_write_copy_row(jobs, full);
 }
 
 /*
@@ -128,14 +128,14 @@ void
 idem_jobrow_store(IdemTable *jobs)
 {
 	if (!idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
-		idem_table_update_hashed(jobs, idem_row_int64(jobs, IDEM_JOBS_KEY_HASH));
-	else if (idem_table_update(jobs) != TM_Ok)
+		idem_write_update_hashed(jobs, idem_row_int64(jobs, IDEM_JOBS_KEY_HASH));
+	else if (idem_write_update(jobs) != TM_Ok)
 		elog(ERROR, "a job locked by this transaction was changed by another one");
 }
 
 /* For people; a job that runs in an open transaction looks as it was before */
-static const char *
-state_name(IdemTable *jobs)
+const char *
+idem_jobrow_state_name(IdemTable *jobs)
 {
 	TimestampTz now = idem_clock_now();
 
@@ -144,42 +144,4 @@ state_name(IdemTable *jobs)
 	if (waits_for_other(jobs, GetActiveSnapshot()))
 		return "blocked";
 	return idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT) > now ? "scheduled" : "waiting";
-}
-
-void
-idem_jobrow_read(IdemTable *jobs, const IdemQueue *queue, IdemJobInfo *info)
-{
-	memset(info, 0, sizeof(*info));
-	info->queue = queue->name;
-	info->state = state_name(jobs);
-	info->key = idem_row_text(jobs, IDEM_JOBS_KEY);
-	info->payload = idem_row_jsonb(jobs, IDEM_JOBS_PAYLOAD);
-	info->priority = idem_row_int32(jobs, IDEM_JOBS_PRIORITY);
-	info->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT);
-	info->max_attempts = idem_jobrow_max_attempts(jobs, queue);
-	info->worker = idem_row_text(jobs, IDEM_JOBS_WORKER);
-	info->error = idem_row_text(jobs, IDEM_JOBS_ERROR);
-	info->enqueued_at = idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT);
-	info->run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
-	info->lease_until = idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
-}
-
-void
-idem_jobrow_read_log(IdemTable *log, const IdemQueue *queue, IdemJobInfo *info)
-{
-	int max_attempts = idem_row_int32(log, IDEM_JOB_LOG_MAX_ATTEMPTS);
-
-	memset(info, 0, sizeof(*info));
-	info->queue = queue->name;
-	info->state = text_to_cstring(idem_row_text(log, IDEM_JOB_LOG_STATE));
-	info->key = idem_row_text(log, IDEM_JOB_LOG_KEY);
-	info->payload = idem_row_jsonb(log, IDEM_JOB_LOG_PAYLOAD);
-	info->result = idem_row_jsonb(log, IDEM_JOB_LOG_RESULT);
-	info->priority = idem_row_int32(log, IDEM_JOB_LOG_PRIORITY);
-	info->attempt = idem_row_int32(log, IDEM_JOB_LOG_ATTEMPT);
-	info->max_attempts = max_attempts != 0 ? max_attempts : queue->max_attempts;
-	info->worker = idem_row_text(log, IDEM_JOB_LOG_WORKER);
-	info->error = idem_row_text(log, IDEM_JOB_LOG_ERROR);
-	info->enqueued_at = idem_row_timestamp(log, IDEM_JOB_LOG_ENQUEUED_AT);
-	info->ended_at = idem_row_timestamp(log, IDEM_JOB_LOG_ENDED_AT);
 }

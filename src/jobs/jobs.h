@@ -11,10 +11,16 @@
 #ifndef IDEM_JOBS_H
 #define IDEM_JOBS_H
 
-#include "idem.h"
+#include "fn/fn.h"
+#include "stats/stats.h"
+#include "table/table.h"
 
 #define IDEM_MAX_FETCH_BATCH 10000
 #define IDEM_MAX_ERROR_LEN	 8192
+#define IDEM_MAX_SAME_HASH	 32
+
+/* How often a job may be fetched, unless the job or its queue says otherwise */
+#define IDEM_DEFAULT_MAX_ATTEMPTS 25
 
 /* Columns of idem.jobs; the rows of jobs that were never fetched mostly end with the payload */
 enum IdemJobColumn
@@ -97,18 +103,18 @@ enum IdemQueueColumn
 /* Until when a job absorbs duplicates of its key; the order is that of idem_dedup_words */
 typedef enum IdemDedup
 {
-	IDEM_UNTIL_EXECUTING,
-	IDEM_UNTIL_EXECUTED,
-	IDEM_UNTIL_EXPIRED
+	IDEM_DEDUP_UNTIL_EXECUTING,
+	IDEM_DEDUP_UNTIL_EXECUTED,
+	IDEM_DEDUP_UNTIL_EXPIRED
 } IdemDedup;
 
 /* What a duplicate does to the job that absorbs it; the order is that of idem_on_duplicate_words */
 typedef enum IdemOnDuplicate
 {
-	IDEM_SKIP,
-	IDEM_REPLACE,
-	IDEM_DEBOUNCE,
-	IDEM_REFUSE
+	IDEM_ON_DUPLICATE_SKIP,
+	IDEM_ON_DUPLICATE_REPLACE,
+	IDEM_ON_DUPLICATE_DEBOUNCE,
+	IDEM_ON_DUPLICATE_ERROR
 } IdemOnDuplicate;
 
 /* How jobs of a key are deduplicated: what a queue declares, or an enqueue asks for */
@@ -167,33 +173,13 @@ typedef struct IdemNewJob
 
 typedef enum IdemOutcome
 {
-	IDEM_ENQUEUED,
-	IDEM_ABSORBED,
-	IDEM_REPLACED,
-	IDEM_POSTPONED,
-	IDEM_RERUN,
-	IDEM_DONE
+	IDEM_OUTCOME_ENQUEUED,
+	IDEM_OUTCOME_ABSORBED,
+	IDEM_OUTCOME_REPLACED,
+	IDEM_OUTCOME_POSTPONED,
+	IDEM_OUTCOME_RERUN,
+	IDEM_OUTCOME_DONE
 } IdemOutcome;
-
-/* What is counted for a queue: outcomes of enqueues, as in IdemOutcome, and more */
-typedef enum IdemQueueStat
-{
-	IDEM_QUEUE_STAT_ENQUEUED,
-	IDEM_QUEUE_STAT_ABSORBED,
-	IDEM_QUEUE_STAT_REPLACED,
-	IDEM_QUEUE_STAT_POSTPONED,
-	IDEM_QUEUE_STAT_RERUN,
-	IDEM_QUEUE_STAT_DONE,
-	IDEM_QUEUE_STAT_REFUSED,
-	IDEM_QUEUE_STAT_FETCHED,
-	IDEM_QUEUE_STAT_COMPLETED,
-	IDEM_QUEUE_STAT_FAILED,
-	IDEM_QUEUE_STAT_DEAD,
-	IDEM_QUEUE_STAT_SNOOZED,
-	IDEM_QUEUE_STAT_CANCELLED,
-	IDEM_QUEUE_STAT_RETRIED,
-	IDEM_QUEUE_STAT_N
-} IdemQueueStat;
 
 /* The answer to an enqueue */
 typedef struct IdemEnqueued
@@ -211,37 +197,37 @@ typedef struct IdemIdSet
 } IdemIdSet;
 
 /* One enqueue of a job with a key */
-typedef struct IdemAttempt
+typedef struct IdemKeyedEnqueue
 {
 	const IdemEnqueue *enqueue;
 	const IdemNewJob *job;
 	int64 key_hash;
 	IdemTable *keys;		 /* idem.job_keys for until_expired, else NULL */
 	IdemSameHash *others;	 /* seen in the last look */
-	IdemIdSet not_to_be_had; /* jobs that wait, by their rows, but were held by somebody since the last wait */
-	bool may_bury;			 /* the history is locked, so that a job can be made dead */
-} IdemAttempt;
+	IdemIdSet unlockable; /* jobs that wait, by their rows, but were held by somebody since the last wait */
+	bool log_is_locked;			 /* the history is locked, so that a job can be made dead */
+} IdemKeyedEnqueue;
 
 /* What a look at the jobs of a key has found, in the order in which it counts */
-typedef enum IdemLookFound
+typedef enum IdemKeyScanFound
 {
-	IDEM_LOOK_NONE,
-	IDEM_LOOK_WAITING,	/* a job that waits */
-	IDEM_LOOK_OPEN,		/* one that an open transaction has inserted */
-	IDEM_LOOK_DRAINING, /* one that waits, but has to start first */
-	IDEM_LOOK_SPENT,	/* one that will not run again: its last lease ran out */
-	IDEM_LOOK_RUNNING	/* one that somebody has fetched; of several the last one */
-} IdemLookFound;
+	IDEM_KEY_SCAN_NONE,
+	IDEM_KEY_SCAN_WAITING,	/* a job that waits */
+	IDEM_KEY_SCAN_OPEN,		/* one that an open transaction has inserted */
+	IDEM_KEY_SCAN_DRAINING, /* one that waits, but has to start first */
+	IDEM_KEY_SCAN_SPENT,	/* one that will not run again: its last lease ran out */
+	IDEM_KEY_SCAN_RUNNING	/* one that somebody has fetched; of several the last one */
+} IdemKeyScanFound;
 
-typedef struct IdemLook
+typedef struct IdemKeyScan
 {
-	IdemLookFound found;
+	IdemKeyScanFound found;
 	int64 job_id;
 	ItemPointerData tid;
 	TransactionId in_the_way; /* who has to end before more is known, if somebody has */
 	bool is_being_cancelled;  /* somebody waits to cancel the job that drains, and has to come first */
 	TM_Result lock;			  /* what became of the attempt to lock the job that waits, if nobody is in the way */
-} IdemLook;
+} IdemKeyScan;
 
 /* What a fetch asks for */
 typedef struct IdemFetch
@@ -266,6 +252,16 @@ typedef struct IdemFetched
 	XLogRecPtr lsn;
 } IdemFetched;
 
+/* Where the next fetch starts in a priority of a queue; see fetchhint.c */
+typedef struct IdemFetchHint
+{
+	uint64 queue_hash;
+	int priority;
+	TimestampTz run_at;
+	int64 job_id;
+	int64 good_until; /* by the steady clock; 0: not in use */
+} IdemFetchHint;
+
 /* Does the caller have the job? */
 typedef enum IdemHold
 {
@@ -275,12 +271,12 @@ typedef enum IdemHold
 } IdemHold;
 
 /* What became of a job that may have no attempts left */
-typedef enum IdemBurial
+typedef enum IdemDeadOutcome
 {
-	IDEM_NOT_SPENT,
-	IDEM_BURIED,	 /* it is in the history */
-	IDEM_PASSED_OVER /* another transaction is at an older row of its number there */
-} IdemBurial;
+	IDEM_DEAD_NOT_SPENT,
+	IDEM_DEAD_MADE,	 /* it is in the history */
+	IDEM_DEAD_SKIPPED /* another transaction is at an older row of its number there */
+} IdemDeadOutcome;
 
 /* What can be said about a job, live or in the history */
 typedef struct IdemJobInfo
@@ -301,29 +297,20 @@ typedef struct IdemJobInfo
 	TimestampTz ended_at;
 } IdemJobInfo;
 
-/* stats.c */
-extern void idem_stats_count_queue(const text *queue, IdemQueueStat counter);
-extern void idem_stats_count_refused(const text *queue, const text *key);
-extern void idem_stats_count_enqueue(const text *queue, const text *key, IdemOutcome outcome);
-
 /* jobtable.c */
 extern void idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode);
 extern void idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode);
 extern void idem_jobtable_open_log(IdemTable *log, LOCKMODE lockmode);
-extern void idem_jobtable_lock_log(void);
 extern void idem_jobtable_lock_ids(void);
 extern int64 idem_jobtable_next_id(void);
 extern void idem_jobtable_mark_cancel(IdemTable *jobs, int64 job_id);
 extern void idem_jobtable_unmark_cancel(IdemTable *jobs, int64 job_id);
 extern bool idem_jobtable_is_marked(IdemTable *jobs, int64 job_id);
 extern void idem_jobtable_wait_for_mark(IdemTable *jobs, int64 job_id);
-pg_noreturn extern void idem_jobtable_refuse_number(void);
 extern IdemLookup idem_jobtable_by_id(IdemTable *table, int64 job_id);
 extern IdemLookup idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash);
 extern Relation idem_jobtable_key_index(IdemTable *jobs);
 extern Relation idem_jobtable_fetch_index(IdemTable *jobs);
-extern bool idem_jobtable_has_jobs(text *queue);
-extern bool idem_jobtable_has_history(text *queue);
 
 /* jobrow.c */
 extern bool idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key, IdemSameHash *others);
@@ -332,50 +319,67 @@ extern int idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_waits_for_other(IdemTable *jobs);
 extern TupleTableSlot *idem_jobrow_copy(IdemTable *jobs, bool full);
+extern const char *idem_jobrow_state_name(IdemTable *jobs);
 extern void idem_jobrow_store(IdemTable *jobs);
-extern void idem_jobrow_read(IdemTable *jobs, const IdemQueue *queue, IdemJobInfo *info);
-extern void idem_jobrow_read_log(IdemTable *log, const IdemQueue *queue, IdemJobInfo *info);
 
 /* queuestore.c */
 extern const char *const idem_dedup_words[];
 extern const char *const idem_on_duplicate_words[];
 extern const char *const idem_if_running_words[];
+extern int idem_queuestore_word(const text *value, const char *name, const char *const *words);
 extern void idem_queuestore_get(text *name, IdemQueue *queue);
 extern void idem_queuestore_use(text *name, IdemQueue *queue);
-extern void idem_queuestore_set(text *name, const NullableDatum *columns);
-extern bool idem_queuestore_drop(text *name);
-extern bool idem_queuestore_pause(text *name, bool pause);
+extern void idem_queuestore_use_of_row(IdemTable *table, AttrNumber attno, IdemQueue *queue);
+extern void idem_queuestore_open(IdemTable *queues);
+extern void idem_queuestore_set(IdemTable *queues, text *name, const NullableDatum *columns);
+extern bool idem_queuestore_drop(IdemTable *queues, text *name);
+extern bool idem_queuestore_pause(IdemTable *queues, text *name, bool pause);
 
-/* joblook.c */
-extern bool idem_joblook_add_id(IdemIdSet *set, int64 id);
-extern void idem_joblook_note_absorbed(int64 job_id);
-extern void idem_joblook(IdemTable *jobs, Relation index, IdemAttempt *attempt, IdemLook *look);
+/* joblog.c */
+extern bool idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result,
+							  text *error, TransactionId *in_the_way);
+extern void idem_joblog_keep_key(IdemTable *jobs, Jsonb *result);
+extern void idem_joblog_warn_skipped(int64 job_id);
+
+/* dead.c */
+extern bool idem_dead_make(IdemTable *jobs, const IdemQueue *queue, text *error,
+						   TransactionId *in_the_way);
+extern IdemDeadOutcome idem_dead_make_if_spent(IdemTable *jobs, const IdemQueue *queue,
+											   TransactionId *in_the_way);
+
+/* jobstore.c */
+extern bool idem_jobstore_find(IdemTable *jobs, int64 job_id, IdemQueue *queue);
+extern bool idem_jobstore_cancel(IdemTable *jobs, int64 job_id);
+extern bool idem_jobstore_retry(IdemTable *jobs, int64 job_id);
+extern bool idem_jobstore_get(IdemTable *jobs, int64 job_id, IdemJobInfo *info);
+
+/* workstore.c */
+extern IdemHold idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result,
+										IdemQueue *queue);
+extern IdemHold idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error,
+									const int64 *retry_in, bool dead, bool *is_dead);
+extern IdemHold idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay,
+									  TimestampTz *run_at);
+extern IdemHold idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease,
+										 IdemQueue *queue, TimestampTz *lease_until);
+pg_noreturn extern void idem_workstore_refuse(IdemHold hold, int64 job_id);
+
+/* fetchhint.c */
+extern const IdemFetchHint *idem_fetchhint_find(uint64 queue_hash, int64 above, int64 now);
+extern void idem_fetchhint_set(const IdemFetchHint *hint);
+
+/* fetchstore.c */
+extern void idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
+								  void (*put)(const IdemFetched *job, void *arg), void *arg);
+
+/* keyscan.c */
+extern bool idem_keyscan_add_id(IdemIdSet *set, int64 id);
+extern void idem_keyscan_note_absorbed(int64 job_id);
+extern void idem_keyscan(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, IdemKeyScan *scan);
 
 /* dedup.c */
 extern const char *idem_dedup_outcome_name(IdemOutcome outcome);
-extern void idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, IdemEnqueued *answer);
-
-/* fetchstore.c */
-extern void idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *fetch,
-								  void (*put)(const IdemFetched *job, void *arg), void *arg);
-
-/* joblog.c */
-extern bool idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result, text *error, TransactionId *in_the_way);
-extern void idem_joblog_keep_key(IdemTable *jobs, Jsonb *result);
-extern void idem_joblog_warn_passed_over(int64 job_id);
-extern void idem_joblog_cleanup_keys(IdemCleanup *cleanup);
-extern void idem_joblog_cleanup_log(IdemCleanup *cleanup);
-
-/* jobstore.c */
-extern IdemHold idem_jobstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result, IdemQueue *queue);
-extern IdemHold idem_jobstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, const int64 *retry_in, bool dead, bool *is_dead);
-extern IdemHold idem_jobstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, TimestampTz *run_at);
-extern IdemHold idem_jobstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease, IdemQueue *queue, TimestampTz *lease_until);
-extern IdemBurial idem_jobstore_bury_spent(IdemTable *jobs, const IdemQueue *queue, TransactionId *in_the_way);
-extern bool idem_jobstore_cancel(IdemTable *jobs, int64 job_id);
-extern bool idem_jobstore_retry(IdemTable *jobs, int64 job_id);
-extern bool idem_jobstore_get(int64 job_id, IdemJobInfo *info);
-extern void idem_jobstore_cleanup_jobs(IdemCleanup *cleanup);
-pg_noreturn extern void idem_jobstore_refuse(IdemHold hold, int64 job_id);
+extern void idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
+							   IdemEnqueued *answer);
 
 #endif /* IDEM_JOBS_H */

@@ -23,7 +23,9 @@ static const Oid jobs_types[IDEM_JOBS_NATTS] = {
 	INT4OID, TIMESTAMPTZOID, INT8OID, INT4OID,
 	INT8OID, TIMESTAMPTZOID, TEXTOID, TEXTOID};
 
-static IdemTableDef jobs_def = {
+static IdemTableCache jobs_cache;
+
+static const IdemTableDef jobs_def = {
 	.name = "jobs",
 	.types = jobs_types,
 	.natts = IDEM_JOBS_NATTS,
@@ -31,12 +33,15 @@ static IdemTableDef jobs_def = {
 	.nullable = IDEM_COLUMNS_FROM(IDEM_JOBS_KEY) | IDEM_COLUMN(IDEM_JOBS_KEY_HASH),
 	.pkey = {IDEM_JOBS_JOB_ID},
 	.npkey = 1,
-	.pkey_hint = "Run ALTER TABLE idem.jobs ADD CONSTRAINT jobs_pkey PRIMARY KEY (job_id)."};
+	.pkey_hint = "Run ALTER TABLE idem.jobs ADD CONSTRAINT jobs_pkey PRIMARY KEY (job_id).",
+	.cache = &jobs_cache};
 
 static const Oid job_keys_types[IDEM_JOB_KEYS_NATTS] = {
 	INT8OID, TIMESTAMPTZOID, INT8OID, TEXTOID, TEXTOID, JSONBOID};
 
-static IdemTableDef job_keys_def = {
+static IdemTableCache job_keys_cache;
+
+static const IdemTableDef job_keys_def = {
 	.name = "job_keys",
 	.types = job_keys_types,
 	.natts = IDEM_JOB_KEYS_NATTS,
@@ -44,7 +49,8 @@ static IdemTableDef job_keys_def = {
 	.nullable = IDEM_COLUMNS_FROM(IDEM_JOB_KEYS_RESULT),
 	.pkey = {IDEM_JOB_KEYS_KEY_HASH, IDEM_JOB_KEYS_JOB_ID},
 	.npkey = 2,
-	.pkey_hint = "Run ALTER TABLE idem.job_keys ADD CONSTRAINT job_keys_pkey PRIMARY KEY (key_hash, job_id)."};
+	.pkey_hint = "Run ALTER TABLE idem.job_keys ADD CONSTRAINT job_keys_pkey PRIMARY KEY (key_hash, job_id).",
+	.cache = &job_keys_cache};
 
 static const Oid job_log_types[IDEM_JOB_LOG_NATTS] = {
 	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
@@ -52,7 +58,9 @@ static const Oid job_log_types[IDEM_JOB_LOG_NATTS] = {
 	BOOLOID, TEXTOID, TEXTOID, TEXTOID,
 	TEXTOID, TEXTOID, JSONBOID, JSONBOID};
 
-static IdemTableDef job_log_def = {
+static IdemTableCache job_log_cache;
+
+static const IdemTableDef job_log_def = {
 	.name = "job_log",
 	.types = job_log_types,
 	.natts = IDEM_JOB_LOG_NATTS,
@@ -61,7 +69,8 @@ static IdemTableDef job_log_def = {
 		IDEM_COLUMN(IDEM_JOB_LOG_KEY_UNTIL) | IDEM_COLUMN(IDEM_JOB_LOG_TOOK_KEY),
 	.pkey = {IDEM_JOB_LOG_JOB_ID},
 	.npkey = 1,
-	.pkey_hint = "Run ALTER TABLE idem.job_log ADD CONSTRAINT job_log_pkey PRIMARY KEY (job_id)."};
+	.pkey_hint = "Run ALTER TABLE idem.job_log ADD CONSTRAINT job_log_pkey PRIMARY KEY (job_id).",
+	.cache = &job_log_cache};
 
 void
 idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode)
@@ -81,24 +90,13 @@ idem_jobtable_open_log(IdemTable *log, LOCKMODE lockmode)
 	idem_table_open(log, &job_log_def, lockmode);
 }
 
-/* After this nobody can make us wait for a lock on the history, its indexes or its TOAST table */
-void
-idem_jobtable_lock_log(void)
-{
-	IdemTable log;
-
-	idem_jobtable_open_log(&log, RowExclusiveLock);
-	idem_table_open_indexes(&log);
-	idem_table_close(&log);
-}
-
 static Oid
 get_sequence(void)
 {
 	Oid sequence = get_relname_relid("jobs_job_id_seq", get_namespace_oid("idem", false));
 
 	if (!OidIsValid(sequence))
-		idem_args_version_mismatch("There is no sequence idem.jobs_job_id_seq.");
+		idem_version_mismatch("There is no sequence idem.jobs_job_id_seq.");
 	return sequence;
 }
 
@@ -166,17 +164,6 @@ idem_jobtable_wait_for_mark(IdemTable *jobs, int64 job_id)
 	(void) LockRelease(&tag, ShareLock, false);
 }
 
-/* A number that was used before has come again */
-void
-idem_jobtable_refuse_number(void)
-{
-	ereport(ERROR,
-			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			errmsg("number of a job is in use already"),
-			errdetail("The sequence idem.jobs_job_id_seq is behind the jobs."),
-			errhint("Run what idem_doctor() tells under \"job numbers\"."));
-}
-
 /* For idem.jobs and idem.job_log */
 IdemLookup
 idem_jobtable_by_id(IdemTable *table, int64 job_id)
@@ -218,45 +205,3 @@ idem_jobtable_fetch_index(IdemTable *jobs)
 								 "Run CREATE INDEX CONCURRENTLY ON idem.jobs (queue, priority, run_at, job_id).");
 }
 
-/*
- * Does the queue have a live job?  One that an open transaction has enqueued, or
- * is removing, is one.
- */
-bool
-idem_jobtable_has_jobs(text *queue)
-{
-	IdemTable jobs;
-	IdemLookup lookup = {.nkeys = 1};
-	IdemProbe probe;
-
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	lookup.index = idem_jobtable_fetch_index(&jobs);
-	ScanKeyInit(&lookup.keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(queue));
-	idem_probe_existing(&jobs, &lookup, &probe);
-	idem_table_close(&jobs);
-	return probe.found != IDEM_FOUND_NONE;
-}
-
-/* Is a job of the queue in the history?  Goes through all of it. */
-bool
-idem_jobtable_has_history(text *queue)
-{
-	IdemTable log;
-	IdemLookup lookup = {0};
-	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-	IndexScanDesc scan;
-	bool found = false;
-
-	idem_jobtable_open_log(&log, AccessShareLock);
-	lookup.index = log.pkey;
-	scan = idem_probe_begin(&log, &lookup, snapshot);
-	while (!found && index_getnext_slot(scan, ForwardScanDirection, log.found))
-	{
-		CHECK_FOR_INTERRUPTS();
-		found = idem_row_varlena_equals(&log, IDEM_JOB_LOG_QUEUE, queue);
-	}
-	index_endscan(scan);
-	idem_table_close(&log);
-	UnregisterSnapshot(snapshot);
-	return found;
-}

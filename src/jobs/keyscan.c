@@ -21,10 +21,10 @@
 /* What a job of the key is to this enqueue */
 typedef enum Kind
 {
-	OPEN,	 /* another transaction has inserted it, and is open */
-	WAITING, /* nobody has fetched it */
-	RUNNING, /* somebody has, or an open transaction is removing it */
-	SPENT	 /* its last lease has run out: it will not run again */
+	KIND_OPEN,	 /* another transaction has inserted it, and is open */
+	KIND_WAITING, /* nobody has fetched it */
+	KIND_RUNNING, /* somebody has, or an open transaction is removing it */
+	KIND_SPENT	 /* its last lease has run out: it will not run again */
 } Kind;
 
 typedef struct KeyJob
@@ -43,11 +43,11 @@ typedef struct KeyJob
 /* How well a job that waits suits the duplicate, best first */
 typedef enum Rank
 {
-	SUITABLE, /* due not long ago or as early as the duplicate, or this transaction keeps it from starting already */
-	OVERDUE,  /* due for long: rather leave it to the workers */
-	LATE,	  /* to start later than the duplicate */
-	DRAINING, /* has to start first */
-	NRANKS
+	RANK_SUITABLE, /* due not long ago or as early as the duplicate, or this transaction keeps it from starting already */
+	RANK_OVERDUE,  /* due for long: rather leave it to the workers */
+	RANK_LATE,	  /* to start later than the duplicate */
+	RANK_DRAINING, /* has to start first */
+	RANK_N
 } Rank;
 
 /*
@@ -84,7 +84,7 @@ has_id(const IdemIdSet *set, int64 id)
 
 /* False: it was there already */
 bool
-idem_joblook_add_id(IdemIdSet *set, int64 id)
+idem_keyscan_add_id(IdemIdSet *set, int64 id)
 {
 	if (has_id(set, id))
 		return false;
@@ -96,13 +96,13 @@ idem_joblook_add_id(IdemIdSet *set, int64 id)
 
 /* Does the job found count for this enqueue? */
 static bool
-counts(IdemTable *jobs, const IdemAttempt *attempt, bool waits)
+counts_for_enqueue(IdemTable *jobs, const IdemKeyedEnqueue *keyed, bool waits)
 {
-	const IdemEnqueue *enqueue = attempt->enqueue;
+	const IdemEnqueue *enqueue = keyed->enqueue;
 
-	if (!idem_jobrow_has_key(jobs, IDEM_JOBS_QUEUE, enqueue->queue.name, attempt->job->key, attempt->others))
+	if (!idem_jobrow_has_key(jobs, IDEM_JOBS_QUEUE, enqueue->queue.name, keyed->job->key, keyed->others))
 		return false;
-	if (enqueue->policy.dedup != IDEM_UNTIL_EXPIRED)
+	if (enqueue->policy.dedup != IDEM_DEDUP_UNTIL_EXPIRED)
 		return true;
 	if (idem_row_isnull(jobs, IDEM_JOBS_KEY_UNTIL))
 		return waits;
@@ -111,10 +111,10 @@ counts(IdemTable *jobs, const IdemAttempt *attempt, bool waits)
 
 /* Has the lease of the job found run out, by the clock of the enqueue? */
 static bool
-lease_has_run_out(IdemTable *jobs, const IdemAttempt *attempt)
+lease_has_run_out(IdemTable *jobs, const IdemKeyedEnqueue *keyed)
 {
 	return idem_jobrow_is_leased(jobs) &&
-		idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) <= attempt->enqueue->now;
+		idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) <= keyed->enqueue->now;
 }
 
 /*
@@ -122,11 +122,11 @@ lease_has_run_out(IdemTable *jobs, const IdemAttempt *attempt)
  * run out?  until_executing has no need to know: it takes no job that was fetched.
  */
 static bool
-is_spent(IdemTable *jobs, const IdemAttempt *attempt)
+is_spent(IdemTable *jobs, const IdemKeyedEnqueue *keyed)
 {
-	return attempt->enqueue->policy.dedup != IDEM_UNTIL_EXECUTING &&
-		lease_has_run_out(jobs, attempt) && !idem_row_is_mine(jobs) &&
-		idem_jobrow_has_no_attempts_left(jobs, &attempt->enqueue->queue);
+	return keyed->enqueue->policy.dedup != IDEM_DEDUP_UNTIL_EXECUTING &&
+		lease_has_run_out(jobs, keyed) && !idem_row_is_mine(jobs) &&
+		idem_jobrow_has_no_attempts_left(jobs, &keyed->enqueue->queue);
 }
 
 /* Does this transaction, or do others, keep the job found from starting?  Who has it FOR UPDATE starts it. */
@@ -142,11 +142,11 @@ note_lockers(IdemTable *jobs, KeyJob *job)
 
 /* Take down the job found; by: who is inserting, changing or removing it, if somebody is */
 static void
-note_job(KeyJobs *list, IdemTable *jobs, Kind kind, TransactionId by, const IdemAttempt *attempt)
+note_job(KeyJobs *list, IdemTable *jobs, Kind kind, TransactionId by, const IdemKeyedEnqueue *keyed)
 {
 	KeyJob *job;
 
-	if (!counts(jobs, attempt, kind == OPEN || kind == WAITING))
+	if (!counts_for_enqueue(jobs, keyed, kind == KIND_OPEN || kind == KIND_WAITING))
 		return;
 	list->jobs = list->jobs == NULL ? palloc(sizeof(KeyJob)) :
 									  repalloc_array(list->jobs, KeyJob, list->n + 1);
@@ -159,29 +159,29 @@ note_job(KeyJobs *list, IdemTable *jobs, Kind kind, TransactionId by, const Idem
 	job->run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
 	job->due_since = Max(job->run_at, idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT));
 	job->by = by;
-	if (kind == WAITING)
+	if (kind == KIND_WAITING)
 		note_lockers(jobs, job);
 }
 
 /* Take down a job that is committed, or this transaction's */
 static void
-note_committed(KeyJobs *list, IdemTable *jobs, TransactionId xmax, const IdemAttempt *attempt)
+note_committed(KeyJobs *list, IdemTable *jobs, TransactionId xmax, const IdemKeyedEnqueue *keyed)
 {
 	bool leased = idem_jobrow_is_leased(jobs);
 	/* in this order: whoever has ended may have left the row to somebody who only locks it */
 	bool removed = TransactionIdIsValid(xmax) && idem_row_is_last_version(jobs) && TransactionIdIsInProgress(xmax);
 
-	if (is_spent(jobs, attempt))
-		note_job(list, jobs, SPENT, xmax, attempt);
-	else if (leased || removed || has_id(&attempt->not_to_be_had, idem_row_int64(jobs, IDEM_JOBS_JOB_ID)))
+	if (is_spent(jobs, keyed))
+		note_job(list, jobs, KIND_SPENT, xmax, keyed);
+	else if (leased || removed || has_id(&keyed->unlockable, idem_row_int64(jobs, IDEM_JOBS_JOB_ID)))
 	{
 		/* with a live lease it does not matter who is removing it */
-		if (!removed || (leased && !lease_has_run_out(jobs, attempt)))
+		if (!removed || (leased && !lease_has_run_out(jobs, keyed)))
 			xmax = InvalidTransactionId;
-		note_job(list, jobs, RUNNING, xmax, attempt);
+		note_job(list, jobs, KIND_RUNNING, xmax, keyed);
 	}
 	else
-		note_job(list, jobs, WAITING, xmax, attempt);
+		note_job(list, jobs, KIND_WAITING, xmax, keyed);
 }
 
 /*
@@ -191,9 +191,9 @@ note_committed(KeyJobs *list, IdemTable *jobs, TransactionId xmax, const IdemAtt
  * fetch.
  */
 static bool
-list_jobs(IdemTable *jobs, Relation index, IdemAttempt *attempt, KeyJobs *list)
+list_jobs(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, KeyJobs *list)
 {
-	IdemLookup lookup = idem_jobtable_by_key(jobs, index, attempt->key_hash);
+	IdemLookup lookup = idem_jobtable_by_key(jobs, index, keyed->key_hash);
 	IdemIdSet seen = {0};
 	IdemIdSet changing = {0};
 	bool settled = true;
@@ -201,7 +201,7 @@ list_jobs(IdemTable *jobs, Relation index, IdemAttempt *attempt, KeyJobs *list)
 	IndexScanDesc scan;
 
 	list->n = 0;
-	attempt->others->n = 0;
+	keyed->others->n = 0;
 	InitDirtySnapshot(dirty);
 	scan = idem_probe_begin(jobs, &lookup, &dirty);
 	while (index_getnext_slot(scan, ForwardScanDirection, jobs->found))
@@ -213,18 +213,18 @@ list_jobs(IdemTable *jobs, Relation index, IdemAttempt *attempt, KeyJobs *list)
 		if (!TransactionIdIsValid(dirty.xmin))
 		{
 			if (TransactionIdIsValid(dirty.xmax))
-				idem_joblook_add_id(&seen, job_id);
-			note_committed(list, jobs, dirty.xmax, attempt);
+				idem_keyscan_add_id(&seen, job_id);
+			note_committed(list, jobs, dirty.xmax, keyed);
 		}
 		else if (!idem_row_is_later_version(jobs))
 		{
-			idem_joblook_add_id(&seen, job_id);
-			note_job(list, jobs, OPEN, dirty.xmin, attempt);
+			idem_keyscan_add_id(&seen, job_id);
+			note_job(list, jobs, KIND_OPEN, dirty.xmin, keyed);
 		}
 		else
 		{
-			idem_joblook_add_id(&changing, job_id);
-			if (idem_jobrow_is_leased(jobs) && idem_joblook_add_id(&attempt->not_to_be_had, job_id))
+			idem_keyscan_add_id(&changing, job_id);
+			if (idem_jobrow_is_leased(jobs) && idem_keyscan_add_id(&keyed->unlockable, job_id))
 				settled = false;
 		}
 	}
@@ -299,7 +299,7 @@ is_overdue(const KeyJobs *list, const KeyJob *job, const IdemEnqueue *enqueue)
 
 /* A job that waits has absorbed a duplicate of this backend */
 void
-idem_joblook_note_absorbed(int64 job_id)
+idem_keyscan_note_absorbed(int64 job_id)
 {
 	int64 now = idem_clock_steady();
 
@@ -322,18 +322,18 @@ is_kept_by_stream(const KeyJob *job)
 }
 
 static Rank
-rank(IdemTable *jobs, const KeyJobs *list, const KeyJob *job, const IdemEnqueue *enqueue)
+rank_job(IdemTable *jobs, const KeyJobs *list, const KeyJob *job, const IdemEnqueue *enqueue)
 {
 	bool overdue;
 
 	if (job->is_mine)
-		return SUITABLE;
+		return RANK_SUITABLE;
 	overdue = is_overdue(list, job, enqueue);
 	if (job->is_held_back && (overdue || idem_jobtable_is_marked(jobs, job->job_id)))
-		return DRAINING;
+		return RANK_DRAINING;
 	if (overdue)
-		return is_kept_by_stream(job) ? DRAINING : OVERDUE;
-	return job->run_at <= Max(enqueue->now, enqueue->run_at) ? SUITABLE : LATE;
+		return is_kept_by_stream(job) ? RANK_DRAINING : RANK_OVERDUE;
+	return job->run_at <= Max(enqueue->now, enqueue->run_at) ? RANK_SUITABLE : RANK_LATE;
 }
 
 /*
@@ -350,11 +350,11 @@ choose_running(const KeyJobs *list)
 	{
 		const KeyJob *job = &list->jobs[i];
 
-		if (job->kind != RUNNING)
+		if (job->kind != KIND_RUNNING)
 			continue;
 		if (TransactionIdIsValid(job->by))
 			return job;
-		if (find_follower(list, RUNNING, job) == NULL)
+		if (find_follower(list, KIND_RUNNING, job) == NULL)
 			found = job;
 	}
 	return found;
@@ -370,7 +370,7 @@ is_better(const KeyJob *job, const KeyJob *than, Rank rank)
 {
 	if (than == NULL || (job->after_job != 0) != (than->after_job != 0))
 		return than == NULL || job->after_job != 0;
-	if (rank == OVERDUE || rank == DRAINING)
+	if (rank == RANK_OVERDUE || rank == RANK_DRAINING)
 		return job->run_at > than->run_at;
 	return job->run_at < than->run_at;
 }
@@ -387,37 +387,37 @@ is_better(const KeyJob *job, const KeyJob *than, Rank rank)
 static const KeyJob *
 choose_waiting(IdemTable *jobs, const KeyJobs *list, const IdemEnqueue *enqueue, const KeyJob **draining)
 {
-	const KeyJob *best[NRANKS] = {NULL};
-	int n[NRANKS] = {0};
+	const KeyJob *best[RANK_N] = {NULL};
+	int n[RANK_N] = {0};
 
 	for (int i = 0; i < list->n; i++)
 	{
 		const KeyJob *job = &list->jobs[i];
 		Rank r;
 
-		if (job->kind != WAITING || find_follower(list, WAITING, job) != NULL)
+		if (job->kind != KIND_WAITING || find_follower(list, KIND_WAITING, job) != NULL)
 			continue;
-		r = rank(jobs, list, job, enqueue);
+		r = rank_job(jobs, list, job, enqueue);
 		n[r]++;
 		if (is_better(job, best[r], r))
 			best[r] = job;
 	}
-	*draining = best[DRAINING];
-	if (n[SUITABLE] > 0)
-		return best[SUITABLE];
-	if (n[OVERDUE] > (n[DRAINING] > 0 ? 1 : 0))
-		return best[OVERDUE];
-	return n[DRAINING] > 0 ? NULL : best[LATE];
+	*draining = best[RANK_DRAINING];
+	if (n[RANK_SUITABLE] > 0)
+		return best[RANK_SUITABLE];
+	if (n[RANK_OVERDUE] > (n[RANK_DRAINING] > 0 ? 1 : 0))
+		return best[RANK_OVERDUE];
+	return n[RANK_DRAINING] > 0 ? NULL : best[RANK_LATE];
 }
 
 /* J4: who has to end before it is known whether another job comes after the one that waits? */
 static TransactionId
 deciding_about_follower(const KeyJobs *list, const KeyJob *waiting)
 {
-	const KeyJob *follower = find_follower(list, OPEN, waiting);
+	const KeyJob *follower = find_follower(list, KIND_OPEN, waiting);
 
 	if (follower == NULL)
-		follower = find_follower(list, RUNNING, waiting);
+		follower = find_follower(list, KIND_RUNNING, waiting);
 	return follower != NULL ? follower->by : InvalidTransactionId;
 }
 
@@ -425,14 +425,14 @@ deciding_about_follower(const KeyJobs *list, const KeyJob *waiting)
 static bool
 brings_payload(const IdemPolicy *policy)
 {
-	return policy->rerun || policy->on_duplicate == IDEM_REPLACE || policy->on_duplicate == IDEM_DEBOUNCE;
+	return policy->rerun || policy->on_duplicate == IDEM_ON_DUPLICATE_REPLACE || policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE;
 }
 
 /* Does a duplicate of a job that drains go to another one? */
 static bool
 needs_new_job(const IdemPolicy *policy)
 {
-	return policy->dedup != IDEM_UNTIL_EXPIRED && policy->on_duplicate != IDEM_REFUSE;
+	return policy->dedup != IDEM_DEDUP_UNTIL_EXPIRED && policy->on_duplicate != IDEM_ON_DUPLICATE_ERROR;
 }
 
 /*
@@ -441,68 +441,68 @@ needs_new_job(const IdemPolicy *policy)
  * with the cancel, and run beside the first one.
  */
 static void
-look_at_chain(const KeyJobs *list, const KeyJob *draining, IdemLook *look)
+look_at_chain(const KeyJobs *list, const KeyJob *draining, IdemKeyScan *scan)
 {
-	look->in_the_way = deciding_about_follower(list, draining);
-	look->is_being_cancelled = is_blocked(list, draining);
+	scan->in_the_way = deciding_about_follower(list, draining);
+	scan->is_being_cancelled = is_blocked(list, draining);
 }
 
 /* What the jobs of the key mean for the enqueue */
 static void
-sum_up(IdemTable *jobs, const KeyJobs *list, const IdemEnqueue *enqueue, IdemLook *look)
+sum_up(IdemTable *jobs, const KeyJobs *list, const IdemEnqueue *enqueue, IdemKeyScan *scan)
 {
 	const IdemPolicy *policy = &enqueue->policy;
 	const KeyJob *draining;
 	const KeyJob *waiting = choose_waiting(jobs, list, enqueue, &draining);
-	const KeyJob *open = find_kind(list, OPEN);
-	const KeyJob *spent = find_kind(list, SPENT);
+	const KeyJob *open = find_kind(list, KIND_OPEN);
+	const KeyJob *spent = find_kind(list, KIND_SPENT);
 	const KeyJob *running = choose_running(list);
 
-	memset(look, 0, sizeof(*look));
-	ItemPointerSetInvalid(&look->tid);
+	memset(scan, 0, sizeof(*scan));
+	ItemPointerSetInvalid(&scan->tid);
 	if (waiting != NULL)
 	{
-		look->found = IDEM_LOOK_WAITING;
-		look->job_id = waiting->job_id;
-		look->tid = waiting->tid;
-		look->in_the_way = waiting->by;
-		if (!TransactionIdIsValid(look->in_the_way) && brings_payload(policy))
-			look->in_the_way = deciding_about_follower(list, waiting);
+		scan->found = IDEM_KEY_SCAN_WAITING;
+		scan->job_id = waiting->job_id;
+		scan->tid = waiting->tid;
+		scan->in_the_way = waiting->by;
+		if (!TransactionIdIsValid(scan->in_the_way) && brings_payload(policy))
+			scan->in_the_way = deciding_about_follower(list, waiting);
 	}
 	else if (open != NULL && (draining == NULL || needs_new_job(policy)))
 	{
-		look->found = IDEM_LOOK_OPEN;
-		look->in_the_way = open->by;
+		scan->found = IDEM_KEY_SCAN_OPEN;
+		scan->in_the_way = open->by;
 	}
 	else if (draining != NULL)
 	{
-		look->found = IDEM_LOOK_DRAINING;
-		look->job_id = draining->job_id;
-		if (policy->dedup == IDEM_UNTIL_EXECUTED && needs_new_job(policy))
-			look_at_chain(list, draining, look);
+		scan->found = IDEM_KEY_SCAN_DRAINING;
+		scan->job_id = draining->job_id;
+		if (policy->dedup == IDEM_DEDUP_UNTIL_EXECUTED && needs_new_job(policy))
+			look_at_chain(list, draining, scan);
 	}
 	else if (spent != NULL)
 	{
-		look->found = IDEM_LOOK_SPENT;
-		look->job_id = spent->job_id;
-		look->tid = spent->tid;
-		look->in_the_way = spent->by;
+		scan->found = IDEM_KEY_SCAN_SPENT;
+		scan->job_id = spent->job_id;
+		scan->tid = spent->tid;
+		scan->in_the_way = spent->by;
 	}
 	else if (running != NULL)
 	{
-		look->found = IDEM_LOOK_RUNNING;
-		look->job_id = running->job_id;
-		look->in_the_way = running->by;
+		scan->found = IDEM_KEY_SCAN_RUNNING;
+		scan->job_id = running->job_id;
+		scan->in_the_way = running->by;
 	}
 }
 
 /* Look at all jobs of the key */
 void
-idem_joblook(IdemTable *jobs, Relation index, IdemAttempt *attempt, IdemLook *look)
+idem_keyscan(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, IdemKeyScan *scan)
 {
 	KeyJobs list = {0};
 
-	while (!list_jobs(jobs, index, attempt, &list))
+	while (!list_jobs(jobs, index, keyed, &list))
 		CHECK_FOR_INTERRUPTS();
-	sum_up(jobs, &list, attempt->enqueue, look);
+	sum_up(jobs, &list, keyed->enqueue, scan);
 }

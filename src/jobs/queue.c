@@ -23,30 +23,31 @@ static const struct
 	AttrNumber column;
 	const char *name;
 	const char *const *words;			/* what it may be, or */
-	int64 (*span)(Datum, const char *); /* how its length is checked */
+	int span;					/* of an interval: IdemSpan, else -1 */
 } settings[] = {
-	{IDEM_QUEUES_DEDUP, "dedup", idem_dedup_words, NULL},
-	{IDEM_QUEUES_ON_DUPLICATE, "on_duplicate", idem_on_duplicate_words, NULL},
-	{IDEM_QUEUES_IF_RUNNING, "if_running", idem_if_running_words, NULL},
-	{IDEM_QUEUES_KEY_TTL, "key_ttl", NULL, idem_args_longer_than_zero},
-	{IDEM_QUEUES_INCLUDE_SCHEDULED, "include_scheduled", NULL, NULL},
-	{IDEM_QUEUES_DEBOUNCE_MAX, "debounce_max", NULL, idem_args_longer_than_zero},
-	{IDEM_QUEUES_LEASE, "lease", NULL, idem_args_lease_or_none},
-	{IDEM_QUEUES_MAX_ATTEMPTS, "max_attempts", NULL, NULL},
-	{IDEM_QUEUES_BACKOFF, "backoff", NULL, idem_args_longer_than_zero},
-	{IDEM_QUEUES_BACKOFF_MAX, "backoff_max", NULL, idem_args_longer_than_zero},
-	{IDEM_QUEUES_KEEP, "keep", NULL, idem_args_zero_or_longer},
-	{IDEM_QUEUES_KEEP_DEAD, "keep_dead", NULL, idem_args_zero_or_longer},
-	{IDEM_QUEUES_OWNER, "owner", NULL, NULL},
+	{IDEM_QUEUES_DEDUP, "dedup", idem_dedup_words, -1},
+	{IDEM_QUEUES_ON_DUPLICATE, "on_duplicate", idem_on_duplicate_words, -1},
+	{IDEM_QUEUES_IF_RUNNING, "if_running", idem_if_running_words, -1},
+	{IDEM_QUEUES_KEY_TTL, "key_ttl", NULL, IDEM_SPAN_POSITIVE},
+	{IDEM_QUEUES_INCLUDE_SCHEDULED, "include_scheduled", NULL, -1},
+	{IDEM_QUEUES_DEBOUNCE_MAX, "debounce_max", NULL, IDEM_SPAN_POSITIVE},
+	{IDEM_QUEUES_LEASE, "lease", NULL, IDEM_SPAN_LEASE_OR_NONE},
+	{IDEM_QUEUES_MAX_ATTEMPTS, "max_attempts", NULL, -1},
+	{IDEM_QUEUES_BACKOFF, "backoff", NULL, IDEM_SPAN_POSITIVE},
+	{IDEM_QUEUES_BACKOFF_MAX, "backoff_max", NULL, IDEM_SPAN_POSITIVE},
+	{IDEM_QUEUES_KEEP, "keep", NULL, IDEM_SPAN_ANY},
+	{IDEM_QUEUES_KEEP_DEAD, "keep_dead", NULL, IDEM_SPAN_ANY},
+	{IDEM_QUEUES_OWNER, "owner", NULL, -1},
 };
 
 Datum
 idem_queue_set(PG_FUNCTION_ARGS)
 {
 	NullableDatum columns[IDEM_QUEUES_NATTS + 1];
+	IdemTable queues;
 	text *queue;
 
-	idem_args_begin(fcinfo, &idem_queue_set_signature, "idem_queue_set()");
+	idem_fn_begin(fcinfo, &idem_queue_set_signature, "idem_queue_set()");
 	queue = idem_args_queue(fcinfo, 0);
 	for (int i = 0; i <= IDEM_QUEUES_NATTS; i++)
 		columns[i].isnull = true;
@@ -55,37 +56,57 @@ idem_queue_set(PG_FUNCTION_ARGS)
 		NullableDatum value = fcinfo->args[i + 1];
 
 		if (!value.isnull && settings[i].words != NULL)
-			(void) idem_args_word(DatumGetTextPP(value.value), settings[i].name, settings[i].words);
-		if (!value.isnull && settings[i].span != NULL)
-			(void) settings[i].span(value.value, settings[i].name);
+			(void) idem_queuestore_word(DatumGetTextPP(value.value), settings[i].name, settings[i].words);
+		if (!value.isnull && settings[i].span >= 0)
+			(void) idem_value_span(value.value, settings[i].name, settings[i].span);
 		columns[settings[i].column] = value;
 	}
 	(void) idem_args_max_attempts(fcinfo, 8);
 
-	idem_queuestore_set(queue, columns);
+	idem_queuestore_open(&queues);
+	idem_queuestore_set(&queues, queue, columns);
+	idem_table_close(&queues);
 	PG_RETURN_VOID();
 }
 
 Datum
 idem_queue_drop(PG_FUNCTION_ARGS)
 {
+	IdemTable queues;
 	text *queue;
+	bool dropped;
 
-	idem_args_begin(fcinfo, &idem_queue_drop_signature, "idem_queue_drop()");
+	idem_fn_begin(fcinfo, &idem_queue_drop_signature, "idem_queue_drop()");
 	queue = idem_args_queue(fcinfo, 0);
-	PG_RETURN_BOOL(idem_queuestore_drop(queue));
+
+	idem_queuestore_open(&queues);
+	dropped = idem_queuestore_drop(&queues, queue);
+	idem_table_close(&queues);
+	PG_RETURN_BOOL(dropped);
+}
+
+static bool
+set_pause(text *queue, bool pause)
+{
+	IdemTable queues;
+	bool changed;
+
+	idem_queuestore_open(&queues);
+	changed = idem_queuestore_pause(&queues, queue, pause);
+	idem_table_close(&queues);
+	return changed;
 }
 
 Datum
 idem_pause(PG_FUNCTION_ARGS)
 {
-	idem_args_begin(fcinfo, &idem_pause_signature, "idem_pause()");
-	PG_RETURN_BOOL(idem_queuestore_pause(idem_args_queue(fcinfo, 0), true));
+	idem_fn_begin(fcinfo, &idem_pause_signature, "idem_pause()");
+	PG_RETURN_BOOL(set_pause(idem_args_queue(fcinfo, 0), true));
 }
 
 Datum
 idem_resume(PG_FUNCTION_ARGS)
 {
-	idem_args_begin(fcinfo, &idem_resume_signature, "idem_resume()");
-	PG_RETURN_BOOL(idem_queuestore_pause(idem_args_queue(fcinfo, 0), false));
+	idem_fn_begin(fcinfo, &idem_resume_signature, "idem_resume()");
+	PG_RETURN_BOOL(set_pause(idem_args_queue(fcinfo, 0), false));
 }

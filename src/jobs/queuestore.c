@@ -10,6 +10,7 @@
  */
 #include "postgres.h"
 
+#include "access/relscan.h"
 #include "access/stratnum.h"
 #include "access/table.h"
 #include "catalog/pg_type.h"
@@ -17,6 +18,7 @@
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "jobs/jobs.h"
@@ -30,7 +32,9 @@ static const Oid queues_types[IDEM_QUEUES_NATTS] = {
 	TEXTOID, INTERVALOID, BOOLOID, INTERVALOID, INTERVALOID,
 	INT4OID, INTERVALOID, INTERVALOID, INTERVALOID, INTERVALOID};
 
-static IdemTableDef queues_def = {
+static IdemTableCache queues_cache;
+
+static const IdemTableDef queues_def = {
 	.name = "queues",
 	.types = queues_types,
 	.natts = IDEM_QUEUES_NATTS,
@@ -38,7 +42,15 @@ static IdemTableDef queues_def = {
 	.nullable = IDEM_COLUMNS_FROM(IDEM_QUEUES_OWNER),
 	.pkey = {IDEM_QUEUES_QUEUE},
 	.npkey = 1,
-	.pkey_hint = "Run ALTER TABLE idem.queues ADD CONSTRAINT queues_pkey PRIMARY KEY (queue)."};
+	.pkey_hint = "Run ALTER TABLE idem.queues ADD CONSTRAINT queues_pkey PRIMARY KEY (queue).",
+	.cache = &queues_cache};
+
+/* Which of the words about duplicates is it? */
+int
+idem_queuestore_word(const text *value, const char *name, const char *const *words)
+{
+	return idem_value_word(value, name, words, "Pass one of them, or leave it out for the default.");
+}
 
 /* Find what was declared for a queue */
 static bool
@@ -56,15 +68,15 @@ get_span(IdemTable *table, AttrNumber attno, int64 *value)
 	NullableDatum column = idem_row_datum(table, attno);
 
 	if (!column.isnull)
-		*value = idem_args_span(column.value);
+		*value = idem_value_span(column.value, "interval", IDEM_SPAN_ANY);
 }
 
 static int
-get_word(IdemTable *table, AttrNumber attno, const char *what, const char *const *words)
+get_word(IdemTable *table, AttrNumber attno, const char *name, const char *const *words)
 {
 	text *word = idem_row_text(table, attno);
 
-	return word == NULL ? 0 : idem_args_word(word, what, words);
+	return word == NULL ? 0 : idem_queuestore_word(word, name, words);
 }
 
 static void
@@ -96,7 +108,7 @@ idem_queuestore_get(text *name, IdemQueue *queue)
 	memset(queue, 0, sizeof(*queue));
 	queue->name = name;
 	queue->debounce_max = USECS_PER_HOUR;
-	queue->max_attempts = 25;
+	queue->max_attempts = IDEM_DEFAULT_MAX_ATTEMPTS;
 	queue->backoff = 10 * USECS_PER_SEC;
 	queue->backoff_max = USECS_PER_DAY;
 	queue->keep_dead = 7 * USECS_PER_DAY;
@@ -127,26 +139,41 @@ idem_queuestore_use(text *name, IdemQueue *queue)
 	require_owner(queue->owner);
 }
 
-/* Open the table for who changes it: one at a time, so that nobody meets a row that is not committed */
-static bool
-open_for_change(IdemTable *table, text *name)
+/* Settings of the queue that the row names, if they are not at hand already */
+void
+idem_queuestore_use_of_row(IdemTable *table, AttrNumber attno, IdemQueue *queue)
 {
-	idem_table_open(table, &queues_def, ShareRowExclusiveLock);
-	return find_queue(table, name);
+	MemoryContext oldcontext;
+
+	if (queue->name != NULL && idem_row_varlena_equals(table, attno, queue->name))
+		return;
+	oldcontext = MemoryContextSwitchTo(table->context);
+	idem_queuestore_use(idem_row_text(table, attno), queue);
+	MemoryContextSwitchTo(oldcontext);
+}
+
+/*
+ * Open the table for a change.  One transaction at a time changes it, so no caller
+ * meets a row that is not committed.
+ */
+void
+idem_queuestore_open(IdemTable *queues)
+{
+	idem_table_open(queues, &queues_def, ShareRowExclusiveLock);
 }
 
 /* Write the row: in the place of the one found, or as a new one */
 static void
-store(IdemTable *table, bool exists)
+store_settings(IdemTable *table, bool exists)
 {
-	if (exists ? idem_table_update(table) != TM_Ok : !idem_table_insert(table))
+	if (exists ? idem_write_update(table) != TM_Ok : !idem_write_insert(table))
 		elog(ERROR, "could not store the settings of a queue");
 }
 
 static TupleTableSlot *
 begin_change(IdemTable *table, text *name, bool exists)
 {
-	TupleTableSlot *slot = exists ? idem_row_copy(table, true) : idem_table_new_row(table, true);
+	TupleTableSlot *slot = exists ? idem_write_copy_row(table, true) : idem_write_new_row(table, true);
 
 	idem_row_set(slot, IDEM_QUEUES_QUEUE, PointerGetDatum(name));
 	return slot;
@@ -158,12 +185,11 @@ begin_change(IdemTable *table, text *name, bool exists)
  * that may use it: its payloads would be open to others.
  */
 void
-idem_queuestore_set(text *name, const NullableDatum *columns)
+idem_queuestore_set(IdemTable *queues, text *name, const NullableDatum *columns)
 {
-	IdemTable table;
-	bool exists = open_for_change(&table, name);
-	Oid owner = exists ? idem_row_oid(&table, IDEM_QUEUES_OWNER) : InvalidOid;
-	TupleTableSlot *slot = begin_change(&table, name, exists);
+	bool exists = find_queue(queues, name);
+	Oid owner = exists ? idem_row_oid(queues, IDEM_QUEUES_OWNER) : InvalidOid;
+	TupleTableSlot *slot = begin_change(queues, name, exists);
 
 	if (!columns[IDEM_QUEUES_OWNER].isnull && DatumGetObjectId(columns[IDEM_QUEUES_OWNER].value) != owner)
 		require_owner(owner);
@@ -174,8 +200,50 @@ idem_queuestore_set(text *name, const NullableDatum *columns)
 	}
 	if (!columns[IDEM_QUEUES_OWNER].isnull && !OidIsValid(DatumGetObjectId(columns[IDEM_QUEUES_OWNER].value)))
 		idem_row_clear(slot, IDEM_QUEUES_OWNER);
-	store(&table, exists);
-	idem_table_close(&table);
+	store_settings(queues, exists);
+}
+
+/*
+ * Does the queue have a live job?  One that an open transaction has enqueued, or
+ * is removing, is one.
+ */
+static bool
+has_jobs(text *queue)
+{
+	IdemTable jobs;
+	IdemLookup lookup = {.nkeys = 1};
+	IdemProbeResult probe;
+
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	lookup.index = idem_jobtable_fetch_index(&jobs);
+	ScanKeyInit(&lookup.keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(queue));
+	idem_probe_existing(&jobs, &lookup, &probe);
+	idem_table_close(&jobs);
+	return probe.found != IDEM_FOUND_NONE;
+}
+
+/* Is a job of the queue in the history?  Goes through all of it. */
+static bool
+has_history(text *queue)
+{
+	IdemTable log;
+	IdemLookup lookup = {0};
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IndexScanDesc scan;
+	bool found = false;
+
+	idem_jobtable_open_log(&log, AccessShareLock);
+	lookup.index = log.pkey;
+	scan = idem_probe_begin(&log, &lookup, snapshot);
+	while (!found && index_getnext_slot(scan, ForwardScanDirection, log.found))
+	{
+		CHECK_FOR_INTERRUPTS();
+		found = idem_row_varlena_equals(&log, IDEM_JOB_LOG_QUEUE, queue);
+	}
+	index_endscan(scan);
+	idem_table_close(&log);
+	UnregisterSnapshot(snapshot);
+	return found;
 }
 
 /*
@@ -183,52 +251,48 @@ idem_queuestore_set(text *name, const NullableDatum *columns)
  * role is not opened by the way: others could read what its jobs have left.
  */
 bool
-idem_queuestore_drop(text *name)
+idem_queuestore_drop(IdemTable *queues, text *name)
 {
-	IdemTable table;
-	bool exists = open_for_change(&table, name);
+	bool exists = find_queue(queues, name);
 
-	if (idem_jobtable_has_jobs(name))
+	if (has_jobs(name))
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_IN_USE),
 				errmsg("queue has jobs"),
 				errdetail("Its jobs, also those of open transactions, would fall back to the defaults."),
 				errhint("Let the jobs end or cancel them, or change the settings with idem_queue_set()."));
-	if (exists && !idem_row_isnull(&table, IDEM_QUEUES_OWNER))
+	if (exists && !idem_row_isnull(queues, IDEM_QUEUES_OWNER))
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_IN_USE),
 				errmsg("queue belongs to a role"),
 				errdetail("Without its settings it would be open to every role that may call the functions."),
 				errhint("Open it first with idem_queue_set(queue, owner => '-'), if that is meant."));
-	if (exists && idem_table_delete(&table, true) != TM_Ok)
+	if (exists && idem_write_delete(queues, true) != TM_Ok)
 		elog(ERROR, "could not remove the settings of a queue");
-	idem_table_close(&table);
 	return exists;
 }
 
 /* Pause or resume; false if it was so before */
 bool
-idem_queuestore_pause(text *name, bool pause)
+idem_queuestore_pause(IdemTable *queues, text *name, bool pause)
 {
-	IdemTable table;
-	bool exists = open_for_change(&table, name);
-	bool paused = exists && !idem_row_isnull(&table, IDEM_QUEUES_PAUSED_AT);
+	bool exists = find_queue(queues, name);
+	bool paused = exists && !idem_row_isnull(queues, IDEM_QUEUES_PAUSED_AT);
 
-	if (pause && !exists && !idem_jobtable_has_jobs(name) && !idem_jobtable_has_history(name))
+	if (pause && !exists && !has_jobs(name) && !has_history(name))
 		ereport(NOTICE,
 				errmsg("the queue was never used or declared"),
 				errdetail("It has no settings, no jobs and no history; it is paused all the same."),
 				errhint("Check the name: idem.queue_status lists the queues. idem_resume() ends the pause."));
 	if (paused != pause)
 	{
-		TupleTableSlot *slot = begin_change(&table, name, exists);
+		TupleTableSlot *slot = begin_change(queues, name, exists);
 
 		if (pause)
 			idem_row_set(slot, IDEM_QUEUES_PAUSED_AT, TimestampTzGetDatum(idem_clock_now()));
 		else
 			idem_row_clear(slot, IDEM_QUEUES_PAUSED_AT);
-		store(&table, exists);
+		store_settings(queues, exists);
 	}
-	idem_table_close(&table);
 	return paused != pause;
 }

@@ -20,7 +20,7 @@
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
-#include "idem.h"
+#include "keys/keys.h"
 
 #define CALL_NATTS 3
 
@@ -148,7 +148,7 @@ run_handler(Oid handler, NullableDatum payload)
 	pgstat_end_function_usage(&usage, true);
 	PopActiveSnapshot();
 
-	return call->isnull ? NULL : idem_args_jsonb(result, "result");
+	return call->isnull ? NULL : idem_value_jsonb(result, "result");
 }
 
 Datum
@@ -157,14 +157,14 @@ idem_call(PG_FUNCTION_ARGS)
 	static IdemRowDesc row_desc;
 	IdemTable table;
 	IdemClaim claim;
-	IdemRow row;
+	IdemKeyInfo info;
 	bool replayed;
 	TupleDesc desc;
 	Datum values[CALL_NATTS];
 	bool nulls[CALL_NATTS] = {false};
 
-	idem_args_begin(fcinfo, &idem_call_signature, "idem_call()");
-	(void) idem_args_row_desc(fcinfo, call_types, CALL_NATTS, &row_desc);
+	idem_fn_begin(fcinfo, &idem_call_signature, "idem_call()");
+	(void) idem_fn_row_desc(fcinfo, call_types, CALL_NATTS, &row_desc);
 	if (PG_ARGISNULL(1))
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
@@ -172,32 +172,32 @@ idem_call(PG_FUNCTION_ARGS)
 				errdetail("There is nothing to run."),
 				errhint("Pass the name of a function (payload jsonb) RETURNS jsonb."));
 	check_handler(PG_GETARG_OID(1), PG_ARGISNULL(2));
-	idem_args_claim(fcinfo, 2, &claim);
+	idem_claim_args(fcinfo, 2, &claim);
 	claim.request = call_request(PG_GETARG_OID(1), claim.request);
 
 	idem_keytable_open(&table, RowExclusiveLock);
-	idem_keystore_claim(&table, &claim, &row);
+	idem_keystore_claim(&table, &claim, &info);
 	idem_table_close(&table);
 
-	replayed = row.status == IDEM_FINISHED;
-	if (row.status == IDEM_CLAIMED)
+	replayed = info.status == IDEM_KEY_FINISHED;
+	if (info.status == IDEM_KEY_CLAIMED)
 	{
 		/* the claim may have waited, and the function been replaced meanwhile */
 		check_handler(PG_GETARG_OID(1), PG_ARGISNULL(2));
 		/* may take long: nothing of the table is open or pinned meanwhile */
-		row.result = run_handler(PG_GETARG_OID(1), fcinfo->args[2]);
+		info.result = run_handler(PG_GETARG_OID(1), fcinfo->args[2]);
 
 		idem_keytable_open(&table, RowExclusiveLock);
-		(void) idem_keystore_finish(&table, &claim.key, row.result);
+		(void) idem_keystore_finish(&table, &claim.key, info.result);
 		idem_table_close(&table);
-		row.status = IDEM_FINISHED;
+		info.status = IDEM_KEY_FINISHED;
 	}
 
 	/* the handler may have made another one */
-	desc = idem_args_row_desc(fcinfo, call_types, CALL_NATTS, &row_desc);
-	values[0] = CStringGetTextDatum(idem_keyrow_status_name(row.status));
-	values[1] = JsonbPGetDatum(row.result);
-	nulls[1] = row.result == NULL;
+	desc = idem_fn_row_desc(fcinfo, call_types, CALL_NATTS, &row_desc);
+	values[0] = CStringGetTextDatum(idem_keyrow_status_name(info.status));
+	values[1] = JsonbPGetDatum(info.result);
+	nulls[1] = info.result == NULL;
 	values[2] = BoolGetDatum(replayed);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, values, nulls)));
 }

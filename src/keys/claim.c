@@ -1,23 +1,28 @@
 /*
  * claim.c
- *		SQL functions for one key: idem_claim, idem_finish, idem_release,
- *		idem_get, idem_forget.
+ *		SQL functions of keys: idem_claim, idem_claim_many, idem_finish,
+ *		idem_finish_many, idem_release, idem_get, idem_forget, idem_key_state.
  *
- * They check their arguments, call the store, and form the row to return.
+ * They check their arguments, call the store, and form the rows to return.
+ * idem_claim_many() claims keys in the order of their bytes, whatever the order
+ * of the array, so two calls cannot deadlock.
  */
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "idem.h"
+#include "keys/keys.h"
 
 #define CLAIM_NATTS 5
 #define GET_NATTS	11
+#define CLAIM_MANY_NATTS 7
 
 static const Oid claim_types[CLAIM_NATTS] = {
 	BOOLOID, TEXTOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
@@ -25,25 +30,48 @@ static const Oid get_types[GET_NATTS] = {
 	TEXTOID, JSONBOID, NAMEOID, TEXTOID, INT4OID, INT8OID,
 	JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
 
+static const Oid claim_many_types[CLAIM_MANY_NATTS] = {
+	INT4OID, TEXTOID, BOOLOID, TEXTOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
+
 IDEM_FUNCTION(idem_claim, RECORDOID, TEXTOID, JSONBOID, INTERVALOID, INTERVALOID, TEXTOID);
 IDEM_FUNCTION(idem_finish, BOOLOID, TEXTOID, JSONBOID, INT8OID, TEXTOID);
 IDEM_FUNCTION(idem_release, BOOLOID, TEXTOID, INT8OID, TEXTOID);
 IDEM_FUNCTION(idem_get, RECORDOID, TEXTOID, TEXTOID);
 IDEM_FUNCTION(idem_forget, BOOLOID, TEXTOID, TEXTOID);
+IDEM_FUNCTION(idem_key_state, TEXTOID, XIDOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID,
+			  INT4OID, INT4OID);
+IDEM_FUNCTION(idem_claim_many, RECORDOID, TEXTARRAYOID, JSONBARRAYOID, INTERVALOID, INTERVALOID, TEXTOID);
+IDEM_FUNCTION(idem_finish_many, INT4OID, TEXTARRAYOID, JSONBARRAYOID, TEXTOID);
 
 /* claimed, status, result, created_at, expires_at */
-void
-idem_claim_row_values(const IdemRow *row, Datum *values, bool *nulls)
+static void
+fill_claim_values(const IdemKeyInfo *info, Datum *values, bool *nulls)
 {
-	values[0] = BoolGetDatum(row->status == IDEM_CLAIMED);
-	values[1] = CStringGetTextDatum(idem_keyrow_status_name(row->status));
-	values[2] = JsonbPGetDatum(row->result);
-	values[3] = TimestampTzGetDatum(row->created_at);
-	values[4] = TimestampTzGetDatum(row->expires_at);
+	values[0] = BoolGetDatum(info->status == IDEM_KEY_CLAIMED);
+	values[1] = CStringGetTextDatum(idem_keyrow_status_name(info->status));
+	values[2] = JsonbPGetDatum(info->result);
+	values[3] = TimestampTzGetDatum(info->created_at);
+	values[4] = TimestampTzGetDatum(info->expires_at);
 
 	nulls[0] = nulls[1] = false;
-	nulls[2] = row->result == NULL;
-	nulls[3] = nulls[4] = row->status == IDEM_BUSY;
+	nulls[2] = info->result == NULL;
+	nulls[3] = nulls[4] = info->status == IDEM_KEY_BUSY;
+}
+
+/*
+ * Arguments of a plain claim of one key: the key comes first; request, ttl, wait and
+ * scope follow one another.
+ */
+void
+idem_claim_args(FunctionCallInfo fcinfo, int requestarg, IdemClaim *claim)
+{
+	idem_args_key(fcinfo, 0, requestarg + 3, &claim->key);
+	claim->request = NULL;
+	if (!PG_ARGISNULL(requestarg))
+		claim->request = idem_value_fingerprint(PG_GETARG_DATUM(requestarg));
+	claim->ttl = idem_args_ttl(fcinfo, requestarg + 1);
+	claim->wait = idem_args_wait(fcinfo, requestarg + 2);
+	claim->lease = NULL;
 }
 
 Datum
@@ -52,20 +80,20 @@ idem_claim(PG_FUNCTION_ARGS)
 	static IdemRowDesc row_desc;
 	IdemTable table;
 	IdemClaim claim;
-	IdemRow row;
+	IdemKeyInfo info;
 	TupleDesc desc;
 	Datum values[CLAIM_NATTS];
 	bool nulls[CLAIM_NATTS];
 
-	idem_args_begin(fcinfo, &idem_claim_signature, "idem_claim()");
-	desc = idem_args_row_desc(fcinfo, claim_types, CLAIM_NATTS, &row_desc);
-	idem_args_claim(fcinfo, 1, &claim);
+	idem_fn_begin(fcinfo, &idem_claim_signature, "idem_claim()");
+	desc = idem_fn_row_desc(fcinfo, claim_types, CLAIM_NATTS, &row_desc);
+	idem_claim_args(fcinfo, 1, &claim);
 
 	idem_keytable_open(&table, RowExclusiveLock);
-	idem_keystore_claim(&table, &claim, &row);
+	idem_keystore_claim(&table, &claim, &info);
 	idem_table_close(&table);
 
-	idem_claim_row_values(&row, values, nulls);
+	fill_claim_values(&info, values, nulls);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, values, nulls)));
 }
 
@@ -79,9 +107,9 @@ idem_finish(PG_FUNCTION_ARGS)
 	int64 token;
 	bool finished;
 
-	idem_args_begin(fcinfo, &idem_finish_signature, "idem_finish()");
+	idem_fn_begin(fcinfo, &idem_finish_signature, "idem_finish()");
 	idem_args_key(fcinfo, 0, 3, &key);
-	result = PG_ARGISNULL(1) ? NULL : idem_args_jsonb(PG_GETARG_DATUM(1), "result");
+	result = PG_ARGISNULL(1) ? NULL : idem_value_jsonb(PG_GETARG_DATUM(1), "result");
 	token = idem_args_optional_token(fcinfo, 2);
 
 	idem_keytable_open(&table, RowExclusiveLock);
@@ -100,7 +128,7 @@ idem_release(PG_FUNCTION_ARGS)
 	IdemKey key;
 	int64 token;
 
-	idem_args_begin(fcinfo, &idem_release_signature, "idem_release()");
+	idem_fn_begin(fcinfo, &idem_release_signature, "idem_release()");
 	idem_args_key(fcinfo, 0, 2, &key);
 	token = idem_args_optional_token(fcinfo, 1);
 
@@ -120,7 +148,7 @@ idem_forget(PG_FUNCTION_ARGS)
 	IdemKey key;
 	bool forgotten;
 
-	idem_args_begin(fcinfo, &idem_forget_signature, "idem_forget()");
+	idem_fn_begin(fcinfo, &idem_forget_signature, "idem_forget()");
 	idem_args_key(fcinfo, 0, 1, &key);
 
 	idem_keytable_open(&table, RowExclusiveLock);
@@ -142,31 +170,31 @@ role_name(Oid role)
 
 /* Columns that belong to leases are null for a plain claim */
 static void
-put_get_row(ReturnSetInfo *rsinfo, const IdemRow *row)
+put_get_row(ReturnSetInfo *rsinfo, const IdemKeyInfo *info)
 {
 	Datum values[GET_NATTS] = {0};
 	bool nulls[GET_NATTS];
 
 	memset(nulls, true, sizeof(nulls));
 #define SET(i, datum) (values[i] = (datum), nulls[i] = false)
-	SET(0, CStringGetTextDatum(idem_keyrow_status_name(row->status)));
-	if (row->result != NULL)
-		SET(1, JsonbPGetDatum(row->result));
-	SET(2, role_name(row->owner));
-	if (row->worker != NULL)
-		SET(3, PointerGetDatum(row->worker));
-	if (row->lease_until != 0)
+	SET(0, CStringGetTextDatum(idem_keyrow_status_name(info->status)));
+	if (info->result != NULL)
+		SET(1, JsonbPGetDatum(info->result));
+	SET(2, role_name(info->owner));
+	if (info->worker != NULL)
+		SET(3, PointerGetDatum(info->worker));
+	if (info->lease_until != 0)
 	{
-		SET(4, Int32GetDatum(row->attempt));
-		SET(5, Int64GetDatum(row->token));
-		SET(9, TimestampTzGetDatum(row->lease_until));
+		SET(4, Int32GetDatum(info->attempt));
+		SET(5, Int64GetDatum(info->token));
+		SET(9, TimestampTzGetDatum(info->lease_until));
 	}
-	if (row->checkpoint != NULL)
-		SET(6, JsonbPGetDatum(row->checkpoint));
-	SET(7, TimestampTzGetDatum(row->created_at));
-	if (row->finished_at != 0)
-		SET(8, TimestampTzGetDatum(row->finished_at));
-	SET(10, TimestampTzGetDatum(row->expires_at));
+	if (info->checkpoint != NULL)
+		SET(6, JsonbPGetDatum(info->checkpoint));
+	SET(7, TimestampTzGetDatum(info->created_at));
+	if (info->finished_at != 0)
+		SET(8, TimestampTzGetDatum(info->finished_at));
+	SET(10, TimestampTzGetDatum(info->expires_at));
 #undef SET
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
@@ -177,15 +205,203 @@ idem_get(PG_FUNCTION_ARGS)
 	ReturnSetInfo *rsinfo;
 	IdemTable table;
 	IdemKey key;
-	IdemRow row;
+	IdemKeyInfo info;
 
-	idem_args_begin(fcinfo, &idem_get_signature, NULL);
-	rsinfo = idem_args_row_set(fcinfo, get_types, GET_NATTS);
+	idem_fn_begin(fcinfo, &idem_get_signature, NULL);
+	rsinfo = idem_fn_row_set(fcinfo, get_types, GET_NATTS);
 	idem_args_key(fcinfo, 0, 1, &key);
 
 	idem_keytable_open(&table, AccessShareLock);
-	if (idem_keystore_get(&table, &key, &row))
-		put_get_row(rsinfo, &row);
+	if (idem_keystore_get(&table, &key, &info))
+		put_get_row(rsinfo, &info);
 	idem_table_close(&table);
 	return (Datum) 0;
+}
+
+/* An element of the array of keys */
+typedef struct BatchItem
+{
+	bytea *request;
+	IdemKeyInfo info;
+} BatchItem;
+
+/* The keys, checked */
+static text **
+get_keys(FunctionCallInfo fcinfo, int arg, int *n)
+{
+	Datum *elems;
+	bool *nulls;
+	text **keys;
+
+	if (!idem_arrays_get(fcinfo, arg, "keys", &elems, &nulls, n))
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("array of idempotency keys must not be null"),
+				errdetail("Without keys there is nothing to tell duplicates by."),
+				errhint("Pass an empty array if there is nothing to do."));
+
+	keys = palloc_array(text *, *n);
+	for (int i = 0; i < *n; i++)
+	{
+		if (nulls[i])
+			ereport(ERROR,
+					errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					errmsg("idempotency key must not be null"),
+					errdetail("Element %d of the array is null.", i + 1),
+					errhint("Leave out what has no key."));
+		keys[i] = DatumGetTextPP(elems[i]);
+		idem_value_check_key(keys[i]);
+	}
+	return keys;
+}
+
+/* An array of jsonb beside the keys; false if it was not given */
+static bool
+get_jsonbs(FunctionCallInfo fcinfo, int arg, const char *what, int nkeys, Datum **elems, bool **nulls)
+{
+	int n;
+
+	if (!idem_arrays_get(fcinfo, arg, what, elems, nulls, &n))
+		return false;
+	idem_arrays_check_length("keys", nkeys, what, n);
+	return true;
+}
+
+static void
+put_rows(ReturnSetInfo *rsinfo, text **keys, const BatchItem *items, int n)
+{
+	for (int i = 0; i < n; i++)
+	{
+		Datum values[CLAIM_MANY_NATTS];
+		bool nulls[CLAIM_MANY_NATTS] = {false};
+
+		CHECK_FOR_INTERRUPTS();
+		values[0] = Int32GetDatum(i + 1);
+		values[1] = PointerGetDatum(keys[i]);
+		fill_claim_values(&items[i].info, &values[2], &nulls[2]);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+}
+
+/* One claim after the other, in the order of the keys */
+static void
+claim_items(IdemClaim *claim, text **keys, BatchItem *items, int n)
+{
+	IdemTable table;
+	int *order = idem_arrays_order(keys, n);
+	IdemElement element = {.array = "keys"};
+	ErrorContextCallback context = {
+		.previous = error_context_stack, .callback = idem_arrays_say_element, .arg = &element};
+
+	error_context_stack = &context;
+	idem_keytable_open(&table, RowExclusiveLock);
+	for (int i = 0; i < n; i++)
+	{
+		element.ord = order[i];
+		claim->key.key = keys[order[i]];
+		claim->request = items[order[i]].request;
+		idem_keystore_claim(&table, claim, &items[order[i]].info);
+	}
+	idem_table_close(&table);
+	error_context_stack = context.previous;
+}
+
+Datum
+idem_claim_many(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo;
+	IdemClaim claim;
+	Datum *requests;
+	bool *nulls;
+	text **keys;
+	BatchItem *items;
+	int n;
+
+	idem_fn_begin(fcinfo, &idem_claim_many_signature, "idem_claim_many()");
+	rsinfo = idem_fn_row_set(fcinfo, claim_many_types, CLAIM_MANY_NATTS);
+	keys = get_keys(fcinfo, 0, &n);
+	items = MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(BatchItem),
+									   MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
+	if (get_jsonbs(fcinfo, 1, "requests", n, &requests, &nulls))
+	{
+		for (int i = 0; i < n; i++)
+			items[i].request = nulls[i] ? NULL : idem_value_fingerprint(requests[i]);
+	}
+	claim.ttl = idem_args_ttl(fcinfo, 2);
+	claim.wait = idem_args_wait(fcinfo, 3);
+	claim.key.scope = idem_args_scope(fcinfo, 4);
+	claim.lease = NULL;
+
+	if (n > 0)
+	{
+		claim_items(&claim, keys, items, n);
+		put_rows(rsinfo, keys, items, n);
+	}
+	return (Datum) 0;
+}
+
+/*
+ * All or none: an error takes the whole statement with it.  Returns how many
+ * were finished now; the others were so already, with an equal result (K11).
+ */
+Datum
+idem_finish_many(PG_FUNCTION_ARGS)
+{
+	IdemTable table;
+	IdemKey key;
+	Datum *results;
+	bool *nulls;
+	bool have_results;
+	text **keys;
+	int n;
+	int finished = 0;
+	IdemElement element = {.array = "keys"};
+	ErrorContextCallback context = {
+		.previous = error_context_stack, .callback = idem_arrays_say_element, .arg = &element};
+
+	idem_fn_begin(fcinfo, &idem_finish_many_signature, "idem_finish_many()");
+	keys = get_keys(fcinfo, 0, &n);
+	have_results = get_jsonbs(fcinfo, 1, "results", n, &results, &nulls);
+	key.scope = idem_args_scope(fcinfo, 2);
+	if (n == 0)
+		PG_RETURN_INT32(0);
+
+	idem_keytable_open(&table, RowExclusiveLock);
+	error_context_stack = &context;
+	for (int i = 0; i < n; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		element.ord = i;
+		key.key = keys[i];
+		if (idem_keystore_finish(&table, &key,
+								 have_results && !nulls[i] ? idem_value_jsonb(results[i], "result") : NULL))
+			finished++;
+	}
+	error_context_stack = context.previous;
+	idem_table_close(&table);
+	PG_RETURN_INT32(finished);
+}
+
+/*
+ * State of a row of idem.keys, for the view idem.key_status.  A row so old that its xmin is
+ * in use again may show as held; only what the view shows depends on that.
+ */
+Datum
+idem_key_state(PG_FUNCTION_ARGS)
+{
+	IdemKeyFacts facts = {0};
+
+	idem_fn_begin(fcinfo, &idem_key_state_signature, NULL);
+	if (PG_ARGISNULL(0) || PG_ARGISNULL(2))
+		PG_RETURN_NULL();
+	facts.is_mine = TransactionIdIsCurrentTransactionId(DatumGetTransactionId(PG_GETARG_DATUM(0)));
+	facts.is_finished = !PG_ARGISNULL(1);
+	facts.expires_at = PG_GETARG_TIMESTAMPTZ(2);
+	facts.is_leased = !PG_ARGISNULL(3);
+	if (facts.is_leased)
+		facts.lease_until = PG_GETARG_TIMESTAMPTZ(3);
+	facts.park = !PG_ARGISNULL(4) && PG_GETARG_BOOL(4);
+	facts.attempt = PG_ARGISNULL(5) ? 0 : PG_GETARG_INT32(5);
+	facts.max_attempts = PG_ARGISNULL(6) ? 0 : PG_GETARG_INT32(6);
+	PG_RETURN_TEXT_P(cstring_to_text(idem_keyrow_status_name(idem_keyrow_judge_facts(&facts))));
 }

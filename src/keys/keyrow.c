@@ -14,15 +14,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "idem.h"
-
-/* Is it the row of this key? */
-bool
-idem_keyrow_is(IdemTable *table, const IdemKey *key)
-{
-	return idem_row_varlena_equals(table, IDEM_KEYS_KEY, key->key) &&
-		idem_row_varlena_equals(table, IDEM_KEYS_SCOPE, key->scope);
-}
+#include "keys/keys.h"
 
 /* A row without a deadline is a plain claim, never a lease that ran out */
 bool
@@ -31,105 +23,110 @@ idem_keyrow_is_leased(IdemTable *table)
 	return !idem_row_isnull(table, IDEM_KEYS_LEASE_UNTIL);
 }
 
-bool
-idem_keyrow_has_worker(IdemTable *table, text *worker)
+/*
+ * The state of a key that is committed or claimed by this transaction.  This is
+ * the only place that decides it.
+ *
+ * A plain claim does not expire while the transaction that made it is open (K9).
+ * A lease does not expire before its end, and not at all while it is parked (L1, L7).
+ */
+IdemKeyStatus
+idem_keyrow_judge_facts(const IdemKeyFacts *facts)
 {
-	return worker != NULL && idem_row_varlena_equals(table, IDEM_KEYS_WORKER, worker);
+	TimestampTz now;
+
+	if (!facts->is_leased && facts->is_mine)
+		return facts->is_finished ? IDEM_KEY_FINISHED : IDEM_KEY_HELD;
+
+	now = idem_clock_now();
+	if (facts->is_leased && !facts->is_finished)
+	{
+		if (facts->lease_until > now)
+			return IDEM_KEY_LIVE;
+		if (facts->park)
+			return IDEM_KEY_PARKED;
+	}
+	if (facts->expires_at <= now)
+		return IDEM_KEY_GONE;
+	/* K2: a committed plain claim is finished, whether idem_finish() was called or not */
+	if (facts->is_finished || !facts->is_leased)
+		return IDEM_KEY_FINISHED;
+	if (facts->max_attempts != 0 && facts->attempt >= facts->max_attempts)
+		return IDEM_KEY_EXHAUSTED;
+	return IDEM_KEY_EXPIRED;
 }
 
 /*
- * State of a row that is committed or made by this transaction; max_attempts
- * is the limit of the caller, or 0.  The higher one of that and the row's counts.
- *
- * A plain claim does not expire under the transaction that holds it.  A lease
- * does not expire before it has run out, and not at all while it is parked.
+ * The state of the row found.  max_attempts is the limit of the caller, or 0; the
+ * higher one of that and the limit in the row counts.
  */
-IdemStatus
+IdemKeyStatus
 idem_keyrow_judge(IdemTable *table, int max_attempts)
 {
-	bool finished = !idem_row_isnull(table, IDEM_KEYS_FINISHED_AT);
-	bool leased = idem_keyrow_is_leased(table);
-	TimestampTz now;
+	IdemKeyFacts facts = {
+		.is_mine = idem_row_is_mine(table),
+		.is_finished = !idem_row_isnull(table, IDEM_KEYS_FINISHED_AT),
+		.is_leased = idem_keyrow_is_leased(table),
+		.expires_at = idem_row_timestamp(table, IDEM_KEYS_EXPIRES_AT),
+		.max_attempts = max_attempts};
 
-	if (!leased && idem_row_is_mine(table))
-		return finished ? IDEM_FINISHED : IDEM_HELD;
-
-	now = idem_clock_now();
-	if (leased && !finished)
+	if (facts.is_leased)
 	{
-		if (idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL) > now)
-			return IDEM_LIVE;
-		if (idem_row_bool(table, IDEM_KEYS_PARK))
-			return IDEM_PARKED;
+		facts.lease_until = idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL);
+		facts.park = idem_row_bool(table, IDEM_KEYS_PARK);
+		facts.attempt = idem_row_int32(table, IDEM_KEYS_ATTEMPT);
+		facts.max_attempts = Max(max_attempts, idem_row_int32(table, IDEM_KEYS_MAX_ATTEMPTS));
 	}
-	if (idem_row_timestamp(table, IDEM_KEYS_EXPIRES_AT) <= now)
-		return IDEM_GONE;
-	/* a committed plain claim is finished, whether idem_finish() was called or not */
-	if (finished || !leased)
-		return IDEM_FINISHED;
-
-	max_attempts = Max(max_attempts, idem_row_int32(table, IDEM_KEYS_MAX_ATTEMPTS));
-	if (max_attempts != 0 && idem_row_int32(table, IDEM_KEYS_ATTEMPT) >= max_attempts)
-		return IDEM_EXHAUSTED;
-	return IDEM_EXPIRED;
-}
-
-/* The same for people, for a row that is not a lease, or a finished one */
-const char *
-idem_keyrow_state_name(TransactionId xmin, bool finished, TimestampTz expires_at)
-{
-	if (TransactionIdIsCurrentTransactionId(xmin))
-		return finished ? "finished" : "held";
-	return expires_at <= idem_clock_now() ? "expired" : "finished";
+	return idem_keyrow_judge_facts(&facts);
 }
 
 /* The word for an answer or a state */
 const char *
-idem_keyrow_status_name(IdemStatus status)
+idem_keyrow_status_name(IdemKeyStatus status)
 {
 	switch (status)
 	{
-		case IDEM_CLAIMED:
+		case IDEM_KEY_CLAIMED:
 			return "claimed";
-		case IDEM_RESUMED:
+		case IDEM_KEY_RESUMED:
 			return "resumed";
-		case IDEM_BUSY:
+		case IDEM_KEY_BUSY:
 			return "busy";
-		case IDEM_HELD:
+		case IDEM_KEY_HELD:
 			return "held";
-		case IDEM_FINISHED:
+		case IDEM_KEY_FINISHED:
 			return "finished";
-		case IDEM_PARKED:
+		case IDEM_KEY_PARKED:
 			return "parked";
-		case IDEM_EXHAUSTED:
+		case IDEM_KEY_EXHAUSTED:
 			return "exhausted";
-		case IDEM_LIVE:
+		case IDEM_KEY_LIVE:
 			return "live";
-		case IDEM_EXPIRED:
-		case IDEM_GONE:
+		case IDEM_KEY_EXPIRED:
+		case IDEM_KEY_GONE:
 			return "expired";
 	}
 	pg_unreachable();
 }
 
 void
-idem_keyrow_read(IdemTable *table, IdemStatus status, IdemRow *row)
+idem_keyrow_read(IdemTable *table, IdemKeyStatus status, IdemKeyInfo *info)
 {
-	memset(row, 0, sizeof(*row));
-	row->status = status;
-	row->owner = idem_row_oid(table, IDEM_KEYS_OWNER);
-	row->created_at = idem_row_timestamp(table, IDEM_KEYS_CREATED_AT);
-	row->expires_at = idem_row_timestamp(table, IDEM_KEYS_EXPIRES_AT);
-	row->finished_at = idem_row_timestamp(table, IDEM_KEYS_FINISHED_AT);
-	row->result = idem_row_jsonb(table, IDEM_KEYS_RESULT);
-	row->token = idem_row_int64(table, IDEM_KEYS_TOKEN);
-	row->lease_until = idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL);
-	if (row->lease_until == 0)
+	memset(info, 0, sizeof(*info));
+	info->status = status;
+	info->owner = idem_row_oid(table, IDEM_KEYS_OWNER);
+	info->created_at = idem_row_timestamp(table, IDEM_KEYS_CREATED_AT);
+	info->expires_at = idem_row_timestamp(table, IDEM_KEYS_EXPIRES_AT);
+	info->finished_at = idem_row_timestamp(table, IDEM_KEYS_FINISHED_AT);
+	info->result = idem_row_jsonb(table, IDEM_KEYS_RESULT);
+	info->token = idem_row_int64(table, IDEM_KEYS_TOKEN);
+	info->lease_until = idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL);
+	if (info->lease_until == 0)
 		return;
-	row->attempt = idem_row_int32(table, IDEM_KEYS_ATTEMPT);
-	row->max_attempts = idem_row_int32(table, IDEM_KEYS_MAX_ATTEMPTS);
-	row->worker = idem_row_text(table, IDEM_KEYS_WORKER);
-	row->checkpoint = idem_row_jsonb(table, IDEM_KEYS_CHECKPOINT);
+	info->attempt = idem_row_int32(table, IDEM_KEYS_ATTEMPT);
+	info->max_attempts = idem_row_int32(table, IDEM_KEYS_MAX_ATTEMPTS);
+	info->worker = idem_row_text(table, IDEM_KEYS_WORKER);
+	info->checkpoint = idem_row_jsonb(table, IDEM_KEYS_CHECKPOINT);
 }
 
 /* The role that this session claims keys for */
@@ -219,7 +216,7 @@ idem_keyrow_check_request(IdemTable *table, bytea *request)
 	stored = get_parts(DatumGetByteaPP(idem_row_datum(table, IDEM_KEYS_REQUEST).value));
 	if (handler_differs(&given, &stored))
 	{
-		idem_stats_count(IDEM_STAT_MISMATCHES);
+		idem_counters_add(IDEM_DATABASE_COUNTER_MISMATCHES);
 		ereport(ERROR,
 				errcode(ERRCODE_IDEM_REQUEST_MISMATCH),
 				errmsg("idempotency key was used with another handler"),
@@ -229,7 +226,7 @@ idem_keyrow_check_request(IdemTable *table, bytea *request)
 	}
 	if (!payload_differs(&given, &stored))
 		return;
-	idem_stats_count(IDEM_STAT_MISMATCHES);
+	idem_counters_add(IDEM_DATABASE_COUNTER_MISMATCHES);
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_REQUEST_MISMATCH),
 			errmsg("idempotency key was used with another request"),
@@ -283,7 +280,7 @@ idem_keyrow_check_absent(IdemTable *table, IdemLookup *lookup)
 	scan = idem_probe_begin(table, lookup, SnapshotAny);
 	while (!shown && index_getnext_slot(scan, ForwardScanDirection, table->found))
 		shown = table_tuple_satisfies_snapshot(table->heap, table->found, GetTransactionSnapshot()) &&
-			idem_keyrow_judge(table, 0) != IDEM_GONE;
+			idem_keyrow_judge(table, 0) != IDEM_KEY_GONE;
 	index_endscan(scan);
 	if (shown)
 		changed_since_snapshot("The key was removed after this transaction took its snapshot.");
@@ -335,7 +332,7 @@ idem_keyrow_reject_finished(IdemTable *table, const char *hint)
 TupleTableSlot *
 idem_keyrow_copy(IdemTable *table)
 {
-	return idem_row_copy(table, !idem_row_isnull(table, IDEM_KEYS_TOKEN));
+	return idem_write_copy_row(table, !idem_row_isnull(table, IDEM_KEYS_TOKEN));
 }
 
 /* The same with the columns that a finish sets */

@@ -19,7 +19,7 @@
  * lock_timeout holds) and then looks again; likewise one that wants to take
  * over a row which another transaction is just changing or has locked.  Who
  * is about to put a key into the unique index waits a moment for others who
- * are (idem_keytable_lock_key).
+ * are (idem_keytable_hash).
  * Nobody waits for a finished key or a live lease: the answer is there.
  * Cleanup waits for nobody.
  *
@@ -39,10 +39,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "idem.h"
-
-/* Where the last claim of this backend went; see idem_keystore_find_last() */
-static ItemPointerData last_claim;
+#include "keys/keys.h"
 
 /* Was the last key that this backend wanted to claim a new one? */
 static bool last_was_new = true;
@@ -73,7 +70,7 @@ pause_until(TimestampTz until)
  * caller the transaction.  So a bounded wait asks again and again.
  */
 static bool
-wait_for_other(IdemTable *table, const IdemProbe *probe, const IdemWait *wait)
+wait_for_other(IdemTable *table, const IdemProbeResult *probe, const IdemWait *wait)
 {
 	if (wait->forever)
 	{
@@ -92,39 +89,39 @@ wait_for_other(IdemTable *table, const IdemProbe *probe, const IdemWait *wait)
 
 /* What a claim makes of a key that is absent, or past its ttl */
 static void
-begin_life(int64 last_token, Oid owner, TimestampTz now, IdemRow *row)
+begin_life(int64 last_token, Oid owner, TimestampTz now, IdemKeyInfo *info)
 {
-	memset(row, 0, sizeof(*row));
-	row->owner = owner;
-	row->created_at = now;
-	row->token = last_token;
+	memset(info, 0, sizeof(*info));
+	info->owner = owner;
+	info->created_at = now;
+	info->token = last_token;
 }
 
 /* Let the claim have the key, from now on */
 static void
-grant(const IdemClaim *claim, TimestampTz now, IdemRow *row)
+grant_key(const IdemClaim *claim, TimestampTz now, IdemKeyInfo *info)
 {
 	const IdemLease *lease = claim->lease;
 
-	row->status = IDEM_CLAIMED;
-	row->lease_until = lease ? now + lease->length : 0;
-	row->expires_at = (lease ? row->lease_until : now) + claim->ttl;
+	info->status = IDEM_KEY_CLAIMED;
+	info->lease_until = lease ? now + lease->length : 0;
+	info->expires_at = (lease ? info->lease_until : now) + claim->ttl;
 	if (lease != NULL)
 	{
-		row->token = idem_clock_next_token(row->token, now);
-		row->attempt++;
-		row->max_attempts = Max(row->max_attempts, lease->max_attempts);
+		info->token = idem_clock_next_token(info->token, now);
+		info->attempt++;
+		info->max_attempts = Max(info->max_attempts, lease->max_attempts);
 	}
 }
 
 static void
-fill_lease(TupleTableSlot *slot, const IdemLease *lease, TimestampTz now, const IdemRow *row)
+fill_lease(TupleTableSlot *slot, const IdemLease *lease, TimestampTz now, const IdemKeyInfo *info)
 {
 	idem_row_set(slot, IDEM_KEYS_LEASED_AT, TimestampTzGetDatum(now));
-	idem_row_set(slot, IDEM_KEYS_LEASE_UNTIL, TimestampTzGetDatum(row->lease_until));
-	idem_row_set(slot, IDEM_KEYS_ATTEMPT, Int32GetDatum(row->attempt));
-	if (row->max_attempts != 0)
-		idem_row_set(slot, IDEM_KEYS_MAX_ATTEMPTS, Int32GetDatum(row->max_attempts));
+	idem_row_set(slot, IDEM_KEYS_LEASE_UNTIL, TimestampTzGetDatum(info->lease_until));
+	idem_row_set(slot, IDEM_KEYS_ATTEMPT, Int32GetDatum(info->attempt));
+	if (info->max_attempts != 0)
+		idem_row_set(slot, IDEM_KEYS_MAX_ATTEMPTS, Int32GetDatum(info->max_attempts));
 	idem_row_set(slot, IDEM_KEYS_PARK, BoolGetDatum(lease->park));
 	if (lease->worker != NULL)
 		idem_row_set(slot, IDEM_KEYS_WORKER, PointerGetDatum(lease->worker));
@@ -139,20 +136,20 @@ fill_lease(TupleTableSlot *slot, const IdemLease *lease, TimestampTz now, const 
  * (see restore_lease).
  */
 static void
-fill_claim(TupleTableSlot *slot, const IdemClaim *claim, TimestampTz now, const IdemRow *row)
+fill_claim(TupleTableSlot *slot, const IdemClaim *claim, TimestampTz now, const IdemKeyInfo *info)
 {
-	idem_row_set(slot, IDEM_KEYS_CREATED_AT, TimestampTzGetDatum(row->created_at));
-	idem_row_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(row->expires_at));
-	idem_row_set(slot, IDEM_KEYS_OWNER, ObjectIdGetDatum(row->owner));
+	idem_row_set(slot, IDEM_KEYS_CREATED_AT, TimestampTzGetDatum(info->created_at));
+	idem_row_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(info->expires_at));
+	idem_row_set(slot, IDEM_KEYS_OWNER, ObjectIdGetDatum(info->owner));
 	idem_row_set(slot, IDEM_KEYS_KEY, PointerGetDatum(claim->key.key));
 	idem_row_set(slot, IDEM_KEYS_SCOPE, PointerGetDatum(claim->key.scope));
 	if (claim->request != NULL)
 		idem_row_set(slot, IDEM_KEYS_REQUEST, PointerGetDatum(claim->request));
-	if (row->token == 0)
+	if (info->token == 0)
 		return;
-	idem_row_set(slot, IDEM_KEYS_TOKEN, Int64GetDatum(row->token));
+	idem_row_set(slot, IDEM_KEYS_TOKEN, Int64GetDatum(info->token));
 	if (claim->lease != NULL)
-		fill_lease(slot, claim->lease, now, row);
+		fill_lease(slot, claim->lease, now, info);
 	else
 		idem_row_clear(slot, IDEM_KEYS_LEASE_UNTIL);
 }
@@ -187,14 +184,14 @@ restore_lease(IdemTable *table)
 
 /* Claim a key that is absent; false if it has just appeared */
 static bool
-insert_claim(IdemTable *table, const IdemClaim *claim, Oid owner, IdemRow *row)
+insert_claim(IdemTable *table, const IdemClaim *claim, Oid owner, IdemKeyInfo *info)
 {
 	TimestampTz now = idem_clock_now();
 
-	begin_life(0, owner, now, row);
-	grant(claim, now, row);
-	fill_claim(idem_table_new_row(table, row->token != 0), claim, now, row);
-	return idem_table_insert(table);
+	begin_life(0, owner, now, info);
+	grant_key(claim, now, info);
+	fill_claim(idem_write_new_row(table, info->token != 0), claim, now, info);
+	return idem_write_insert(table);
 }
 
 static int
@@ -205,57 +202,63 @@ attempts_allowed(const IdemClaim *claim)
 
 /*
  * Claim a key whose row is past its ttl or whose lease has run out, by
- * replacing that row.  The lock comes first: the time of the claim starts when
+ * replacing that info.  The lock comes first: the time of the claim starts when
  * the wait is over, and whether the key is to be had is judged once more.
  */
 static TM_Result
-take_over(IdemTable *table, const IdemClaim *claim, IdemRow *row)
+take_over(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 {
 	TupleTableSlot *slot;
 	TM_Result result;
-	IdemStatus state;
+	IdemKeyStatus state;
 	TimestampTz now;
 	TimestampTz expires_at;
 
 	idem_keyrow_check_serializable(table);
-	result = idem_table_lock(table, table->found->tts_tid, LockTupleNoKeyExclusive,
+	result = idem_table_lock_row(table, table->found->tts_tid, LockTupleNoKeyExclusive,
 							 claim->wait.forever ? LockWaitBlock : LockWaitSkip);
 	if (result != TM_Ok)
 		return result;
 	state = idem_keyrow_judge(table, attempts_allowed(claim));
-	if (state != IDEM_GONE && state != IDEM_EXPIRED)
+	if (state != IDEM_KEY_GONE && state != IDEM_KEY_EXPIRED)
 		return TM_Updated;
 
 	now = idem_clock_now();
-	idem_keyrow_read(table, state, row);
-	expires_at = row->expires_at;
-	if (state == IDEM_GONE)
-		begin_life(row->token, idem_keyrow_current_owner(), now, row);
-	grant(claim, now, row);
-	slot = state == IDEM_GONE ? idem_table_new_row(table, row->token != 0) : idem_keyrow_copy(table);
-	if (state == IDEM_EXPIRED && claim->lease == NULL)
+	idem_keyrow_read(table, state, info);
+	expires_at = info->expires_at;
+	if (state == IDEM_KEY_GONE)
+		begin_life(info->token, idem_keyrow_current_owner(), now, info);
+	grant_key(claim, now, info);
+	slot = state == IDEM_KEY_GONE ? idem_write_new_row(table, info->token != 0) : idem_keyrow_copy(table);
+	if (state == IDEM_KEY_EXPIRED && claim->lease == NULL)
 	{
 		keep_lease(table, slot);
 		/* the key is kept for at least as long as the caller of the lease has asked for */
-		row->expires_at = Max(row->expires_at, expires_at);
+		info->expires_at = Max(info->expires_at, expires_at);
 	}
-	fill_claim(slot, claim, now, row);
-	idem_keytable_update_indexed(table, &claim->key);
-	if (state == IDEM_EXPIRED)
-		idem_stats_count(IDEM_STAT_TAKEOVERS);
+	fill_claim(slot, claim, now, info);
+	idem_write_update_hashed(table, idem_keytable_hash(&claim->key));
+	if (state == IDEM_KEY_EXPIRED)
+		idem_counters_add(IDEM_DATABASE_COUNTER_TAKEOVERS);
 	return TM_Ok;
 }
 
-/* What to tell a claimer about a row that it cannot have */
-static IdemStatus
-answer_status(IdemTable *table, const IdemClaim *claim, IdemStatus state)
+static bool
+has_worker(IdemTable *table, text *worker)
 {
-	if (state == IDEM_LIVE)
-		return claim->lease && idem_keyrow_has_worker(table, claim->lease->worker) ?
-			IDEM_RESUMED :
-			IDEM_BUSY;
-	if (state == IDEM_HELD && claim->lease)
-		return IDEM_BUSY;
+	return worker != NULL && idem_row_varlena_equals(table, IDEM_KEYS_WORKER, worker);
+}
+
+/* What to tell a claimer about a row that it cannot have */
+static IdemKeyStatus
+choose_answer(IdemTable *table, const IdemClaim *claim, IdemKeyStatus state)
+{
+	if (state == IDEM_KEY_LIVE)
+		return claim->lease && has_worker(table, claim->lease->worker) ?
+			IDEM_KEY_RESUMED :
+			IDEM_KEY_BUSY;
+	if (state == IDEM_KEY_HELD && claim->lease)
+		return IDEM_KEY_BUSY;
 	return state;
 }
 
@@ -264,18 +267,18 @@ answer_status(IdemTable *table, const IdemClaim *claim, IdemStatus state)
  * False: the key is to be had.
  */
 static bool
-answer(IdemTable *table, const IdemClaim *claim, IdemRow *row)
+answer_from_row(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 {
-	IdemStatus state = idem_keyrow_judge(table, attempts_allowed(claim));
+	IdemKeyStatus state = idem_keyrow_judge(table, attempts_allowed(claim));
 
-	if (state == IDEM_GONE)
+	if (state == IDEM_KEY_GONE)
 		return false;
 	idem_keyrow_check_owner(idem_row_oid(table, IDEM_KEYS_OWNER));
 	idem_keyrow_check_request(table, claim->request);
-	if (state == IDEM_EXPIRED)
+	if (state == IDEM_KEY_EXPIRED)
 		return false;
 	idem_keyrow_check_serializable(table);
-	idem_keyrow_read(table, answer_status(table, claim, state), row);
+	idem_keyrow_read(table, choose_answer(table, claim, state), info);
 	return true;
 }
 
@@ -284,9 +287,10 @@ answer(IdemTable *table, const IdemClaim *claim, IdemRow *row)
  * under which it is looked at; so if it is thought to be new, lock first.
  */
 static bool
-probe_or_insert(IdemTable *table, const IdemClaim *claim, IdemProbe *probe, IdemRow *row)
+probe_or_insert(IdemTable *table, const IdemClaim *claim, IdemProbeResult *probe, IdemKeyInfo *info)
 {
 	IdemLookup lookup = idem_keytable_lookup(table, &claim->key);
+	int64 hash;
 	bool inserted = false;
 	Oid owner;
 
@@ -299,41 +303,42 @@ probe_or_insert(IdemTable *table, const IdemClaim *claim, IdemProbe *probe, Idem
 	owner = idem_keyrow_current_owner();
 	idem_table_open_indexes(table);
 
-	idem_keytable_lock_key(table, &claim->key);
+	hash = idem_keytable_hash(&claim->key);
+	idem_table_lock_hash(table, hash);
 	idem_probe(table, &lookup, probe);
 	last_was_new = probe->found == IDEM_FOUND_NONE;
 	if (last_was_new)
 	{
 		idem_keyrow_check_absent(table, &lookup);
-		inserted = insert_claim(table, claim, owner, row);
+		inserted = insert_claim(table, claim, owner, info);
 	}
-	idem_keytable_unlock_key(table, &claim->key);
+	idem_table_unlock_hash(table, hash);
 	return inserted;
 }
 
 /* Each round looks at the key and either answers or waits for what is in the way */
 static void
-claim_key(IdemTable *table, const IdemClaim *claim, IdemRow *row)
+claim_key(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 {
 	for (;;)
 	{
-		IdemProbe probe;
+		IdemProbeResult probe;
 		TM_Result result = TM_Updated;
 		bool ended = true;
 
 		CHECK_FOR_INTERRUPTS();
-		if (probe_or_insert(table, claim, &probe, row))
+		if (probe_or_insert(table, claim, &probe, info))
 			result = TM_Ok;
-		else if (probe.found == IDEM_FOUND_ROW && answer(table, claim, row))
+		else if (probe.found == IDEM_FOUND_ROW && answer_from_row(table, claim, info))
 			return;
 		else if (TransactionIdIsValid(probe.xwait))
 			ended = wait_for_other(table, &probe, &claim->wait);
 		else if (probe.found == IDEM_FOUND_ROW)
-			result = take_over(table, claim, row);
+			result = take_over(table, claim, info);
 
 		if (result == TM_Ok)
 		{
-			last_claim = table->written->tts_tid;
+			idem_keyhint_set(table->written->tts_tid);
 			return;
 		}
 		/* somebody has locked the row without changing it */
@@ -344,28 +349,45 @@ claim_key(IdemTable *table, const IdemClaim *claim, IdemRow *row)
 		}
 		if (!ended)
 		{
-			memset(row, 0, sizeof(*row));
-			row->status = IDEM_BUSY;
+			memset(info, 0, sizeof(*info));
+			info->status = IDEM_KEY_BUSY;
 			return;
 		}
 	}
 }
 
+StaticAssertDecl((int) IDEM_DATABASE_COUNTER_CLAIMS == (int) IDEM_KEY_CLAIMED &&
+					 (int) IDEM_DATABASE_COUNTER_BUSY == (int) IDEM_KEY_BUSY &&
+					 (int) IDEM_DATABASE_COUNTER_REPLAYS == (int) IDEM_KEY_FINISHED &&
+					 (int) IDEM_DATABASE_COUNTER_EXHAUSTED == (int) IDEM_KEY_EXHAUSTED,
+				 "the counter of an answer has the number of the answer");
+
+/* Count the answer to a claim, and log it if it tells a duplicate (S1, S4) */
+static void
+count_claim(const IdemClaim *claim, IdemKeyStatus status)
+{
+	idem_counters_add((IdemDatabaseCounter) status);
+	if (status == IDEM_KEY_FINISHED || status == IDEM_KEY_BUSY || status == IDEM_KEY_PARKED ||
+		status == IDEM_KEY_EXHAUSTED)
+		idem_counters_log_duplicate(claim->lease ? "lease" : "claim", idem_keyrow_status_name(status),
+									claim->key.scope, claim->key.key);
+}
+
 /* Claim the key for this transaction, or lease it, or say why not */
 void
-idem_keystore_claim(IdemTable *table, const IdemClaim *claim, IdemRow *row)
+idem_keystore_claim(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 {
-	claim_key(table, claim, row);
-	if (row->status == IDEM_CLAIMED && claim->lease == NULL)
+	claim_key(table, claim, info);
+	if (info->status == IDEM_KEY_CLAIMED && claim->lease == NULL)
 		idem_unfinished_add(1);
-	idem_stats_count_claim(claim, row->status);
+	count_claim(claim, info->status);
 }
 
 /* Says what was found instead of a key held by this transaction */
 pg_noreturn static void
-not_held(IdemTable *table, const IdemProbe *probe)
+refuse_not_held(IdemTable *table, const IdemProbeResult *probe)
 {
-	bool exists = probe->found == IDEM_FOUND_ROW && idem_keyrow_judge(table, 0) != IDEM_GONE;
+	bool exists = probe->found == IDEM_FOUND_ROW && idem_keyrow_judge(table, 0) != IDEM_KEY_GONE;
 
 	if (exists && idem_keyrow_is_leased(table))
 		ereport(ERROR,
@@ -390,28 +412,6 @@ not_held(IdemTable *table, const IdemProbe *probe)
 			errhint("Call idem_claim() first, in the same transaction and with the same scope, and go on only if it answered \"claimed\"."));
 }
 
-/*
- * Is the row of this key where the last claim of this backend went?  That
- * saves the way through the index.  Only a guess about the place: whether
- * the row is the one, and what it means, is read off the row.
- */
-bool
-idem_keystore_find_last(IdemTable *table, const IdemKey *key, IdemProbe *probe)
-{
-	SnapshotData dirty;
-
-	InitDirtySnapshot(dirty);
-	memset(probe, 0, sizeof(*probe));
-	if (ItemPointerIsValid(&last_claim) &&
-		ItemPointerGetBlockNumber(&last_claim) < RelationGetNumberOfBlocks(table->heap) &&
-		table_tuple_fetch_row_version(table->heap, &last_claim, &dirty, table->found) &&
-		idem_keyrow_is(table, key))
-		idem_probe_classify(&dirty, probe);
-	if (probe->found != IDEM_FOUND_ROW)
-		ItemPointerSetInvalid(&last_claim); /* do not guess again for each key of a batch */
-	return probe->found == IDEM_FOUND_ROW;
-}
-
 static bool
 is_held(IdemTable *table)
 {
@@ -423,18 +423,18 @@ static void
 find_held_key(IdemTable *table, const IdemKey *key)
 {
 	IdemLookup lookup = idem_keytable_lookup(table, key);
-	IdemProbe probe;
+	IdemProbeResult probe;
 
-	if (idem_keystore_find_last(table, key, &probe) && is_held(table))
+	if (idem_keyhint_find(table, key, &probe) && is_held(table))
 	{
 		idem_keyrow_check_owner(idem_row_oid(table, IDEM_KEYS_OWNER));
 		return;
 	}
 	idem_probe(table, &lookup, &probe);
-	if (probe.found == IDEM_FOUND_ROW && idem_keyrow_judge(table, 0) != IDEM_GONE)
+	if (probe.found == IDEM_FOUND_ROW && idem_keyrow_judge(table, 0) != IDEM_KEY_GONE)
 		idem_keyrow_check_owner(idem_row_oid(table, IDEM_KEYS_OWNER));
 	if (probe.found != IDEM_FOUND_ROW || !is_held(table))
-		not_held(table, &probe);
+		refuse_not_held(table, &probe);
 }
 
 /*
@@ -448,7 +448,7 @@ idem_keystore_finish(IdemTable *table, const IdemKey *key, Jsonb *result)
 	if (idem_keyrow_check_finished(table, result))
 		return false;
 	(void) idem_keyrow_copy_finished(table, result, idem_clock_now());
-	if (idem_table_update(table) != TM_Ok)
+	if (idem_write_update(table) != TM_Ok)
 		elog(ERROR, "a key held by this transaction was changed by another one");
 	idem_unfinished_add(-1);
 	return true;
@@ -466,9 +466,9 @@ idem_keystore_release(IdemTable *table, const IdemKey *key)
 	if (!idem_row_isnull(table, IDEM_KEYS_PRIOR_LEASE_UNTIL))
 	{
 		restore_lease(table);
-		idem_keytable_update_indexed(table, key);
+		idem_write_update_hashed(table, idem_keytable_hash(key));
 	}
-	else if (idem_table_delete(table, true) != TM_Ok)
+	else if (idem_write_delete(table, true) != TM_Ok)
 		elog(ERROR, "a key held by this transaction was changed by another one");
 	idem_unfinished_add(-1);
 }
@@ -484,15 +484,15 @@ idem_keystore_forget(IdemTable *table, const IdemKey *key)
 
 	for (;;)
 	{
-		IdemProbe probe;
-		IdemStatus state = IDEM_GONE;
+		IdemProbeResult probe;
+		IdemKeyStatus state = IDEM_KEY_GONE;
 
 		idem_probe_existing(table, &lookup, &probe);
 		if (probe.found == IDEM_FOUND_ROW)
 			state = idem_keyrow_judge(table, 0);
 		if (TransactionIdIsValid(probe.xwait))
 			idem_probe_wait(table, probe.xwait);
-		else if (state == IDEM_GONE)
+		else if (state == IDEM_KEY_GONE)
 		{
 			idem_keyrow_check_absent(table, &lookup);
 			return false;
@@ -500,9 +500,9 @@ idem_keystore_forget(IdemTable *table, const IdemKey *key)
 		else
 		{
 			idem_keyrow_check_serializable(table);
-			if (idem_table_delete(table, true) != TM_Ok)
+			if (idem_write_delete(table, true) != TM_Ok)
 				continue;
-			if (state == IDEM_HELD)
+			if (state == IDEM_KEY_HELD)
 				idem_unfinished_add(-1);
 			return true;
 		}
@@ -515,7 +515,7 @@ idem_keystore_forget(IdemTable *table, const IdemKey *key)
  * snapshot, and the one of this transaction, which counts.
  */
 bool
-idem_keystore_get(IdemTable *table, const IdemKey *key, IdemRow *row)
+idem_keystore_get(IdemTable *table, const IdemKey *key, IdemKeyInfo *info)
 {
 	IdemLookup lookup = idem_keytable_lookup(table, key);
 	IndexScanDesc scan = idem_probe_begin(table, &lookup, GetActiveSnapshot());
@@ -524,40 +524,16 @@ idem_keystore_get(IdemTable *table, const IdemKey *key, IdemRow *row)
 
 	while (!mine && index_getnext_slot(scan, ForwardScanDirection, table->found))
 	{
-		IdemStatus state = idem_keyrow_judge(table, 0);
+		IdemKeyStatus state = idem_keyrow_judge(table, 0);
 
 		mine = idem_row_is_mine(table);
-		if (state == IDEM_GONE)
+		if (state == IDEM_KEY_GONE)
 			continue;
 		found = true;
-		idem_keyrow_read(table, state, row);
+		idem_keyrow_read(table, state, info);
 	}
 	index_endscan(scan);
 	if (found)
-		idem_keyrow_check_owner(row->owner);
+		idem_keyrow_check_owner(info->owner);
 	return found;
-}
-
-static bool
-remove_gone(IdemTable *table)
-{
-	bool abandoned = idem_keyrow_is_leased(table) && idem_row_isnull(table, IDEM_KEYS_FINISHED_AT);
-
-	if (idem_keyrow_judge(table, 0) != IDEM_GONE || idem_table_delete(table, false) != TM_Ok)
-		return false;
-	idem_stats_count(IDEM_STAT_EXPIRED_KEYS);
-	if (abandoned)
-		idem_stats_count(IDEM_STAT_ABANDONED_LEASES);
-	return true;
-}
-
-/* Remove keys past their ttl, but none that this transaction holds or that is parked */
-void
-idem_keystore_cleanup(IdemCleanup *cleanup)
-{
-	IdemTable table;
-
-	idem_keytable_open(&table, RowExclusiveLock);
-	idem_table_cleanup(&table, IDEM_KEYS_EXPIRES_AT, remove_gone, cleanup);
-	idem_table_close(&table);
 }

@@ -8,7 +8,7 @@
 #include "catalog/pg_type.h"
 #include "utils/fmgroids.h"
 
-#include "idem.h"
+#include "keys/keys.h"
 
 /* Types of the columns, in the order of IdemKeyColumn */
 static const Oid column_types[IDEM_KEYS_NATTS] = {
@@ -18,7 +18,9 @@ static const Oid column_types[IDEM_KEYS_NATTS] = {
 	INT4OID, BOOLOID, TEXTOID, JSONBOID,
 	TIMESTAMPTZOID, TIMESTAMPTZOID};
 
-static IdemTableDef keys_def = {
+static IdemTableCache keys_cache;
+
+static const IdemTableDef keys_def = {
 	.name = "keys",
 	.types = column_types,
 	.natts = IDEM_KEYS_NATTS,
@@ -26,7 +28,8 @@ static IdemTableDef keys_def = {
 	.nullable = IDEM_COLUMNS_FROM(IDEM_KEYS_REQUEST),
 	.pkey = {IDEM_KEYS_KEY, IDEM_KEYS_SCOPE},
 	.npkey = 2,
-	.pkey_hint = "Run ALTER TABLE idem.keys ADD CONSTRAINT keys_pkey PRIMARY KEY (key, scope)."};
+	.pkey_hint = "Run ALTER TABLE idem.keys ADD CONSTRAINT keys_pkey PRIMARY KEY (key, scope).",
+	.cache = &keys_cache};
 
 void
 idem_keytable_open(IdemTable *table, LOCKMODE lockmode)
@@ -34,36 +37,17 @@ idem_keytable_open(IdemTable *table, LOCKMODE lockmode)
 	idem_table_open(table, &keys_def, lockmode);
 }
 
-static int64
-key_hash(const IdemKey *key)
+/*
+ * The hash to lock while a key is put into the unique index: for an insert from the
+ * probe that finds the key absent until its entry is there, for an update that
+ * needs new entries from the update on.  So a backend that holds the lock misses no
+ * row (K3).  INSERT ... ON CONFLICT needs no such lock, but a second WAL record for
+ * each row.
+ */
+int64
+idem_keytable_hash(const IdemKey *key)
 {
 	return idem_hash_name(key->scope, key->key);
-}
-
-/*
- * One at a time puts a key into the unique index: for an insert from the look
- * that finds it absent until its entry is there, for an update that needs new
- * entries from the update on.  So who holds the lock overlooks no row.
- * (INSERT ... ON CONFLICT needs no such lock, and instead a second WAL record
- * for each row.)
- */
-void
-idem_keytable_lock_key(IdemTable *table, const IdemKey *key)
-{
-	idem_table_lock_hash(table, key_hash(key));
-}
-
-void
-idem_keytable_unlock_key(IdemTable *table, const IdemKey *key)
-{
-	idem_table_unlock_hash(table, key_hash(key));
-}
-
-/* Update of a row that is locked, where the time of expiry changes and so the indexes do */
-void
-idem_keytable_update_indexed(IdemTable *table, const IdemKey *key)
-{
-	idem_table_update_hashed(table, key_hash(key));
 }
 
 IdemLookup

@@ -18,13 +18,13 @@
 #include "access/xact.h"
 #include "utils/timestamp.h"
 
-#include "idem.h"
+#include "keys/keys.h"
 
 /* Says what was found instead of a lease under this token */
 pg_noreturn static void
-stale_token(IdemTable *table, bool exists)
+refuse_stale_token(IdemTable *table, bool exists)
 {
-	idem_stats_count(IDEM_STAT_STALE_TOKENS);
+	idem_counters_add(IDEM_DATABASE_COUNTER_STALE_TOKENS);
 	if (!exists)
 		ereport(ERROR,
 				errcode(ERRCODE_IDEM_STALE_TOKEN),
@@ -40,7 +40,7 @@ stale_token(IdemTable *table, bool exists)
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_STALE_TOKEN),
 			errmsg("stale fencing token"),
-			errdetail("The key has another token since " INT64_FORMAT " s, at attempt %d.",
+			errdetail("The key was leased again " INT64_FORMAT " s ago, as attempt %d.",
 					  idem_row_age(table, IDEM_KEYS_LEASED_AT),
 					  idem_row_int32(table, IDEM_KEYS_ATTEMPT)),
 			errhint("Stop this work, and roll back what belongs to it: somebody took over, or the lease was given up."));
@@ -57,8 +57,8 @@ static void
 find_lease(IdemTable *table, const IdemKey *key, int64 token)
 {
 	IdemLookup lookup = idem_keytable_lookup(table, key);
-	IdemProbe probe;
-	bool guessed = idem_keystore_find_last(table, key, &probe) && has_token(table, token);
+	IdemProbeResult probe;
+	bool guessed = idem_keyhint_find(table, key, &probe) && has_token(table, token);
 
 	for (;;)
 	{
@@ -67,11 +67,11 @@ find_lease(IdemTable *table, const IdemKey *key, int64 token)
 		if (!guessed)
 			idem_probe_existing(table, &lookup, &probe);
 		guessed = false;
-		exists = probe.found == IDEM_FOUND_ROW && idem_keyrow_judge(table, 0) != IDEM_GONE;
+		exists = probe.found == IDEM_FOUND_ROW && idem_keyrow_judge(table, 0) != IDEM_KEY_GONE;
 		if (exists)
 			idem_keyrow_check_owner(idem_row_oid(table, IDEM_KEYS_OWNER));
 		if (!exists || !has_token(table, token))
-			stale_token(table, exists);
+			refuse_stale_token(table, exists);
 		if (!TransactionIdIsValid(probe.xwait))
 			break;
 		idem_probe_wait(table, probe.xwait);
@@ -83,7 +83,7 @@ find_lease(IdemTable *table, const IdemKey *key, int64 token)
 static bool
 lock_found(IdemTable *table)
 {
-	return idem_table_lock(table, table->found->tts_tid, LockTupleNoKeyExclusive, LockWaitBlock) == TM_Ok && idem_keyrow_judge(table, 0) != IDEM_GONE;
+	return idem_table_lock_row(table, table->found->tts_tid, LockTupleNoKeyExclusive, LockWaitBlock) == TM_Ok && idem_keyrow_judge(table, 0) != IDEM_KEY_GONE;
 }
 
 /* Find the lease for what changes it or relies on it: not finished, and locked */
@@ -144,9 +144,9 @@ finish_found(IdemTable *table, const IdemKey *key, Jsonb *result)
 	}
 	slot = idem_keyrow_copy_finished(table, result, now);
 	if (!is_late(table, now))
-		return idem_table_update(table) == TM_Ok;
+		return idem_write_update(table) == TM_Ok;
 	idem_row_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(now + row_ttl(table)));
-	idem_keytable_update_indexed(table, key);
+	idem_write_update_hashed(table, idem_keytable_hash(key));
 	return true;
 }
 
@@ -180,14 +180,14 @@ idem_leasestore_release(IdemTable *table, const IdemKey *key, int64 token)
 
 	lock_lease(table, key, token);
 	slot = idem_keyrow_copy(table);
-	if (idem_keyrow_judge(table, 0) == IDEM_PARKED)
+	if (idem_keyrow_judge(table, 0) == IDEM_KEY_PARKED)
 		idem_row_set(slot, IDEM_KEYS_ATTEMPT,
 					 Int32GetDatum(idem_row_int32(table, IDEM_KEYS_ATTEMPT) - 1));
 	until = set_lease(table, slot, 0);
 	idem_row_set(slot, IDEM_KEYS_TOKEN, Int64GetDatum(idem_clock_next_token(token, until)));
 	idem_row_set(slot, IDEM_KEYS_PARK, BoolGetDatum(false));
 	idem_row_clear(slot, IDEM_KEYS_WORKER);
-	idem_keytable_update_indexed(table, key);
+	idem_write_update_hashed(table, idem_keytable_hash(key));
 }
 
 TimestampTz
@@ -197,7 +197,7 @@ idem_leasestore_renew(IdemTable *table, const IdemKey *key, int64 token, int64 l
 
 	lock_lease(table, key, token);
 	until = set_lease(table, idem_keyrow_copy(table), length);
-	idem_keytable_update_indexed(table, key);
+	idem_write_update_hashed(table, idem_keytable_hash(key));
 	return until;
 }
 
@@ -214,7 +214,7 @@ idem_leasestore_checkpoint(IdemTable *table, const IdemKey *key, int64 token, Js
 					  idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL) -
 						  idem_row_timestamp(table, IDEM_KEYS_LEASED_AT));
 	idem_row_set(slot, IDEM_KEYS_CHECKPOINT, JsonbPGetDatum(data));
-	idem_keytable_update_indexed(table, key);
+	idem_write_update_hashed(table, idem_keytable_hash(key));
 	return until;
 }
 

@@ -18,7 +18,7 @@
 #include "access/xact.h"
 #include "utils/memutils.h"
 
-#include "idem.h"
+#include "keys/keys.h"
 
 /* Lives in TopTransactionContext */
 typedef struct Level

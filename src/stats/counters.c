@@ -1,11 +1,14 @@
 /*
- * stats.c
- *		Counting, and the log of duplicates.
+ * counters.c
+ *		Count answers, and log duplicates.
  *
- * What is counted are answers: a claim that is rolled back later has been
- * counted, like the rows that a rolled back INSERT leaves behind.  Where the
- * entry of the database or of a queue is each process finds out once; from then
- * on counting is adding to a variable that is mostly its own (shared.h).
+ * Answers are counted, not commits: the answer to a claim that is rolled back
+ * later stays counted, as pg_stat_all_tables counts rows of an INSERT that was
+ * rolled back (S1).  A backend looks up where to count for its database and for each
+ * queue once.  From then on counting is an addition to an atomic variable.
+ *
+ * The background worker repeats what has failed.  So what it counts is buffered
+ * until its transaction has ended, and dropped if that was rolled back.
  */
 #include "postgres.h"
 
@@ -17,189 +20,181 @@
 
 #include "stats/stats.h"
 
-StaticAssertDecl((int) IDEM_STAT_CLAIMS == (int) IDEM_CLAIMED &&
-					 (int) IDEM_STAT_BUSY == (int) IDEM_BUSY &&
-					 (int) IDEM_STAT_REPLAYS == (int) IDEM_FINISHED &&
-					 (int) IDEM_STAT_EXHAUSTED == (int) IDEM_EXHAUSTED,
-				 "answers to claims are counted by their number");
-StaticAssertDecl((int) IDEM_QUEUE_STAT_ENQUEUED == (int) IDEM_ENQUEUED &&
-					 (int) IDEM_QUEUE_STAT_DONE == (int) IDEM_DONE,
-				 "outcomes of enqueues are counted by their number");
-StaticAssertDecl(IDEM_STAT_N <= IDEM_NCOUNTERS && IDEM_QUEUE_STAT_N <= IDEM_NCOUNTERS,
+StaticAssertDecl(IDEM_DATABASE_COUNTER_N <= IDEM_NCOUNTERS && IDEM_QUEUE_COUNTER_N <= IDEM_NCOUNTERS,
 				 "there is a place for every counter");
 
-/* Where this process counts for a queue; NULL: there is no room */
-typedef struct KnownQueue
+/* Where this backend counts for a queue */
+typedef struct QueueSlot
 {
-	struct KnownQueue *next;
-	uint32 hash;
-	IdemCounters *counters;
-	uint32 held[IDEM_QUEUE_STAT_N];
-	int len;
-	char name[FLEXIBLE_ARRAY_MEMBER];
-} KnownQueue;
+	text *queue; /* hash key */
+	char status;
+	IdemCounters *counters; /* NULL: there is no room */
+	uint32 buffered[IDEM_QUEUE_COUNTER_N];
+} QueueSlot;
 
-/* So many at most; then they are forgotten, and found again when they are needed */
-#define MAX_KNOWN_QUEUES 1024
-
-static KnownQueue *known_queues[256];
-static int nknown_queues = 0;
-
-/* Is what is counted held back until it is known whether it was committed? */
-static bool is_held = false;
-static uint32 held[IDEM_STAT_N];
-
-static IdemCounters *
-my_stripe(IdemEntry *entry)
+static bool
+is_same_queue(const text *a, const text *b)
 {
-	return entry ? &entry->stripes[idem_compat_proc_number() % IDEM_NSTRIPES] : NULL;
+	return VARSIZE_ANY_EXHDR(a) == VARSIZE_ANY_EXHDR(b) &&
+		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
 }
 
-/* The entry of this database; NULL: there is no room */
-static IdemEntry *
-my_entry(void)
+#define SH_PREFIX			 queueslots
+#define SH_ELEMENT_TYPE		 QueueSlot
+#define SH_KEY_TYPE			 text *
+#define SH_KEY				 queue
+#define SH_HASH_KEY(tb, key) hash_bytes((const unsigned char *) VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key))
+#define SH_EQUAL(tb, a, b)	 is_same_queue(a, b)
+#define SH_SCOPE			 static inline
+#define SH_DECLARE
+#define SH_DEFINE
+#include "lib/simplehash.h"
+
+/* A backend that has counted for this many queues forgets them and looks them up again */
+#define MAX_QUEUE_SLOTS 1024
+
+static queueslots_hash *queue_slots = NULL;
+static MemoryContext queue_context = NULL; /* of queue_slots and the names in it */
+
+static bool is_buffering = false;
+static uint32 buffered[IDEM_DATABASE_COUNTER_N];
+
+/* Where this backend counts for its database */
+static const IdemCounterSlot *
+get_database_slot(void)
 {
 	static bool is_known = false;
-	static IdemEntry *entry = NULL;
+	static IdemCounterSlot slot;
 
 	if (!is_known)
 	{
-		entry = idem_shared_entry(MyDatabaseId, NULL);
+		slot = idem_shmem_get_slot(MyDatabaseId, NULL);
 		is_known = true;
 	}
-	return entry;
+	return &slot;
 }
 
-/* Let the launcher know that there is an extension here (W5), if it thinks that there is none */
+/* Let the launcher know that this database has the extension, if it assumes otherwise (W5) */
 void
-idem_stats_note_use(void)
+idem_counters_note_use(void)
 {
-	IdemEntry *entry = idem_shared != NULL ? my_entry() : NULL;
+	const IdemCounterSlot *slot = get_database_slot();
 
-	if (entry != NULL && unlikely(!entry->used))
-		entry->used = true;
+	if (slot->used != NULL && unlikely(!*slot->used))
+		*slot->used = true;
 }
 
 static void
-add_up(IdemStat counter, int n)
+add_to_database(IdemDatabaseCounter counter, int n)
 {
-	IdemCounters *counters;
+	const IdemCounterSlot *slot = get_database_slot();
 
-	if (idem_shared == NULL)
-		return;
-	idem_stats_note_use();
-	counters = my_stripe(my_entry());
-	if (counters != NULL)
-		pg_atomic_fetch_add_u64(&counters->values[counter], n);
+	idem_counters_note_use();
+	if (slot->counters != NULL)
+		pg_atomic_fetch_add_u64(&slot->counters->values[counter], n);
 }
 
+/* Count something for this database */
 void
-idem_stats_count(IdemStat counter)
+idem_counters_add(IdemDatabaseCounter counter)
 {
-	if (unlikely(is_held))
-		held[counter]++;
+	if (unlikely(is_buffering))
+		buffered[counter]++;
 	else
-		add_up(counter, 1);
+		add_to_database(counter, 1);
 }
 
+/* An empty table of queues; the old one is freed */
 static void
-forget_queues(void)
+create_queue_slots(void)
 {
-	for (int i = 0; i < (int) lengthof(known_queues); i++)
-	{
-		while (known_queues[i] != NULL)
-		{
-			KnownQueue *known = known_queues[i];
-
-			known_queues[i] = known->next;
-			pfree(known);
-		}
-	}
-	nknown_queues = 0;
+	if (queue_context != NULL)
+		MemoryContextDelete(queue_context);
+	queue_context = AllocSetContextCreate(TopMemoryContext, "idem queue counters",
+										  ALLOCSET_SMALL_SIZES);
+	queue_slots = queueslots_create(queue_context, 16, NULL);
 }
 
-static KnownQueue *
-get_known_queue(const text *queue)
+static QueueSlot *
+get_queue_slot(const text *queue)
 {
-	int len = VARSIZE_ANY_EXHDR(queue);
-	uint32 hash = hash_bytes((const unsigned char *) VARDATA_ANY(queue), len);
-	KnownQueue **bucket = &known_queues[hash % lengthof(known_queues)];
-	KnownQueue *known;
+	QueueSlot *slot = NULL;
+	IdemCounters *counters;
+	bool found;
 
-	for (known = *bucket; known != NULL; known = known->next)
-	{
-		if (known->hash == hash && known->len == len && memcmp(known->name, VARDATA_ANY(queue), len) == 0)
-			return known;
-	}
-	if (nknown_queues >= MAX_KNOWN_QUEUES && !is_held)
-		forget_queues();
-	nknown_queues++;
-	known = MemoryContextAllocZero(TopMemoryContext, offsetof(KnownQueue, name) + len);
-	known->hash = hash;
-	known->counters = my_stripe(idem_shared_entry(MyDatabaseId, queue));
-	known->len = len;
-	memcpy(known->name, VARDATA_ANY(queue), len);
-	known->next = *bucket;
-	*bucket = known;
-	return known;
+	if (queue_slots != NULL)
+		slot = queueslots_lookup(queue_slots, unconstify(text *, queue));
+	if (slot != NULL)
+		return slot;
+
+	if (queue_slots == NULL || (queue_slots->members >= MAX_QUEUE_SLOTS && !is_buffering))
+		create_queue_slots();
+	counters = idem_shmem_get_slot(MyDatabaseId, queue).counters;
+	queue = memcpy(MemoryContextAlloc(queue_context, VARSIZE_ANY(queue)), queue, VARSIZE_ANY(queue));
+	slot = queueslots_insert(queue_slots, unconstify(text *, queue), &found);
+	slot->counters = counters;
+	memset(slot->buffered, 0, sizeof(slot->buffered));
+	return slot;
 }
 
+/* Count something for a queue */
 void
-idem_stats_count_queue(const text *queue, IdemQueueStat counter)
+idem_counters_add_queue(const text *queue, IdemQueueCounter counter)
 {
-	KnownQueue *known;
+	QueueSlot *slot;
 
-	if (idem_shared == NULL)
+	if (!idem_shmem_exists())
 		return;
-	idem_stats_note_use();
-	known = get_known_queue(queue);
-	if (unlikely(is_held))
-		known->held[counter]++;
-	else if (known->counters != NULL)
-		pg_atomic_fetch_add_u64(&known->counters->values[counter], 1);
+	idem_counters_note_use();
+	slot = get_queue_slot(queue);
+	if (unlikely(is_buffering))
+		slot->buffered[counter]++;
+	else if (slot->counters != NULL)
+		pg_atomic_fetch_add_u64(&slot->counters->values[counter], 1);
 }
 
-/*
- * The worker tries again and again what has failed, so what it counts is held
- * back until it has committed, or not.
- */
+/* From now on buffer what is counted */
 void
-idem_stats_hold(void)
+idem_counters_buffer(void)
 {
-	is_held = true;
+	is_buffering = true;
 }
 
 static void
-let_go_of_queue(KnownQueue *known, bool committed)
+flush_queue(QueueSlot *slot, bool committed)
 {
-	for (int i = 0; i < IDEM_QUEUE_STAT_N; i++)
+	for (int i = 0; i < IDEM_QUEUE_COUNTER_N; i++)
 	{
-		if (committed && known->held[i] != 0 && known->counters != NULL)
-			pg_atomic_fetch_add_u64(&known->counters->values[i], known->held[i]);
-		known->held[i] = 0;
+		if (committed && slot->buffered[i] != 0 && slot->counters != NULL)
+			pg_atomic_fetch_add_u64(&slot->counters->values[i], slot->buffered[i]);
+		slot->buffered[i] = 0;
 	}
 }
 
+/* The transaction has ended: count what was buffered, or drop it */
 void
-idem_stats_let_go(bool committed)
+idem_counters_flush(bool committed)
 {
-	is_held = false;
-	for (int i = 0; i < IDEM_STAT_N; i++)
+	queueslots_iterator iterator;
+	QueueSlot *slot;
+
+	is_buffering = false;
+	for (int i = 0; i < IDEM_DATABASE_COUNTER_N; i++)
 	{
-		if (committed && held[i] != 0)
-			add_up(i, held[i]);
-		held[i] = 0;
+		if (committed && buffered[i] != 0)
+			add_to_database(i, buffered[i]);
+		buffered[i] = 0;
 	}
-	for (int i = 0; i < (int) lengthof(known_queues); i++)
-	{
-		for (KnownQueue *known = known_queues[i]; known != NULL; known = known->next)
-			let_go_of_queue(known, committed);
-	}
+	if (queue_slots == NULL)
+		return;
+	queueslots_start_iterate(queue_slots, &iterator);
+	while ((slot = queueslots_iterate(queue_slots, &iterator)) != NULL)
+		flush_queue(slot, committed);
 }
 
-/* The first 16 digits of the SHA-256 of what stands before the key, a line feed, and the key */
+/* The first 16 hex digits of the SHA-256 of name space, line feed and key */
 static void
-hash_key(const text *name_space, const text *key, char *hex)
+format_key_hash(const text *name_space, const text *key, char *hex)
 {
 	pg_cryptohash_ctx *ctx = pg_cryptohash_create(PG_SHA256);
 	uint8 digest[PG_SHA256_DIGEST_LENGTH];
@@ -215,44 +210,22 @@ hash_key(const text *name_space, const text *key, char *hex)
 		sprintf(hex + 2 * i, "%02x", digest[i]);
 }
 
-/* One line in the log, without the statement, which may show the key */
-static void
-log_duplicate(const char *kind, const char *outcome, const text *name_space, const text *key)
+/*
+ * With idem.log_duplicates: one line in the server log, with a hash of the key (S4).
+ * The statement is left out because it may show the key.
+ */
+void
+idem_counters_log_duplicate(const char *kind, const char *outcome, const text *name_space,
+							const text *key)
 {
 	char hex[17];
 
-	hash_key(name_space, key, hex);
+	if (likely(!idem_guc_log_duplicates))
+		return;
+	format_key_hash(name_space, key, hex);
 	ereport(LOG_SERVER_ONLY,
 			errcode(ERRCODE_SUCCESSFUL_COMPLETION),
 			errmsg("idem duplicate: kind=%s outcome=%s key_hash=%s", kind, outcome, hex),
 			errhidestmt(true),
 			errhidecontext(true));
-}
-
-/* Count the answer to a claim */
-void
-idem_stats_count_claim(const IdemClaim *claim, IdemStatus status)
-{
-	idem_stats_count((IdemStat) status);
-	if (unlikely(idem_guc_log_duplicates) &&
-		(status == IDEM_FINISHED || status == IDEM_BUSY || status == IDEM_PARKED || status == IDEM_EXHAUSTED))
-		log_duplicate(claim->lease ? "lease" : "claim", idem_keyrow_status_name(status), claim->key.scope, claim->key.key);
-}
-
-/* Count the outcome of an enqueue */
-void
-idem_stats_count_enqueue(const text *queue, const text *key, IdemOutcome outcome)
-{
-	idem_stats_count_queue(queue, (IdemQueueStat) outcome);
-	if (unlikely(idem_guc_log_duplicates) && outcome != IDEM_ENQUEUED)
-		log_duplicate("enqueue", idem_dedup_outcome_name(outcome), queue, key);
-}
-
-/* Count a duplicate that is refused with an error */
-void
-idem_stats_count_refused(const text *queue, const text *key)
-{
-	idem_stats_count_queue(queue, IDEM_QUEUE_STAT_REFUSED);
-	if (unlikely(idem_guc_log_duplicates))
-		log_duplicate("enqueue", "refused", queue, key);
 }

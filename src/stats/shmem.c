@@ -1,276 +1,564 @@
 /*
- * shared.c
- *		The shared memory of idem, and the entries in it.
+ * shmem.c
+ *		The shared memory of idem, and the functions that read and write it.
  *
- * There is shared memory only if the library is preloaded; nothing but counters
- * and the background worker depends on it.  Entries are found by a hash of
- * database and queue; those that are not in use are in a list.  Both are changed
- * under the lock, or by the postmaster before there are other processes.
+ * There is shared memory only if the library is preloaded.  Nothing but counters
+ * and the background worker depends on it.
+ *
+ * Everything but the counters and the flag "used" is read and written under the
+ * lock.  A process holds the lock for moments and never while it waits.  The
+ * postmaster takes no lock: it is alone when it loads and saves the counters.
+ *
+ * Counters are added to without the lock.  A backend looks its entry up once,
+ * and an entry stays in its place as long as its database exists.  Counters are
+ * atomic variables.  There are several sets of them per entry, each in cache
+ * lines of its own, so that two backends rarely write the same line.
+ *
+ * The launcher is the only process that writes its own state, and the worker of a
+ * visit the only one that writes the report and the progress of its database.
+ * Each keeps a copy and publishes it as a whole.
  */
 #include "postgres.h"
 
 #include "common/hashfn.h"
 #include "common/pg_prng.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
+#include "storage/lwlock.h"
 #include "storage/shmem.h"
+#include "utils/hsearch.h"
 #include "utils/timestamp.h"
 
 #include "stats/stats.h"
 
-IdemShared *idem_shared = NULL;
+#define NSTRIPES 8
 
-static shmem_request_hook_type prev_shmem_request_hook = NULL;
-static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
+/* The name of a queue that is the database itself */
+#define NO_QUEUE (-1)
 
-/* The entries, and behind them the buckets */
-static Size
-entries_size(void)
+/* A database, or a queue in it; bytes that are not used are zero */
+typedef struct EntryKey
 {
-	return add_size(offsetof(IdemShared, entries), mul_size(idem_guc_stats_max, sizeof(IdemEntry)));
-}
+	Oid database;
+	int queue_len;
+	char queue[IDEM_MAX_QUEUE_LEN];
+} EntryKey;
 
-static Size
-shared_size(void)
+typedef struct StatsEntry
 {
-	return add_size(entries_size(), mul_size(idem_guc_stats_max, sizeof(int)));
+	EntryKey key;
+
+	/*
+	 * Of a database: has a backend used the functions since the worker last looked
+	 * for the extension?  Backends set it without the lock.
+	 */
+	volatile bool used;
+	TimestampTz stats_reset;
+	IdemProgress progress; /* of a database */
+	char stripes[NSTRIPES * sizeof(IdemCounters) + PG_CACHE_LINE_SIZE];
+} StatsEntry;
+
+typedef struct Shared
+{
+	LWLock *lock;
+	bool is_full; /* a queue or database got no entry */
+	uint64 seed;  /* of the hash of entries */
+	IdemLauncher launcher;
+	IdemVisit visit;
+} Shared;
+
+static Shared *shared = NULL;
+static HTAB *entries = NULL;
+
+static void
+lock_shared(LWLockMode mode)
+{
+	if (IsUnderPostmaster)
+		LWLockAcquire(shared->lock, mode);
 }
 
 static void
-request_memory(void)
+unlock_shared(void)
 {
-	if (prev_shmem_request_hook)
-		prev_shmem_request_hook();
-	RequestAddinShmemSpace(shared_size());
+	if (IsUnderPostmaster)
+		LWLockRelease(shared->lock);
+}
+
+/* The seed keeps callers from choosing names of queues that share a bucket */
+static uint32
+hash_entry_key(const void *key, Size keysize)
+{
+	const EntryKey *entry = key;
+	uint64 hash = hash_bytes_uint32_extended(entry->database, shared->seed);
+
+	if (entry->queue_len > 0)
+		hash = hash_bytes_extended((const unsigned char *) entry->queue, entry->queue_len, hash);
+	return (uint32) hash;
+}
+
+/* Before shared memory is allocated */
+void
+idem_shmem_request(void)
+{
+	RequestAddinShmemSpace(add_size(MAXALIGN(sizeof(Shared)),
+									hash_estimate_size(idem_guc_stats_max, sizeof(StatsEntry))));
 	RequestNamedLWLockTranche("idem", 1);
 }
 
-/* The bucket of a database or a queue.  The seed keeps callers from choosing names that share one. */
-static int *
-get_bucket(Oid database, const char *queue, int queue_len)
+/* When shared memory is there; true if it was empty */
+bool
+idem_shmem_attach(void)
 {
-	uint64 hash = hash_bytes_uint32_extended(database, idem_shared->seed);
+	HASHCTL ctl = {
+		.keysize = sizeof(EntryKey), .entrysize = sizeof(StatsEntry), .hash = hash_entry_key};
+	bool found;
 
-	if (queue_len >= 0)
-		hash = hash_bytes_extended((const unsigned char *) queue, queue_len, hash);
-	return &idem_shared->buckets[hash % idem_shared->nentries];
-}
-
-static IdemEntry *
-find(Oid database, const char *queue, int queue_len)
-{
-	for (int i = *get_bucket(database, queue, queue_len); i >= 0; i = idem_shared->entries[i].next)
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	shared = ShmemInitStruct("idem", sizeof(Shared), &found);
+	if (!found)
 	{
-		IdemEntry *entry = &idem_shared->entries[i];
-
-		if (entry->database == database && entry->queue_len == queue_len &&
-			(queue_len <= 0 || memcmp(entry->queue, queue, queue_len) == 0))
-			return entry;
+		memset(shared, 0, sizeof(*shared));
+		shared->lock = &GetNamedLWLockTranche("idem")->lock;
+		shared->seed = pg_prng_uint64(&pg_global_prng_state);
 	}
-	return NULL;
+	entries = idem_compat_shmem_hash("idem entries", idem_guc_stats_max, &ctl,
+									 HASH_ELEM | HASH_FUNCTION);
+	LWLockRelease(AddinShmemInitLock);
+	return !found;
 }
 
-static void
-put_on_free_list(IdemEntry *entry)
+/* Is the library preloaded? */
+bool
+idem_shmem_exists(void)
 {
-	entry->database = InvalidOid;
-	entry->next = idem_shared->first_free;
-	idem_shared->first_free = entry - idem_shared->entries;
-	idem_shared->nfree++;
+	return shared != NULL;
+}
+
+/* The sets of counters of an entry, in cache lines of their own */
+static IdemCounters *
+get_stripes(StatsEntry *entry)
+{
+	return (IdemCounters *) TYPEALIGN(PG_CACHE_LINE_SIZE, entry->stripes);
+}
+
+/* queue: NULL for the database itself */
+static EntryKey
+make_key(Oid database, const char *queue, int queue_len)
+{
+	EntryKey key;
+
+	memset(&key, 0, sizeof(key));
+	key.database = database;
+	key.queue_len = queue_len;
+	if (queue_len > 0)
+		memcpy(key.queue, queue, queue_len);
+	return key;
+}
+
+static StatsEntry *
+find_entry(const EntryKey *key)
+{
+	return hash_search(entries, key, HASH_FIND, NULL);
+}
+
+static StatsEntry *
+find_database(Oid database)
+{
+	EntryKey key = make_key(database, NULL, NO_QUEUE);
+
+	return find_entry(&key);
 }
 
 /*
- * Make an entry; NULL: there is no room.  A quarter of the entries is for
- * databases only, so that an unlimited number of queue names cannot crowd them
- * out.
+ * Make an entry; NULL: there is no room.  A quarter of the entries is reserved for
+ * databases, so that an unlimited number of queue names cannot crowd them out.
  */
-static IdemEntry *
-make(Oid database, const char *queue, int queue_len)
+static StatsEntry *
+make_entry(const EntryKey *key, TimestampTz stats_reset)
 {
-	int *bucket = get_bucket(database, queue, queue_len);
-	IdemEntry *entry;
+	int reserved = key->queue_len == NO_QUEUE ? 0 : idem_guc_stats_max / 4;
+	StatsEntry *entry;
 
-	if (idem_shared->nfree <= (queue_len >= 0 ? idem_shared->nentries / 4 : 0))
+	if (hash_get_num_entries(entries) >= idem_guc_stats_max - reserved)
 	{
-		idem_shared->is_full = true;
+		shared->is_full = true;
 		return NULL;
 	}
-	entry = &idem_shared->entries[idem_shared->first_free];
-	idem_shared->first_free = entry->next;
-	idem_shared->nfree--;
-	entry->queue_len = queue_len;
-	if (queue_len > 0)
-		memcpy(entry->queue, queue, queue_len);
+	entry = hash_search(entries, key, HASH_ENTER, NULL);
+	for (int i = 0; i < NSTRIPES; i++)
+	{
+		for (int j = 0; j < IDEM_NCOUNTERS; j++)
+			pg_atomic_init_u64(&get_stripes(entry)[i].values[j], 0);
+	}
 	memset(&entry->progress, 0, sizeof(entry->progress));
 	entry->progress.backlog = -1;
 	entry->used = true;
-	entry->next = *bucket;
-	*bucket = entry - idem_shared->entries;
-	entry->database = database;
+	entry->stats_reset = stats_reset;
 	return entry;
 }
 
-/* Free an entry that no process uses any more.  The caller has the lock. */
-void
-idem_shared_free(IdemEntry *entry)
+/* Find an entry, or make it; NULL: there is no room */
+static StatsEntry *
+get_entry(const EntryKey *key)
 {
-	int *link = get_bucket(entry->database, entry->queue, entry->queue_len);
+	StatsEntry *entry;
+	bool is_full;
 
-	while (&idem_shared->entries[*link] != entry)
-		link = &idem_shared->entries[*link].next;
-	*link = entry->next;
-	put_on_free_list(entry);
-	idem_shared->is_full = false;
+	lock_shared(LW_SHARED);
+	entry = find_entry(key);
+	is_full = shared->is_full;
+	unlock_shared();
+	if (entry != NULL || (is_full && key->queue_len != NO_QUEUE))
+		return entry;
+
+	lock_shared(LW_EXCLUSIVE);
+	entry = find_entry(key);
+	if (entry == NULL)
+		entry = make_entry(key, GetCurrentTimestamp());
+	unlock_shared();
+	return entry;
 }
 
-void
-idem_shared_zero(IdemEntry *entry, TimestampTz now)
+/* Where this backend counts for a database (queue NULL) or a queue in it */
+IdemCounterSlot
+idem_shmem_get_slot(Oid database, const text *queue)
 {
-	for (int i = 0; i < IDEM_NSTRIPES; i++)
+	IdemCounterSlot slot = {0};
+	EntryKey key;
+	StatsEntry *entry;
+
+	if (shared == NULL)
+		return slot;
+	if (queue != NULL)
+		key = make_key(database, VARDATA_ANY(queue), VARSIZE_ANY_EXHDR(queue));
+	else
+		key = make_key(database, NULL, NO_QUEUE);
+	entry = get_entry(&key);
+	if (entry != NULL)
+	{
+		slot.counters = &get_stripes(entry)[idem_compat_proc_number() % NSTRIPES];
+		slot.used = &entry->used;
+	}
+	return slot;
+}
+
+/*
+ * The worker begins to look for the extension: clear the flag "used" of this
+ * database, and return what it was.  A backend that uses the functions of an
+ * extension created after the look sets the flag again (W5).
+ */
+bool
+idem_shmem_take_use(void)
+{
+	StatsEntry *entry;
+	bool used = false;
+
+	lock_shared(LW_EXCLUSIVE);
+	entry = find_database(MyDatabaseId);
+	if (entry != NULL)
+	{
+		used = entry->used;
+		entry->used = false;
+	}
+	unlock_shared();
+	return used;
+}
+
+/* Has a backend used the functions there since the worker last looked for the extension? */
+bool
+idem_shmem_is_used(Oid database)
+{
+	StatsEntry *entry;
+	bool used;
+
+	lock_shared(LW_SHARED);
+	entry = find_database(database);
+	used = entry != NULL && entry->used;
+	unlock_shared();
+	return used;
+}
+
+static void
+copy_entry(StatsEntry *entry, IdemStatsSnapshot *snapshot)
+{
+	memset(snapshot, 0, sizeof(*snapshot));
+	snapshot->database = entry->key.database;
+	snapshot->queue_len = entry->key.queue_len;
+	memcpy(snapshot->queue, entry->key.queue, Max(entry->key.queue_len, 0));
+	snapshot->stats_reset = entry->stats_reset;
+	for (int i = 0; i < NSTRIPES; i++)
 	{
 		for (int j = 0; j < IDEM_NCOUNTERS; j++)
-			pg_atomic_write_u64(&entry->stripes[i].values[j], 0);
+			snapshot->counters[j] += pg_atomic_read_u64(&get_stripes(entry)[i].values[j]);
+	}
+}
+
+/* Memory for a copy of so many things, of all entries for instance; the lock is held */
+static void *
+alloc_copies(Size size)
+{
+	return palloc_extended(mul_size(Max(hash_get_num_entries(entries), 1), size), MCXT_ALLOC_HUGE);
+}
+
+/* Copies of the counters of all databases and queues */
+IdemStatsSnapshot *
+idem_shmem_copy_counters(int *n)
+{
+	IdemStatsSnapshot *copies;
+	HASH_SEQ_STATUS seq;
+	StatsEntry *entry;
+
+	*n = 0;
+	lock_shared(LW_SHARED);
+	copies = alloc_copies(sizeof(IdemStatsSnapshot));
+	hash_seq_init(&seq, entries);
+	while ((entry = hash_seq_search(&seq)) != NULL)
+		copy_entry(entry, &copies[(*n)++]);
+	unlock_shared();
+	return copies;
+}
+
+/* Continue to count from a copy, when the postmaster starts; it is lost if there is no room */
+void
+idem_shmem_restore_counters(const IdemStatsSnapshot *snapshot)
+{
+	EntryKey key = make_key(snapshot->database, snapshot->queue, snapshot->queue_len);
+	StatsEntry *entry;
+
+	if (find_entry(&key) != NULL)
+		return;
+	entry = make_entry(&key, snapshot->stats_reset);
+	if (entry == NULL)
+		return;
+	for (int i = 0; i < IDEM_NCOUNTERS; i++)
+		pg_atomic_write_u64(&get_stripes(entry)[0].values[i], snapshot->counters[i]);
+}
+
+static void
+reset_entry(StatsEntry *entry, TimestampTz now)
+{
+	for (int i = 0; i < NSTRIPES; i++)
+	{
+		for (int j = 0; j < IDEM_NCOUNTERS; j++)
+			pg_atomic_write_u64(&get_stripes(entry)[i].values[j], 0);
 	}
 	entry->stats_reset = now;
 }
 
-/* Add up what was counted */
+/* Let the counters of this database and its queues begin at zero */
 void
-idem_shared_copy(IdemEntry *entry, IdemCounted *counted)
+idem_shmem_reset_counters(void)
 {
-	memset(counted, 0, sizeof(*counted));
-	counted->database = entry->database;
-	counted->queue_len = entry->queue_len;
-	memcpy(counted->queue, entry->queue, Max(entry->queue_len, 0));
-	counted->stats_reset = entry->stats_reset;
-	for (int i = 0; i < IDEM_NSTRIPES; i++)
+	TimestampTz now = GetCurrentTimestamp();
+	HASH_SEQ_STATUS seq;
+	StatsEntry *entry;
+
+	lock_shared(LW_EXCLUSIVE);
+	hash_seq_init(&seq, entries);
+	while ((entry = hash_seq_search(&seq)) != NULL)
 	{
-		for (int j = 0; j < IDEM_NCOUNTERS; j++)
-			counted->counters[j] += pg_atomic_read_u64(&entry->stripes[i].values[j]);
+		if (entry->key.database == MyDatabaseId)
+			reset_entry(entry, now);
 	}
+	unlock_shared();
 }
 
-/* The reverse, when the postmaster starts; what finds no room is lost */
+/* OIDs of the databases that have entries, each once */
+List *
+idem_shmem_list_databases(void)
+{
+	List *databases = NIL;
+	HASH_SEQ_STATUS seq;
+	StatsEntry *entry;
+
+	lock_shared(LW_SHARED);
+	hash_seq_init(&seq, entries);
+	while ((entry = hash_seq_search(&seq)) != NULL)
+		databases = lappend_oid(databases, entry->key.database);
+	unlock_shared();
+	list_sort(databases, list_oid_cmp);
+	list_deduplicate_oid(databases);
+	return databases;
+}
+
+/* Remove the entries of a database that was dropped: no backend can count there any more */
 void
-idem_shared_restore(const IdemCounted *counted)
+idem_shmem_forget_database(Oid database)
 {
-	IdemEntry *entry;
+	HASH_SEQ_STATUS seq;
+	StatsEntry *entry;
 
-	if (find(counted->database, counted->queue, counted->queue_len) != NULL)
-		return;
-	entry = make(counted->database, counted->queue, counted->queue_len);
-	if (entry == NULL)
-		return;
-	idem_shared_zero(entry, counted->stats_reset);
-	for (int i = 0; i < IDEM_NCOUNTERS; i++)
-		pg_atomic_write_u64(&entry->stripes[0].values[i], counted->counters[i]);
-}
-
-static void
-init_entry(IdemEntry *entry)
-{
-	for (int i = 0; i < IDEM_NSTRIPES; i++)
+	lock_shared(LW_EXCLUSIVE);
+	hash_seq_init(&seq, entries);
+	while ((entry = hash_seq_search(&seq)) != NULL)
 	{
-		for (int j = 0; j < IDEM_NCOUNTERS; j++)
-			pg_atomic_init_u64(&entry->stripes[i].values[j], 0);
+		if (entry->key.database == database)
+			(void) hash_search(entries, &entry->key, HASH_REMOVE, NULL);
 	}
-	put_on_free_list(entry);
+	shared->is_full = false;
+	unlock_shared();
 }
 
-static void
-init_memory(void)
+/* Copies of the progress of cleanup in all databases */
+IdemDatabaseProgress *
+idem_shmem_copy_progress(int *n)
 {
-	memset(idem_shared, 0, entries_size());
-	idem_shared->lock = &GetNamedLWLockTranche("idem")->lock;
-	idem_shared->seed = pg_prng_uint64(&pg_global_prng_state);
-	idem_shared->nentries = idem_guc_stats_max;
-	idem_shared->buckets = (int *) ((char *) idem_shared + entries_size());
-	idem_shared->first_free = -1;
-	for (int i = idem_shared->nentries - 1; i >= 0; i--)
+	IdemDatabaseProgress *copies;
+	HASH_SEQ_STATUS seq;
+	StatsEntry *entry;
+
+	*n = 0;
+	lock_shared(LW_SHARED);
+	copies = alloc_copies(sizeof(IdemDatabaseProgress));
+	hash_seq_init(&seq, entries);
+	while ((entry = hash_seq_search(&seq)) != NULL)
 	{
-		idem_shared->buckets[i] = -1;
-		init_entry(&idem_shared->entries[i]);
+		if (entry->key.queue_len != NO_QUEUE)
+			continue;
+		copies[*n].database = entry->key.database;
+		copies[(*n)++].progress = entry->progress;
 	}
+	unlock_shared();
+	return copies;
 }
 
-static void
-save_counters(int code, Datum arg)
+/* Progress of cleanup in a database; false, and nothing known: it has no entry */
+bool
+idem_shmem_get_progress(Oid database, IdemProgress *progress)
 {
-	if (code == 0 && idem_shared != NULL)
-		idem_statsfile_save();
+	StatsEntry *entry;
+
+	memset(progress, 0, sizeof(*progress));
+	progress->backlog = -1;
+	lock_shared(LW_SHARED);
+	entry = find_database(database);
+	if (entry != NULL)
+		*progress = entry->progress;
+	unlock_shared();
+	return entry != NULL;
 }
 
-static void
-attach_memory(void)
-{
-	bool found;
-
-	if (prev_shmem_startup_hook)
-		prev_shmem_startup_hook();
-	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	idem_shared = ShmemInitStruct("idem", shared_size(), &found);
-	if (!found)
-	{
-		init_memory();
-		if (!IsBinaryUpgrade)
-			idem_statsfile_load();
-	}
-	LWLockRelease(AddinShmemInitLock);
-	if (!IsUnderPostmaster && !IsBinaryUpgrade)
-		on_shmem_exit(save_counters, (Datum) 0);
-}
-
-/* From _PG_init, if the library is preloaded */
+/* Publish the progress of cleanup in a database, if it has an entry */
 void
-idem_shared_init(void)
+idem_shmem_set_progress(Oid database, const IdemProgress *progress)
 {
-	prev_shmem_request_hook = shmem_request_hook;
-	shmem_request_hook = request_memory;
-	prev_shmem_startup_hook = shmem_startup_hook;
-	shmem_startup_hook = attach_memory;
+	StatsEntry *entry;
+
+	lock_shared(LW_EXCLUSIVE);
+	entry = find_database(database);
+	if (entry != NULL)
+		entry->progress = *progress;
+	unlock_shared();
 }
 
-static const char *
-queue_name(const text *queue)
+/* is_full: a queue or database got no entry */
+void
+idem_shmem_get_launcher(IdemLauncher *launcher, bool *is_full)
 {
-	return queue ? VARDATA_ANY(queue) : NULL;
+	lock_shared(LW_SHARED);
+	*launcher = shared->launcher;
+	*is_full = shared->is_full;
+	unlock_shared();
 }
 
-static int
-queue_len(const text *queue)
+void
+idem_shmem_set_launcher(const IdemLauncher *launcher)
 {
-	return queue ? (int) VARSIZE_ANY_EXHDR(queue) : -1;
+	lock_shared(LW_EXCLUSIVE);
+	shared->launcher = *launcher;
+	unlock_shared();
 }
 
-/* The entry of a database, or of a queue in it; NULL if there is none.  The caller has the lock. */
-IdemEntry *
-idem_shared_find(Oid database, const text *queue)
+void
+idem_shmem_get_visit(IdemVisit *visit)
 {
-	return find(database, queue_name(queue), queue_len(queue));
+	lock_shared(LW_SHARED);
+	*visit = shared->visit;
+	unlock_shared();
 }
 
-/* The same, made if there is none; NULL: there is no room */
-IdemEntry *
-idem_shared_entry(Oid database, const text *queue)
+/* From the launcher, before it starts the worker */
+void
+idem_shmem_request_visit(const IdemVisitRequest *request)
 {
-	IdemEntry *entry;
-	bool is_full;
+	lock_shared(LW_EXCLUSIVE);
+	memset(&shared->visit, 0, sizeof(shared->visit));
+	shared->visit.request = *request;
+	shared->visit.report.outcome = IDEM_VISIT_LOST;
+	unlock_shared();
+}
 
-	LWLockAcquire(idem_shared->lock, LW_SHARED);
-	entry = idem_shared_find(database, queue);
-	is_full = idem_shared->is_full;
-	LWLockRelease(idem_shared->lock);
-	if (entry != NULL || (is_full && queue != NULL))
-		return entry;
+/* Become the worker; false if there is another one, of a launcher that has ended since */
+bool
+idem_shmem_begin_visit(Oid database, IdemVisitRequest *request)
+{
+	IdemVisit *visit = &shared->visit;
+	bool is_free;
 
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	entry = idem_shared_find(database, queue);
-	if (entry == NULL)
-	{
-		entry = make(database, queue_name(queue), queue_len(queue));
-		if (entry != NULL)
-			idem_shared_zero(entry, GetCurrentTimestamp());
-	}
-	LWLockRelease(idem_shared->lock);
-	return entry;
+	lock_shared(LW_EXCLUSIVE);
+	is_free = visit->pid == 0 && visit->request.database == database;
+	if (is_free)
+		visit->pid = MyProcPid;
+	*request = visit->request;
+	unlock_shared();
+	return is_free;
+}
+
+void
+idem_shmem_set_report(const IdemVisitReport *report)
+{
+	lock_shared(LW_EXCLUSIVE);
+	shared->visit.report = *report;
+	unlock_shared();
+}
+
+/*
+ * Is this process the worker of the visit?  If so, and if there is a message,
+ * report the error that ends the process.  Why a process could not connect is often
+ * in the detail.  May be called at any moment, also while this process holds the
+ * lock; then nothing is reported.
+ */
+bool
+idem_shmem_set_visit_error(const char *message, const char *detail)
+{
+	IdemVisitReport *report = &shared->visit.report;
+	char text[2 * IDEM_ERROR_TEXT_LEN];
+
+	if (shared->visit.pid != MyProcPid)
+		return false;
+	if (message == NULL || LWLockHeldByMe(shared->lock))
+		return true;
+	if (!report->connected && detail != NULL)
+		snprintf(text, sizeof(text), "%s: %s", message, detail);
+	else
+		strlcpy(text, message, sizeof(text));
+	lock_shared(LW_EXCLUSIVE);
+	idem_shmem_copy_error(report->error, text);
+	unlock_shared();
+	return true;
+}
+
+/* The worker exits, whatever the reason */
+void
+idem_shmem_end_visit(void)
+{
+	StatsEntry *entry;
+
+	lock_shared(LW_EXCLUSIVE);
+	if (shared->visit.pid == MyProcPid)
+		shared->visit.pid = 0;
+	entry = find_database(MyDatabaseId);
+	if (entry != NULL && entry->progress.phase <= IDEM_LAST_SWEEP)
+		entry->progress.phase = IDEM_PHASE_IDLE;
+	unlock_shared();
+}
+
+/* Copy a message to a buffer of IDEM_ERROR_TEXT_LEN bytes, clipped at a character */
+void
+idem_shmem_copy_error(char *text, const char *message)
+{
+	int len = pg_mbcliplen(message, strlen(message), IDEM_ERROR_TEXT_LEN - 1);
+
+	strlcpy(text, message, len + 1);
 }

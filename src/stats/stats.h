@@ -1,136 +1,179 @@
 /*
- * shared.h
+ * stats.h
  *		What the processes of a server that preloads idem share: counters, the
  *		progress of cleanup, and what launcher and worker tell each other.
  *
- * Everything but the counters is read and written under the lock, which is
- * held for moments and never while waiting for anything.  Counters are added
- * to without it: a process finds its entry once, and an entry stays in its
- * place for as long as its database exists, so for as long as anybody counts.
- * What two processes may add to at once is an atomic variable, and there are
- * several of each so that they mostly do not meet.
+ * Only shmem.c sees the layout of the shared memory.  The other files read and
+ * write it through the functions below.
  */
-#ifndef IDEM_SHARED_H
-#define IDEM_SHARED_H
+#ifndef IDEM_STATS_H
+#define IDEM_STATS_H
 
+#include "nodes/pg_list.h"
 #include "port/atomics.h"
-#include "storage/lwlock.h"
 
 #include "idem.h"
-#include "jobs/jobs.h"
 
 #define IDEM_NCOUNTERS		16
-#define IDEM_NSTRIPES		8
 #define IDEM_ERROR_TEXT_LEN 256
 
-/* One set of counters, of a database (IdemStat) or a queue (IdemQueueStat): two cache lines */
+/* Counters of a database; the first ones are the answers to claims, in the order of IdemKeyStatus */
+typedef enum IdemDatabaseCounter
+{
+	IDEM_DATABASE_COUNTER_CLAIMS,
+	IDEM_DATABASE_COUNTER_RESUMED,
+	IDEM_DATABASE_COUNTER_BUSY,
+	IDEM_DATABASE_COUNTER_HELD,
+	IDEM_DATABASE_COUNTER_REPLAYS,
+	IDEM_DATABASE_COUNTER_PARKED,
+	IDEM_DATABASE_COUNTER_EXHAUSTED,
+	IDEM_DATABASE_COUNTER_MISMATCHES,
+	IDEM_DATABASE_COUNTER_TAKEOVERS,
+	IDEM_DATABASE_COUNTER_STALE_TOKENS,
+	IDEM_DATABASE_COUNTER_EXPIRED_KEYS,
+	IDEM_DATABASE_COUNTER_ABANDONED_LEASES, /* of the expired keys, those leased and not finished */
+	IDEM_DATABASE_COUNTER_EXPIRED_JOB_KEYS,
+	IDEM_DATABASE_COUNTER_EXPIRED_JOB_HISTORY,
+	IDEM_DATABASE_COUNTER_N
+} IdemDatabaseCounter;
+
+/* Counters of a queue; the first ones are the outcomes of enqueues, in the order of IdemOutcome */
+typedef enum IdemQueueCounter
+{
+	IDEM_QUEUE_COUNTER_ENQUEUED,
+	IDEM_QUEUE_COUNTER_ABSORBED,
+	IDEM_QUEUE_COUNTER_REPLACED,
+	IDEM_QUEUE_COUNTER_POSTPONED,
+	IDEM_QUEUE_COUNTER_RERUN,
+	IDEM_QUEUE_COUNTER_DONE,
+	IDEM_QUEUE_COUNTER_REFUSED,
+	IDEM_QUEUE_COUNTER_FETCHED,
+	IDEM_QUEUE_COUNTER_COMPLETED,
+	IDEM_QUEUE_COUNTER_FAILED,
+	IDEM_QUEUE_COUNTER_DEAD,
+	IDEM_QUEUE_COUNTER_SNOOZED,
+	IDEM_QUEUE_COUNTER_CANCELLED,
+	IDEM_QUEUE_COUNTER_RETRIED,
+	IDEM_QUEUE_COUNTER_N
+} IdemQueueCounter;
+
+/* One set of counters: two cache lines */
 typedef struct IdemCounters
 {
 	pg_atomic_uint64 values[IDEM_NCOUNTERS];
 } IdemCounters;
 
-/* What cleanup is doing; the order is that of phase_names in monitor.c */
+/* Where this backend counts for a database or a queue; it adds without a lock */
+typedef struct IdemCounterSlot
+{
+	IdemCounters *counters; /* NULL: there is no room, or no shared memory */
+	volatile bool *used;	/* of a database: set when the functions are used, see W5; may be NULL */
+} IdemCounterSlot;
+
+/* Counters of a database or a queue, copied */
+typedef struct IdemStatsSnapshot
+{
+	Oid database;
+	int queue_len; /* -1: counters of the database itself */
+	char queue[IDEM_MAX_QUEUE_LEN];
+	TimestampTz stats_reset;
+	uint64 counters[IDEM_NCOUNTERS];
+} IdemStatsSnapshot;
+
+/* What cleanup is doing in a database; the order is that of phase_names in views.c */
 typedef enum IdemPhase
 {
 	IDEM_PHASE_IDLE,
+	/* the sweeps, in the order of idem_sweeps in sweep.c */
 	IDEM_PHASE_KEYS,
 	IDEM_PHASE_JOB_KEYS,
 	IDEM_PHASE_JOB_HISTORY,
 	IDEM_PHASE_JOBS,
+	/* why it is doing nothing */
 	IDEM_PHASE_OFF,
 	IDEM_PHASE_FAILING,
-	IDEM_PHASE_NOT_THERE,
+	IDEM_PHASE_NOT_INSTALLED,
 	IDEM_PHASE_LOCKED,
 	IDEM_PHASE_SUBSCRIBED
 } IdemPhase;
 
-#define IDEM_NPHASES (IDEM_PHASE_JOBS + 1)
+#define IDEM_FIRST_SWEEP IDEM_PHASE_KEYS
+#define IDEM_LAST_SWEEP	 IDEM_PHASE_JOBS
 
-/* A phase of cleanup: the tables that it writes, the first of which it cleans, and one that it only reads */
-typedef struct IdemPhaseDef
+/* Where a sweep continues */
+typedef struct IdemCleanupCursor
 {
-	const char *activity;
-	const char *tables[4];
-	const char *read_table;
-	void (*clean)(IdemCleanup *cleanup);
-} IdemPhaseDef;
+	TimestampTz from; /* rows that expired before are not looked at */
+	uint32 page;	  /* of idem.jobs, whose rows have no order of expiry */
+} IdemCleanupCursor;
 
 /*
- * Cleanup of a database.  A round lasts until there is nothing left to remove,
- * and takes as many runs of the worker as that takes.
+ * Progress of cleanup in a database.  A round lasts until there is nothing left
+ * to remove.  It may take several visits of the worker.
  */
 typedef struct IdemProgress
 {
 	IdemPhase phase;
-	TimestampTz started_at;			/* of the round; 0: there was none */
-	TimestampTz finished_at;		/* of the last round that came to its end; 0: none has */
-	int64 removed;					/* in this round */
-	int64 working;					/* microseconds spent on that, without pauses */
-	int64 backlog;					/* estimate of what is left; -1: not known */
-	IdemPlace places[IDEM_NPHASES]; /* where the next run goes on, by phase */
-	IdemPhase next;					/* with which phase it begins */
-	TimestampTz error_at;			/* of the last error; 0: there was none */
+	TimestampTz started_at;	 /* of the round; 0: there was none */
+	TimestampTz finished_at; /* of the last complete round; 0: there was none */
+	int64 removed;			 /* rows, in this round */
+	int64 working;			 /* microseconds spent on that, without pauses */
+	int64 backlog;			 /* estimate of the rows left; -1: unknown */
+	IdemPhase next;			 /* the sweep that the next visit begins with */
+	IdemCleanupCursor cursors[IDEM_LAST_SWEEP + 1];
+	TimestampTz error_at; /* of the last error; 0: there was none */
 	char error[IDEM_ERROR_TEXT_LEN];
 } IdemProgress;
 
-/* A database, or a queue in one */
-typedef struct IdemEntry
-{
-	Oid database;  /* invalid: free */
-	int queue_len; /* -1: of the database itself */
-	char queue[IDEM_MAX_QUEUE_LEN];
-	int next; /* entry in the same bucket, or free one; -1: none */
-
-	/*
-	 * Of the database itself: has a backend used the functions since the worker
-	 * last looked for the extension?  Backends set it without the lock.
-	 */
-	volatile bool used;
-	TimestampTz stats_reset;
-	IdemProgress progress; /* of the database itself */
-	IdemCounters stripes[IDEM_NSTRIPES] pg_attribute_aligned(PG_CACHE_LINE_SIZE);
-} IdemEntry;
-
-/* What was counted in an entry, out of shared memory */
-typedef struct IdemCounted
+/* The progress of a database, copied */
+typedef struct IdemDatabaseProgress
 {
 	Oid database;
-	int queue_len; /* -1: of the database itself */
-	char queue[IDEM_MAX_QUEUE_LEN];
-	TimestampTz stats_reset;
-	uint64 counters[IDEM_NCOUNTERS];
-} IdemCounted;
+	IdemProgress progress;
+} IdemDatabaseProgress;
 
-/* What has become of a run of the worker */
-typedef enum IdemRunOutcome
+/* How a visit of the worker ended */
+typedef enum IdemVisitOutcome
 {
-	IDEM_RUN_LOST,		 /* never reported: could not connect, or was terminated */
-	IDEM_RUN_DONE,		 /* all went well */
-	IDEM_RUN_LOCKED,	 /* somebody has locked a table */
-	IDEM_RUN_SUBSCRIBED, /* all went well, but a subscription writes a table */
-	IDEM_RUN_OFF,		 /* idem.cleanup is off there */
-	IDEM_RUN_NOT_THERE,	 /* the extension is not installed there */
-	IDEM_RUN_FAILED		 /* an error */
-} IdemRunOutcome;
+	IDEM_VISIT_LOST, /* no report: the worker could not connect, or was terminated */
+	IDEM_VISIT_DONE,
+	IDEM_VISIT_LOCKED,		  /* another session has locked a table */
+	IDEM_VISIT_SUBSCRIBED,	  /* done, but a subscription writes a table */
+	IDEM_VISIT_OFF,			  /* idem.cleanup is off in the database */
+	IDEM_VISIT_NOT_INSTALLED, /* the database does not have the extension */
+	IDEM_VISIT_FAILED		  /* an error */
+} IdemVisitOutcome;
 
-/* The worker, of which there is one at a time */
-typedef struct IdemRun
+/* From the launcher to the worker */
+typedef struct IdemVisitRequest
 {
-	pid_t pid; /* 0: none, or not there yet */
 	Oid database;
-	bool goes_on; /* the last run there has left more */
-	int pause;	  /* times as long as the work shall the pauses be */
+	bool continues; /* the last visit has left rows to remove */
+	int pause;		/* length of a pause as a multiple of the batch before it */
+} IdemVisitRequest;
+
+/* From the worker to the launcher */
+typedef struct IdemVisitReport
+{
 	bool connected;
-	bool was_used; /* a backend used the functions since the last look for the extension */
-	IdemRunOutcome outcome;
-	bool more;	/* there is more to remove, also if something has failed */
-	int64 rest; /* if so: microseconds until the next run */
-	int64 lag;	/* and for how long the next row to be removed has been expired */
-	int64 rows; /* and the number of live rows there */
+	IdemVisitOutcome outcome;
+	bool was_used; /* the functions were used since the worker last looked for the extension */
+	bool more;	   /* there are rows left to remove, also after a failure */
+	int64 rest;	   /* if so: microseconds until the next visit */
+	int64 lag;	   /* and the time since the next row to be removed expired */
+	int64 rows;	   /* and the number of live rows in the tables concerned */
 	char error[IDEM_ERROR_TEXT_LEN];
-} IdemRun;
+} IdemVisitReport;
 
-/* What the launcher is doing; the order is that of state_names in monitor.c */
+/* The visit under way, or the last one */
+typedef struct IdemVisit
+{
+	pid_t pid; /* of the worker; 0: it has not started, or has ended */
+	IdemVisitRequest request;
+	IdemVisitReport report;
+} IdemVisit;
+
+/* What the launcher is doing; the order is that of state_names in views.c */
 typedef enum IdemLauncherState
 {
 	IDEM_LAUNCHER_STOPPED,
@@ -145,65 +188,53 @@ typedef struct IdemLauncher
 	pid_t pid; /* 0: none */
 	IdemLauncherState state;
 	TimestampTz started_at;
-	TimestampTz no_slot_since; /* 0: there is one, as far as we know */
-	TimestampTz clock_back_at; /* when the clock last went back, 0: it has not */
+	TimestampTz no_slot_since; /* 0: the last registration found a worker slot */
+	TimestampTz clock_back_at; /* when the clock was last set back; 0: never */
 	int64 clock_back_by;	   /* microseconds */
-	int64 runs;
-	TimestampTz last_run_at;
+	int64 visits;
+	TimestampTz last_visit_at;
 	int64 memory;		  /* bytes */
-	int64 awake_at;		  /* when it wakes up at the latest, by the steady clock; while awake: since when */
-	TimestampTz error_at; /* of its last own error, not one of a database; 0: none */
+	int64 awake_at;		  /* steady clock: when it wakes up at the latest; while awake: since when */
+	TimestampTz error_at; /* of the last error of the launcher itself; 0: none */
 	char error[IDEM_ERROR_TEXT_LEN];
 } IdemLauncher;
 
-typedef struct IdemShared
-{
-	LWLock *lock;
-	IdemLauncher launcher;
-	IdemRun run;
-	bool is_full;	/* a queue or database got no entry */
-	uint64 seed;	/* of the hash of entries */
-	int *buckets;	/* as many as there are entries: the first entry of each; -1: none */
-	int first_free; /* -1: none */
-	int nfree;
-	int nentries;
-	IdemEntry entries[FLEXIBLE_ARRAY_MEMBER];
-} IdemShared;
-
-/* shared.c */
-extern IdemShared *idem_shared; /* NULL: idem is not preloaded */
-extern void idem_shared_init(void);
-extern IdemEntry *idem_shared_entry(Oid database, const text *queue);
-extern IdemEntry *idem_shared_find(Oid database, const text *queue);
-extern void idem_shared_free(IdemEntry *entry);
-extern void idem_shared_zero(IdemEntry *entry, TimestampTz now);
-extern void idem_shared_copy(IdemEntry *entry, IdemCounted *counted);
-extern void idem_shared_restore(const IdemCounted *counted);
+/* shmem.c */
+extern void idem_shmem_request(void);
+extern bool idem_shmem_attach(void);
+extern bool idem_shmem_exists(void);
+extern IdemCounterSlot idem_shmem_get_slot(Oid database, const text *queue);
+extern bool idem_shmem_take_use(void);
+extern bool idem_shmem_is_used(Oid database);
+extern IdemStatsSnapshot *idem_shmem_copy_counters(int *n);
+extern void idem_shmem_restore_counters(const IdemStatsSnapshot *snapshot);
+extern void idem_shmem_reset_counters(void);
+extern List *idem_shmem_list_databases(void);
+extern void idem_shmem_forget_database(Oid database);
+extern IdemDatabaseProgress *idem_shmem_copy_progress(int *n);
+extern bool idem_shmem_get_progress(Oid database, IdemProgress *progress);
+extern void idem_shmem_set_progress(Oid database, const IdemProgress *progress);
+extern void idem_shmem_get_launcher(IdemLauncher *launcher, bool *is_full);
+extern void idem_shmem_set_launcher(const IdemLauncher *launcher);
+extern void idem_shmem_get_visit(IdemVisit *visit);
+extern void idem_shmem_request_visit(const IdemVisitRequest *request);
+extern bool idem_shmem_begin_visit(Oid database, IdemVisitRequest *request);
+extern void idem_shmem_set_report(const IdemVisitReport *report);
+extern bool idem_shmem_set_visit_error(const char *message, const char *detail);
+extern void idem_shmem_end_visit(void);
+extern void idem_shmem_copy_error(char *text, const char *message);
 
 /* statsfile.c */
 extern void idem_statsfile_save(void);
 extern void idem_statsfile_load(void);
 
-/* stats.c */
-extern void idem_stats_note_use(void);
-extern void idem_stats_hold(void);
-extern void idem_stats_let_go(bool committed);
+/* counters.c */
+extern void idem_counters_note_use(void);
+extern void idem_counters_add(IdemDatabaseCounter counter);
+extern void idem_counters_add_queue(const text *queue, IdemQueueCounter counter);
+extern void idem_counters_buffer(void);
+extern void idem_counters_flush(bool committed);
+extern void idem_counters_log_duplicate(const char *kind, const char *outcome,
+										const text *name_space, const text *key);
 
-/* phase.c */
-extern const IdemPhaseDef idem_phases[IDEM_NPHASES];
-extern void idem_phase_run(const IdemPhaseDef *phase, IdemCleanup *cleanup);
-
-/* worker.c */
-extern void idem_worker_begin(void);
-extern void idem_worker_limit_lock_waits(void);
-extern void idem_worker_take_database_settings(void);
-extern void idem_worker_copy_error(char *text, const char *message);
-
-/* cleanup.c */
-extern PGDLLEXPORT void idem_cleanup_main(Datum arg);
-
-/* launcher.c */
-extern void idem_launcher_register(void);
-extern PGDLLEXPORT void idem_launcher_main(Datum arg);
-
-#endif /* IDEM_SHARED_H */
+#endif /* IDEM_STATS_H */

@@ -1,11 +1,11 @@
 /*
  * statsfile.c
- *		The file that carries the counters over a stop and start of the server.
+ *		The file that carries the counters over a restart of the server.
  *
- * The postmaster writes it when it ends and all other processes are gone, reads
- * it when it starts, and then removes it; so after a crash counting begins anew
- * (S2).  The file is taken as a whole or not at all.  A file that cannot be
- * read, or has been damaged, is reported in the log.
+ * The postmaster writes the file when it stops and all other processes have
+ * ended.  It reads the file when it starts, and then removes it.  So after a crash
+ * the counters begin at zero (S2).  The file is used as a whole or not at all.  If
+ * it cannot be read, or is damaged, the log says so.
  */
 #include "postgres.h"
 
@@ -14,7 +14,6 @@
 #include "pgstat.h"
 #include "port/pg_crc32c.h"
 #include "storage/fd.h"
-#include "storage/shmem.h"
 
 #include "stats/stats.h"
 
@@ -25,38 +24,36 @@ typedef struct SavedFile
 {
 	uint64 magic;
 	int nentries;
-	IdemCounted entries[FLEXIBLE_ARRAY_MEMBER];
+	IdemStatsSnapshot entries[FLEXIBLE_ARRAY_MEMBER];
 } SavedFile;
 
 static bool
-is_zero(const IdemCounted *counted)
+is_zero(const IdemStatsSnapshot *snapshot)
 {
 	for (int i = 0; i < IDEM_NCOUNTERS; i++)
 	{
-		if (counted->counters[i] != 0)
+		if (snapshot->counters[i] != 0)
 			return false;
 	}
 	return true;
 }
 
-/* The content of the file, which a checksum of it follows.  Entries without counts are left out. */
+/* The content of the file before its checksum.  Entries without counts are left out. */
 static SavedFile *
 make_content(Size *size)
 {
-	Size space = add_size(offsetof(SavedFile, entries), mul_size(idem_shared->nentries, sizeof(IdemCounted)));
-	SavedFile *saved = palloc0(space);
+	int n;
+	IdemStatsSnapshot *copies = idem_shmem_copy_counters(&n);
+	SavedFile *saved = palloc0(offsetof(SavedFile, entries) + n * sizeof(IdemStatsSnapshot));
 
 	saved->magic = STATS_MAGIC;
-	for (int i = 0; i < idem_shared->nentries; i++)
+	for (int i = 0; i < n; i++)
 	{
-		IdemEntry *entry = &idem_shared->entries[i];
-
-		if (!OidIsValid(entry->database))
-			continue;
-		idem_shared_copy(entry, &saved->entries[saved->nentries]);
-		saved->nentries += !is_zero(&saved->entries[saved->nentries]);
+		if (!is_zero(&copies[i]))
+			saved->entries[saved->nentries++] = copies[i];
 	}
-	*size = offsetof(SavedFile, entries) + saved->nentries * sizeof(IdemCounted);
+	pfree(copies);
+	*size = offsetof(SavedFile, entries) + saved->nentries * sizeof(IdemStatsSnapshot);
 	return saved;
 }
 
@@ -83,7 +80,7 @@ write_content(FILE *file)
 	return written;
 }
 
-/* At the end of the postmaster: all other processes are gone */
+/* When the postmaster stops: all other processes have ended */
 void
 idem_statsfile_save(void)
 {
@@ -97,22 +94,22 @@ idem_statsfile_save(void)
 		ereport(LOG,
 				errcode_for_file_access(),
 				errmsg("could not write file \"%s\": %m", STATS_FILE ".tmp"),
-				errdetail("The statistics of idem begin anew with the next start."));
+				errdetail("The statistics of idem begin at zero with the next start."));
 		unlink(STATS_FILE ".tmp");
 		return;
 	}
 	(void) durable_rename(STATS_FILE ".tmp", STATS_FILE, LOG);
 }
 
-/* A checksum does not prove that this library has written the entry */
+/* The checksum does not prove that this library has written the file */
 static bool
-is_valid(const IdemCounted *counted)
+is_valid(const IdemStatsSnapshot *snapshot)
 {
-	return OidIsValid(counted->database) && counted->queue_len >= -1 && counted->queue_len <= IDEM_MAX_QUEUE_LEN;
+	return OidIsValid(snapshot->database) && snapshot->queue_len >= -1 && snapshot->queue_len <= IDEM_MAX_QUEUE_LEN;
 }
 
 static bool
-are_valid(const SavedFile *saved)
+are_all_valid(const SavedFile *saved)
 {
 	for (int i = 0; i < saved->nentries; i++)
 	{
@@ -122,19 +119,19 @@ are_valid(const SavedFile *saved)
 	return true;
 }
 
-/* Databases first: queues leave a part of the entries to them, which may be fewer than they were */
+/* Databases first: they must find room also if idem.stats_max is lower than it was */
 static void
-restore(const SavedFile *saved)
+restore_entries(const SavedFile *saved)
 {
 	for (int i = 0; i < saved->nentries; i++)
 	{
 		if (saved->entries[i].queue_len < 0)
-			idem_shared_restore(&saved->entries[i]);
+			idem_shmem_restore_counters(&saved->entries[i]);
 	}
 	for (int i = 0; i < saved->nentries; i++)
 	{
 		if (saved->entries[i].queue_len >= 0)
-			idem_shared_restore(&saved->entries[i]);
+			idem_shmem_restore_counters(&saved->entries[i]);
 	}
 }
 
@@ -151,14 +148,14 @@ read_content(FILE *file)
 	if (fread(&header, offsetof(SavedFile, entries), 1, file) != 1 || header.magic != STATS_MAGIC ||
 		header.nentries < 0 || header.nentries > IDEM_MAX_STATS)
 		return false;
-	size = offsetof(SavedFile, entries) + header.nentries * sizeof(IdemCounted);
+	size = offsetof(SavedFile, entries) + header.nentries * sizeof(IdemStatsSnapshot);
 	saved = palloc(size);
 	memcpy(saved, &header, offsetof(SavedFile, entries));
-	is_good = fread(saved->entries, sizeof(IdemCounted), header.nentries, file) == (size_t) header.nentries &&
+	is_good = fread(saved->entries, sizeof(IdemStatsSnapshot), header.nentries, file) == (size_t) header.nentries &&
 		fread(&crc, sizeof(crc), 1, file) == 1 && getc(file) == EOF && !ferror(file) &&
-		EQ_CRC32C(crc, checksum(saved, size)) && are_valid(saved);
+		EQ_CRC32C(crc, checksum(saved, size)) && are_all_valid(saved);
 	if (is_good)
-		restore(saved);
+		restore_entries(saved);
 	pfree(saved);
 	return is_good;
 }
@@ -169,10 +166,10 @@ report_unreadable(const char *problem)
 	ereport(LOG,
 			errcode_for_file_access(),
 			errmsg("could not %s file \"%s\": %m", problem, STATS_FILE),
-			errdetail("The statistics of idem begin anew."));
+			errdetail("The statistics of idem begin at zero."));
 }
 
-/* At the start of the postmaster: there are no other processes yet */
+/* When the postmaster starts: there are no other processes yet */
 void
 idem_statsfile_load(void)
 {
@@ -193,7 +190,7 @@ idem_statsfile_load(void)
 			ereport(LOG,
 					errcode(ERRCODE_DATA_CORRUPTED),
 					errmsg("ignoring damaged file \"%s\"", STATS_FILE),
-					errdetail("The statistics of idem begin anew."));
+					errdetail("The statistics of idem begin at zero."));
 	}
 	FreeFile(file);
 	if (unlink(STATS_FILE) != 0)

@@ -1,9 +1,9 @@
 /*
  * monitor.c
- *		What shared memory holds, for the views: counters, the progress of
+ *		SQL functions behind the views of statistics: counters, the progress of
  *		cleanup, the launcher.
  *
- * Without a preloaded library there is nothing to be seen but that.
+ * If the library is not preloaded, they return no rows, or a row that says so.
  */
 #include "postgres.h"
 
@@ -19,6 +19,7 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
+#include "fn/fn.h"
 #include "stats/stats.h"
 
 #define CLEANUP_NATTS 9
@@ -38,6 +39,7 @@ static const Oid worker_types[WORKER_NATTS] = {
 	INT8OID, BOOLOID, FLOAT8OID, TEXTOID, TIMESTAMPTZOID};
 
 IDEM_FUNCTION(idem_version, TEXTOID);
+IDEM_FUNCTION(idem_clock, TIMESTAMPTZOID);
 IDEM_FUNCTION(idem_stat_databases, RECORDOID);
 IDEM_FUNCTION(idem_stat_queues, RECORDOID);
 IDEM_FUNCTION(idem_stat_cleanup, RECORDOID);
@@ -45,17 +47,24 @@ IDEM_FUNCTION(idem_stat_worker, RECORDOID);
 IDEM_FUNCTION(idem_stats_reset, VOIDOID);
 
 /*
- * The doctor asks for this one before anything else, so every version of the
- * library has it, with this signature.
+ * idem_doctor() calls this one before any other function of the library.  So
+ * every version of the library must have it, with this signature.
  */
 Datum
 idem_version(PG_FUNCTION_ARGS)
 {
-	idem_args_begin(fcinfo, &idem_version_signature, NULL);
+	idem_fn_begin(fcinfo, &idem_version_signature, NULL);
 	PG_RETURN_TEXT_P(cstring_to_text(IDEM_VERSION));
 }
 
-/* A row to be returned, filled from the left */
+Datum
+idem_clock(PG_FUNCTION_ARGS)
+{
+	idem_fn_begin(fcinfo, &idem_clock_signature, NULL);
+	PG_RETURN_TIMESTAMPTZ(idem_clock_now());
+}
+
+/* A row to return, filled from the left */
 typedef struct Row
 {
 	ReturnSetInfo *rsinfo;
@@ -65,7 +74,7 @@ typedef struct Row
 } Row;
 
 static void
-add(Row *row, Datum value, bool isnull)
+add_column(Row *row, Datum value, bool isnull)
 {
 	row->values[row->n] = value;
 	row->nulls[row->n++] = isnull;
@@ -74,10 +83,10 @@ add(Row *row, Datum value, bool isnull)
 static void
 add_time(Row *row, TimestampTz time)
 {
-	add(row, TimestampTzGetDatum(time), time == 0);
+	add_column(row, TimestampTzGetDatum(time), time == 0);
 }
 
-/* The encoding of a database; -1 if that is gone */
+/* The encoding of a database; -1 if it was dropped */
 static int
 get_encoding(Oid database)
 {
@@ -92,9 +101,9 @@ get_encoding(Oid database)
 	return encoding;
 }
 
-/* Convert a name of another database to the encoding of this one; NULL if that is not possible */
+/* Convert text of another database to the encoding of this one; NULL if that is not possible */
 static char *
-convert(Oid database, const char *value, int len)
+convert_text(Oid database, const char *value, int len)
 {
 	int from = get_encoding(database);
 	int to = GetDatabaseEncoding();
@@ -113,9 +122,9 @@ convert(Oid database, const char *value, int len)
 	return converted;
 }
 
-/* Bytes that are not ASCII as \xNN, and a backslash as two, so that different names stay different */
+/* Write bytes that are not ASCII as \xNN, and a backslash as two: different names stay different */
 static char *
-escape(const char *value, int len)
+escape_text(const char *value, int len)
 {
 	StringInfoData text;
 
@@ -143,64 +152,32 @@ is_ascii(const char *value, int len)
 	return true;
 }
 
-/* Text that was written in a database, which may have another encoding */
+/* Add text that comes from a database, which may have another encoding */
 static void
 add_text(Row *row, Oid database, const char *value, int len)
 {
-	char *text = is_ascii(value, len) ? pnstrdup(value, len) : convert(database, value, len);
+	char *text = is_ascii(value, len) ? pnstrdup(value, len) : convert_text(database, value, len);
 
-	add(row, CStringGetTextDatum(text != NULL ? text : escape(value, len)), false);
+	add_column(row, CStringGetTextDatum(text != NULL ? text : escape_text(value, len)), false);
 }
 
 static void
-put(Row *row)
+put_row(Row *row)
 {
 	tuplestore_putvalues(row->rsinfo->setResult, row->rsinfo->setDesc, row->values, row->nulls);
 	row->n = 0;
 }
 
-/* A copy of an entry */
-typedef struct Copy
-{
-	IdemCounted counted;
-	IdemProgress progress;
-} Copy;
-
-/* Copies of the entries of databases, or of queues, that are in use */
-static Copy *
-copy_entries(bool of_queues, int *n)
-{
-	Copy *copies;
-	int nused = 0;
-
-	*n = 0;
-	LWLockAcquire(idem_shared->lock, LW_SHARED);
-	for (int i = 0; i < idem_shared->nentries; i++)
-		nused += OidIsValid(idem_shared->entries[i].database);
-	copies = palloc_extended(mul_size(nused, sizeof(Copy)), MCXT_ALLOC_HUGE);
-	for (int i = 0; i < idem_shared->nentries; i++)
-	{
-		IdemEntry *entry = &idem_shared->entries[i];
-
-		if (!OidIsValid(entry->database) || (entry->queue_len >= 0) != of_queues)
-			continue;
-		idem_shared_copy(entry, &copies[*n].counted);
-		copies[(*n)++].progress = entry->progress;
-	}
-	LWLockRelease(idem_shared->lock);
-	return copies;
-}
-
-/* Counters of databases or queues: whose they are, the counters, since when */
+/* Return the counters of databases or queues: whose they are, the counters, since when */
 static Datum
 put_counters(FunctionCallInfo fcinfo, IdemSignature *signature, bool of_queues)
 {
 	Oid types[IDEM_NCOUNTERS + 3];
 	Row row = {0};
-	int ncounters = of_queues ? IDEM_QUEUE_STAT_N : IDEM_STAT_N;
+	int ncounters = of_queues ? IDEM_QUEUE_COUNTER_N : IDEM_DATABASE_COUNTER_N;
 	int natts = 0;
 	int n;
-	Copy *copies;
+	IdemStatsSnapshot *copies;
 
 	types[natts++] = OIDOID;
 	if (of_queues)
@@ -209,24 +186,26 @@ put_counters(FunctionCallInfo fcinfo, IdemSignature *signature, bool of_queues)
 		types[natts++] = INT8OID;
 	types[natts++] = TIMESTAMPTZOID;
 
-	idem_args_begin(fcinfo, signature, NULL);
-	row.rsinfo = idem_args_row_set(fcinfo, types, natts);
-	if (idem_shared == NULL)
+	idem_fn_begin(fcinfo, signature, NULL);
+	row.rsinfo = idem_fn_row_set(fcinfo, types, natts);
+	if (!idem_shmem_exists())
 		return (Datum) 0;
-	/* this database has a row, if nothing was counted yet, too */
-	(void) idem_shared_entry(MyDatabaseId, NULL);
-	copies = copy_entries(of_queues, &n);
+	/* this database has a row also if nothing was counted yet */
+	(void) idem_shmem_get_slot(MyDatabaseId, NULL);
+	copies = idem_shmem_copy_counters(&n);
 	for (int i = 0; i < n; i++)
 	{
-		const IdemCounted *counted = &copies[i].counted;
+		const IdemStatsSnapshot *snapshot = &copies[i];
 
-		add(&row, ObjectIdGetDatum(counted->database), false);
+		if ((snapshot->queue_len >= 0) != of_queues)
+			continue;
+		add_column(&row, ObjectIdGetDatum(snapshot->database), false);
 		if (of_queues)
-			add_text(&row, counted->database, counted->queue, counted->queue_len);
+			add_text(&row, snapshot->database, snapshot->queue, snapshot->queue_len);
 		for (int j = 0; j < ncounters; j++)
-			add(&row, Int64GetDatum((int64) counted->counters[j]), false);
-		add_time(&row, counted->stats_reset);
-		put(&row);
+			add_column(&row, Int64GetDatum((int64) snapshot->counters[j]), false);
+		add_time(&row, snapshot->stats_reset);
+		put_row(&row);
 	}
 	pfree(copies);
 	return (Datum) 0;
@@ -247,19 +226,19 @@ idem_stat_queues(PG_FUNCTION_ARGS)
 static void
 put_progress(Row *row, Oid database, const IdemProgress *progress)
 {
-	add(row, ObjectIdGetDatum(database), false);
-	add(row, CStringGetTextDatum(phase_names[progress->phase]), false);
-	add(row, Int64GetDatum(progress->removed), false);
-	add(row, Float8GetDatum(progress->removed * 1e6 / Max(progress->working, 1)), progress->working == 0);
-	add(row, Int64GetDatum(progress->backlog), progress->backlog < 0);
+	add_column(row, ObjectIdGetDatum(database), false);
+	add_column(row, CStringGetTextDatum(phase_names[progress->phase]), false);
+	add_column(row, Int64GetDatum(progress->removed), false);
+	add_column(row, Float8GetDatum(progress->removed * 1e6 / Max(progress->working, 1)), progress->working == 0);
+	add_column(row, Int64GetDatum(progress->backlog), progress->backlog < 0);
 	add_time(row, progress->started_at);
 	add_time(row, progress->finished_at);
 	if (progress->error_at != 0)
 		add_text(row, database, progress->error, strlen(progress->error));
 	else
-		add(row, (Datum) 0, true);
+		add_column(row, (Datum) 0, true);
 	add_time(row, progress->error_at);
-	put(row);
+	put_row(row);
 }
 
 Datum
@@ -267,17 +246,17 @@ idem_stat_cleanup(PG_FUNCTION_ARGS)
 {
 	Row row = {0};
 	int n;
-	Copy *copies;
+	IdemDatabaseProgress *copies;
 
-	idem_args_begin(fcinfo, &idem_stat_cleanup_signature, NULL);
-	row.rsinfo = idem_args_row_set(fcinfo, cleanup_types, CLEANUP_NATTS);
-	if (idem_shared == NULL)
+	idem_fn_begin(fcinfo, &idem_stat_cleanup_signature, NULL);
+	row.rsinfo = idem_fn_row_set(fcinfo, cleanup_types, CLEANUP_NATTS);
+	if (!idem_shmem_exists())
 		return (Datum) 0;
-	/* this database has a row, if the worker has not been here yet, too; and the worker is to come */
-	idem_stats_note_use();
-	copies = copy_entries(false, &n);
+	/* this database has a row also before the worker's first visit; and the worker is to come */
+	idem_counters_note_use();
+	copies = idem_shmem_copy_progress(&n);
 	for (int i = 0; i < n; i++)
-		put_progress(&row, copies[i].counted.database, &copies[i].progress);
+		put_progress(&row, copies[i].database, &copies[i].progress);
 	pfree(copies);
 	return (Datum) 0;
 }
@@ -298,63 +277,53 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 {
 	Row row = {0};
 	IdemLauncher launcher = {0};
-	IdemRun run = {0};
+	IdemVisit visit = {0};
+	bool preloaded = idem_shmem_exists();
 	bool is_full = false;
 
-	idem_args_begin(fcinfo, &idem_stat_worker_signature, NULL);
-	row.rsinfo = idem_args_row_set(fcinfo, worker_types, WORKER_NATTS);
-	if (idem_shared != NULL)
+	idem_fn_begin(fcinfo, &idem_stat_worker_signature, NULL);
+	row.rsinfo = idem_fn_row_set(fcinfo, worker_types, WORKER_NATTS);
+	if (preloaded)
 	{
-		LWLockAcquire(idem_shared->lock, LW_SHARED);
-		launcher = idem_shared->launcher;
-		run = idem_shared->run;
-		is_full = idem_shared->is_full;
-		LWLockRelease(idem_shared->lock);
+		idem_shmem_get_launcher(&launcher, &is_full);
+		idem_shmem_get_visit(&visit);
 	}
-	add(&row, BoolGetDatum(idem_shared != NULL), false);
-	add(&row, CStringGetTextDatum(IDEM_VERSION), false);
-	add(&row, CStringGetTextDatum(state_names[launcher.state]), false);
-	add(&row, Int32GetDatum(launcher.pid), launcher.pid == 0);
+	add_column(&row, BoolGetDatum(preloaded), false);
+	add_column(&row, CStringGetTextDatum(IDEM_VERSION), false);
+	add_column(&row, CStringGetTextDatum(state_names[launcher.state]), false);
+	add_column(&row, Int32GetDatum(launcher.pid), launcher.pid == 0);
 	add_time(&row, launcher.started_at);
-	add(&row, Int64GetDatum(launcher.runs), idem_shared == NULL);
-	add_time(&row, launcher.last_run_at);
-	add(&row, ObjectIdGetDatum(run.database), run.pid == 0);
-	add(&row, Int32GetDatum(run.pid), run.pid == 0);
-	add(&row, Int32GetDatum(count_slots()), false);
+	add_column(&row, Int64GetDatum(launcher.visits), !preloaded);
+	add_time(&row, launcher.last_visit_at);
+	add_column(&row, ObjectIdGetDatum(visit.request.database), visit.pid == 0);
+	add_column(&row, Int32GetDatum(visit.pid), visit.pid == 0);
+	add_column(&row, Int32GetDatum(count_slots()), false);
 	add_time(&row, launcher.no_slot_since);
 	add_time(&row, launcher.clock_back_at);
-	add(&row, Float8GetDatum(launcher.clock_back_by / 1e6), launcher.clock_back_at == 0);
-	add(&row, Int64GetDatum(launcher.memory), launcher.pid == 0);
-	add(&row, BoolGetDatum(is_full), idem_shared == NULL);
-	add(&row, Float8GetDatum(Max(idem_clock_steady() - launcher.awake_at, 0) / 1e6), launcher.pid == 0);
+	add_column(&row, Float8GetDatum(launcher.clock_back_by / 1e6), launcher.clock_back_at == 0);
+	add_column(&row, Int64GetDatum(launcher.memory), launcher.pid == 0);
+	add_column(&row, BoolGetDatum(is_full), !preloaded);
+	add_column(&row, Float8GetDatum(Max(idem_clock_steady() - launcher.awake_at, 0) / 1e6), launcher.pid == 0);
 	if (launcher.error_at != 0)
 		add_text(&row, InvalidOid, launcher.error, strlen(launcher.error));
 	else
-		add(&row, (Datum) 0, true);
+		add_column(&row, (Datum) 0, true);
 	add_time(&row, launcher.error_at);
-	put(&row);
+	put_row(&row);
 	return (Datum) 0;
 }
 
-/* Counting in this database and its queues begins anew */
+/* Let the counters of this database and its queues begin at zero */
 Datum
 idem_stats_reset(PG_FUNCTION_ARGS)
 {
-	TimestampTz now = GetCurrentTimestamp();
-
-	idem_args_begin(fcinfo, &idem_stats_reset_signature, NULL);
-	if (idem_shared == NULL)
+	idem_fn_begin(fcinfo, &idem_stats_reset_signature, NULL);
+	if (!idem_shmem_exists())
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("there are no statistics"),
 				errdetail("The library was not loaded when the server was started."),
 				errhint("Add \"idem\" to \"%s\" and restart the server.", "shared_preload_libraries"));
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	for (int i = 0; i < idem_shared->nentries; i++)
-	{
-		if (idem_shared->entries[i].database == MyDatabaseId)
-			idem_shared_zero(&idem_shared->entries[i], now);
-	}
-	LWLockRelease(idem_shared->lock);
+	idem_shmem_reset_counters();
 	PG_RETURN_VOID();
 }

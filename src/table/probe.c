@@ -2,9 +2,9 @@
  * probe.c
  *		Look a row up by its key, past the snapshot of the transaction.
  *
- * Rows are looked up with a dirty snapshot, which also shows what is not
- * committed.  It may miss a row that is being updated right now; who needs the
- * row that is there uses idem_probe_existing().
+ * A dirty snapshot also shows what is not committed.  It may miss a row that
+ * another transaction is updating at this moment.  A caller that must not miss an
+ * existing row uses idem_probe_existing(), or holds the lock on the hash of the key.
  */
 #include "postgres.h"
 
@@ -13,9 +13,9 @@
 #include "miscadmin.h"
 #include "utils/snapmgr.h"
 
-#include "idem.h"
+#include "table/table.h"
 
-/* The caller ends the scan */
+/* Begin a scan of the rows that match; the caller ends it */
 IndexScanDesc
 idem_probe_begin(IdemTable *table, IdemLookup *lookup, Snapshot snapshot)
 {
@@ -25,42 +25,42 @@ idem_probe_begin(IdemTable *table, IdemLookup *lookup, Snapshot snapshot)
 	return scan;
 }
 
-/* What is to be thought of a row that a dirty snapshot has shown */
+/* Classify a row returned by a dirty snapshot */
 void
-idem_probe_classify(const SnapshotData *dirty, IdemProbe *probe)
+idem_probe_classify(const SnapshotData *dirty, IdemProbeResult *result)
 {
 	if (TransactionIdIsValid(dirty->xmin))
 	{
-		probe->found = IDEM_FOUND_OPEN;
-		probe->xwait = dirty->xmin;
+		result->found = IDEM_FOUND_OPEN;
+		result->xwait = dirty->xmin;
 	}
 	else
 	{
-		probe->found = IDEM_FOUND_ROW;
-		probe->xwait = dirty->xmax;
+		result->found = IDEM_FOUND_ROW;
+		result->xwait = dirty->xmax;
 	}
 }
 
 /*
- * Look at the row.  An open one is not the last word: beside it may be the
- * committed one that its transaction has removed.
+ * Look the row up.  After an uncommitted row the scan goes on: its transaction
+ * may have deleted a committed row of the same key.
  */
 void
-idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbe *probe)
+idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result)
 {
 	SnapshotData dirty;
 	IndexScanDesc scan;
 
 	InitDirtySnapshot(dirty);
-	memset(probe, 0, sizeof(*probe));
+	memset(result, 0, sizeof(*result));
 	scan = idem_probe_begin(table, lookup, &dirty);
-	while (probe->found != IDEM_FOUND_ROW &&
+	while (result->found != IDEM_FOUND_ROW &&
 		   index_getnext_slot(scan, ForwardScanDirection, table->found))
-		idem_probe_classify(&dirty, probe);
+		idem_probe_classify(&dirty, result);
 	index_endscan(scan);
 }
 
-/* Is there a row in a snapshot taken now?  The first one is in the slot. */
+/* Does a snapshot taken now show a row?  The first one is in the slot. */
 bool
 idem_probe_latest(IdemTable *table, IdemLookup *lookup, TupleTableSlot *slot)
 {
@@ -74,25 +74,25 @@ idem_probe_latest(IdemTable *table, IdemLookup *lookup, TupleTableSlot *slot)
 }
 
 /*
- * Look at a row that is thought to exist: what was missed because it was just
- * being updated is looked for again.
+ * Look up a row that probably exists.  If a snapshot taken now shows a row that
+ * the probe has missed, because of an update at that moment, probe again.
  */
 void
-idem_probe_existing(IdemTable *table, IdemLookup *lookup, IdemProbe *probe)
+idem_probe_existing(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result)
 {
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		idem_probe(table, lookup, probe);
-	} while (probe->found != IDEM_FOUND_ROW &&
+		idem_probe(table, lookup, result);
+	} while (result->found != IDEM_FOUND_ROW &&
 			 idem_probe_latest(table, lookup, table->found) && !idem_row_is_replaced_by_me(table));
 }
 
-/* Wait for a transaction in the way, as long as lock_timeout allows */
+/* Wait for the end of a transaction, as long as lock_timeout allows (K5, J6) */
 void
 idem_probe_wait(IdemTable *table, TransactionId xid)
 {
-	/* VACUUM shall not wait for the page as long as we do */
+	/* a pin on the page would make VACUUM wait as long as we do */
 	ExecClearTuple(table->found);
 	XactLockTableWait(xid, NULL, NULL, XLTW_None);
 }

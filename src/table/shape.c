@@ -1,10 +1,10 @@
 /*
  * shape.c
- *		Whether a table and its indexes are as the extension has made them.
+ *		Are a table and its indexes as the extension has created them?
  *
- * Access by table.c leaves out what ExecInsert() and its kin do for a table
- * with triggers, rules, policies, partition bounds and expressions.  So a table
- * that has grown any of these is refused: indexes when they need an entry, the
+ * idem writes its tables without ExecInsert() and its kin, which see to
+ * triggers, rules, policies, partition bounds and expressions.  So a table that
+ * has any of these is refused.  Indexes are checked when they need an entry, the
  * rest in every call.
  */
 #include "postgres.h"
@@ -15,15 +15,15 @@
 #include "catalog/pg_type.h"
 #include "nodes/primnodes.h"
 
-#include "idem.h"
+#include "table/table.h"
 
-/* Raise the error for a table that is not as the extension has made it */
+/* Raise the error for a table that is not as the extension has created it */
 void
 idem_shape_refuse(const IdemTableDef *def, const char *detail, const char *hint)
 {
 	ereport(ERROR,
 			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			errmsg("table \"idem.%s\" is not as idem has made it", def->name),
+			errmsg("unexpected definition of table \"idem.%s\"", def->name),
 			errdetail("%s", detail),
 			errhint("%s", hint));
 }
@@ -31,7 +31,7 @@ idem_shape_refuse(const IdemTableDef *def, const char *detail, const char *hint)
 static bool
 has_columns(const IdemTableDef *def, TupleDesc desc)
 {
-	if (!idem_args_desc_has(desc, def->types, def->natts))
+	if (!idem_version_desc_matches(desc, def->types, def->natts))
 		return false;
 	for (int i = 0; i < desc->natts; i++)
 	{
@@ -41,7 +41,7 @@ has_columns(const IdemTableDef *def, TupleDesc desc)
 	return true;
 }
 
-/* Refuse a table with anything that access by idem would bypass; in every call */
+/* Refuse a table with anything that access by idem would bypass */
 void
 idem_shape_check(const IdemTableDef *def, Relation heap)
 {
@@ -49,9 +49,9 @@ idem_shape_check(const IdemTableDef *def, Relation heap)
 	TupleConstr *constr = desc->constr;
 
 	if (!has_columns(def, desc))
-		idem_args_version_mismatch(psprintf("Table idem.%s has other columns.", def->name));
+		idem_version_mismatch(psprintf("Table idem.%s has other columns.", def->name));
 	if (heap->rd_rel->relkind != RELKIND_RELATION || heap->rd_rel->relam != HEAP_TABLE_AM_OID)
-		idem_shape_refuse(def, "It is of another kind or has another access method.",
+		idem_shape_refuse(def, "It is not an ordinary table, or not of access method heap.",
 						  "Drop and create the extension.");
 	if (heap->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
 		idem_shape_refuse(def, "It is not logged: a crash would empty it.",
@@ -70,7 +70,7 @@ idem_shape_check(const IdemTableDef *def, Relation heap)
 						  "Drop the rule.");
 	for (int i = 0; i < desc->natts; i++)
 	{
-		/* the server would take it as proof that the column is stored */
+		/* the server would conclude that every row stores the column, also a short row */
 		if (TupleDescAttr(desc, i)->attnotnull && (def->nullable & IDEM_COLUMN(i + 1)))
 			idem_shape_refuse(def, "A column that may be null has a not-null constraint.",
 							  psprintf("Run ALTER TABLE idem.%s ALTER COLUMN ... DROP NOT NULL.", def->name));
@@ -101,13 +101,12 @@ idem_shape_is_on_pkey(const IdemTableDef *def, Form_pg_index form)
 }
 
 /*
- * Which unique index may there be?  Besides the primary key only its double
- * while REINDEX CONCURRENTLY is at work: what conflicts in the one conflicts
- * in the other.  If another one took other keys for equal, a key would be
- * absent by the primary key and refused by that, over and over.
+ * Is the index the copy of the primary key that REINDEX CONCURRENTLY builds?
+ * No other unique index may exist.  If one took other keys for equal, a key
+ * could be absent in the primary key and in conflict there, over and over.
  */
 static bool
-is_double_of_pkey(IdemTable *table, Relation index)
+is_copy_of_pkey(IdemTable *table, Relation index)
 {
 	if (!idem_shape_is_on_pkey(table->def, index->rd_index))
 		return false;
@@ -120,7 +119,7 @@ is_double_of_pkey(IdemTable *table, Relation index)
 	return true;
 }
 
-/* Is it an index of the rows whose first column is not null, and has those only? */
+/* Does the index hold all rows whose first column is not null, and only these? */
 static bool
 skips_nulls(Relation index)
 {
@@ -132,7 +131,7 @@ skips_nulls(Relation index)
 		((Var *) test->arg)->varattno == index->rd_index->indkey.values[0];
 }
 
-/* Refuse an index that idem would not keep up to date; when it needs an entry */
+/* Refuse an index that idem would not keep up to date */
 void
 idem_shape_check_index(IdemTable *table, Relation index)
 {
@@ -148,12 +147,12 @@ idem_shape_check_index(IdemTable *table, Relation index)
 	if (!heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL) && !skips_nulls(index))
 		idem_shape_refuse(def, "There is a partial index, which idem would not keep up to date.",
 						  "Drop that index.");
-	if (form->indisexclusion || (form->indisunique && !is_double_of_pkey(table, index)))
+	if (form->indisexclusion || (form->indisunique && !is_copy_of_pkey(table, index)))
 		idem_shape_refuse(def, "There is another unique index or an exclusion constraint.",
 						  "Drop it: the primary key alone decides what is unique.");
 }
 
-/* Does the index order the rows by these columns, text as lookups compare it (has_columns)? */
+/* Does the index order the rows by these columns, with text in collation C? */
 bool
 idem_shape_is_ordered_by(Relation index, const AttrNumber *columns, int ncolumns)
 {

@@ -1,13 +1,13 @@
 /*
  * subscription.c
- *		Is one of our tables written by a subscription of this database?
+ *		Does a subscription of this database write a table of idem?
  *
- * The publisher decides what becomes of such rows.  If the subscriber removed
- * an expired one, it would drop the update by which the publisher has the key
- * taken over, and the key would run again after the cutover.  So cleanup skips
- * such a table (W1), and functions that write it are refused, as on a standby
- * (K13).  A disabled subscription counts as well: it may be enabled again, and
- * go on where it was.
+ * The rows of such a table belong to the publisher.  If the subscriber deleted
+ * an expired key, its apply worker would find no row for the update by which a
+ * claim on the publisher takes the key over, and the key would run again after
+ * the cutover.  So cleanup skips such a table (W1), and functions that write it
+ * are refused, as on a standby (K13).  A disabled subscription counts as well:
+ * it can be enabled and continue where it stopped.
  */
 #include "postgres.h"
 
@@ -18,14 +18,15 @@
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
-#include "idem.h"
+#include "table/table.h"
 
-/* Counts changes of pg_subscription_rel that this backend has heard of */
+/* Number of invalidations of pg_subscription_rel that this backend has received */
 static uint64 nchanges = 0;
 
 /*
- * As of now, whatever this backend has heard of: a row that a subscription has
- * brought is in no snapshot that was taken before this returned false.
+ * Reads pg_subscription_rel as it is now, without waiting for an invalidation.
+ * If this returns false, no snapshot taken before shows a row that a
+ * subscription has written.
  */
 bool
 idem_subscription_writes(Oid relid)
@@ -46,33 +47,33 @@ idem_subscription_writes(Oid relid)
 }
 
 static void
-note_change(Datum arg, SysCacheIdentifier cacheid, uint32 hashvalue)
+count_change(Datum arg, SysCacheIdentifier cacheid, uint32 hashvalue)
 {
 	nchanges++;
 }
 
 /*
- * Raise an error if a subscription writes the table; looks again only if
- * pg_subscription_rel has changed (K13).  The caller has the table open: def->relid
- * may be invalid again, if opening it has shown that the table has changed.
+ * Raise an error if a subscription writes the table (K13).  Looks again only if
+ * pg_subscription_rel has changed.  The caller has opened the table and passes its
+ * OID, because that in the cache may be invalid again by now.
  */
 void
-idem_subscription_refuse(IdemTableDef *def, Oid relid)
+idem_subscription_refuse(const IdemTableDef *def, Oid relid)
 {
 	uint64 now = nchanges;
 
 	if (now == 0)
 	{
-		CacheRegisterSyscacheCallback(SUBSCRIPTIONRELMAP, note_change, (Datum) 0);
+		CacheRegisterSyscacheCallback(SUBSCRIPTIONRELMAP, count_change, (Datum) 0);
 		now = nchanges = 1;
 	}
-	if (def->unsubscribed_at == now)
+	if (def->cache->unsubscribed_at == now)
 		return;
 	if (idem_subscription_writes(relid))
 		ereport(ERROR,
 				errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
 				errmsg("table \"idem.%s\" is written by a subscription", def->name),
-				errdetail("Until the cutover its rows are the publisher's."),
+				errdetail("Until the cutover its rows belong to the publisher."),
 				errhint("Use the publisher, or drop the subscription when the publisher takes no more writes."));
-	def->unsubscribed_at = now;
+	def->cache->unsubscribed_at = now;
 }

@@ -1,23 +1,22 @@
 /*
  * launcher.c
- *		The resident process: takes the database that is due (databases.c) and
- *		starts a worker there (cleanup.c), one at a time.
+ *		The resident process: takes the database that is due (schedule.c) and
+ *		starts a worker there (visit.c), one at a time.
  *
- * It is connected to no database and has a transaction open only while it reads
- * pg_database.  The postmaster starts it again five seconds after it was ended,
- * and on a standby when that is promoted.
+ * The launcher is connected to no database, and has a transaction open only while
+ * it reads pg_database (W4).  The postmaster restarts it five seconds after it has
+ * ended (W3).  On a standby the postmaster starts it at the promotion (W6).
  *
  * An error of its own, such as a lock on pg_database, does not end it.  The
- * error is logged when it begins and when it is over, shown by idem_doctor(),
- * and followed by a pause of one second, then two, four, and so on up to ten
- * minutes (W7).
+ * launcher logs the error when it begins and when it is over, and idem_doctor()
+ * shows it.  The launcher pauses for one second, then two, four, and so on up to
+ * ten minutes (W7).
  */
 #include "postgres.h"
 
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "pgstat.h"
-#include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
@@ -25,46 +24,47 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "worker/schedule.h"
+#include "worker/worker.h"
 
 /* Times in microseconds */
 #define CONNECT_TIMEOUT (10 * USECS_PER_SEC)
 #define CLOCK_TOLERANCE USECS_PER_SEC
 #define MAX_SLEEP		USECS_PER_DAY
 
+/* State of the launcher, as published */
+static IdemLauncher launcher;
+
 static int64 next_list; /* when to read the list of databases */
 
-/* The run under way; NULL: none */
-static BackgroundWorkerHandle *running = NULL;
-static int64 running_since;
-static bool run_is_outdated; /* there was a reload since */
+/* The worker of the visit under way; NULL: none */
+static BackgroundWorkerHandle *worker_handle = NULL;
+static int64 visit_started;
+static bool visit_is_outdated; /* there was a reload since */
 
 /* No free slot for a worker: when to try again, and the delay after that */
 static int64 slot_due = 0;
 static int64 slot_delay = 0;
 
-/* Errors of the launcher itself: how long the pause is; 0: the last turn was fine */
+/* Pause after an error of the launcher itself; 0: the last turn was fine */
 static int64 error_delay = 0;
 
 static void
-set_state(IdemLauncherState state)
+publish_state(IdemLauncherState state)
 {
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	idem_shared->launcher.state = state;
-	idem_shared->launcher.memory = MemoryContextMemAllocated(TopMemoryContext, true);
-	LWLockRelease(idem_shared->lock);
+	launcher.state = state;
+	launcher.memory = MemoryContextMemAllocated(TopMemoryContext, true);
+	idem_shmem_set_launcher(&launcher);
 }
 
 /* For idem_doctor(): a launcher that does not wake up is stuck */
 static void
-note_awake_at(int64 time)
+publish_awake_at(int64 time)
 {
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	idem_shared->launcher.awake_at = time;
-	LWLockRelease(idem_shared->lock);
+	launcher.awake_at = time;
+	idem_shmem_set_launcher(&launcher);
 }
 
-/* For idem_doctor(): tokens and expiry rely on the clock */
+/* For idem_doctor(): tokens and expiry depend on the clock */
 static void
 watch_clock(void)
 {
@@ -75,102 +75,79 @@ watch_clock(void)
 
 	if (!is_first && last_ahead - ahead > CLOCK_TOLERANCE)
 	{
-		LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-		idem_shared->launcher.clock_back_at = wall;
-		idem_shared->launcher.clock_back_by = last_ahead - ahead;
-		LWLockRelease(idem_shared->lock);
+		launcher.clock_back_at = wall;
+		launcher.clock_back_by = last_ahead - ahead;
+		idem_shmem_set_launcher(&launcher);
 	}
 	last_ahead = ahead;
 	is_first = false;
 }
 
-/* No slot is free: log that once, and try again later */
+/* No slot is free: log that if one was free before, and try again later */
 static void
-wait_for_slot(void)
+note_no_slot(void)
 {
 	if (slot_delay == 0)
 	{
 		ereport(LOG,
 				errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-				errmsg("no background worker slot is free for the cleanup of idem"),
-				errdetail("Cleanup goes on by itself as soon as there is one."),
+				errmsg("no background worker slot is free for idem cleanup"),
+				errdetail("Cleanup continues as soon as a slot is free."),
 				errhint("Consider increasing \"%s\".", "max_worker_processes"));
-		LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-		idem_shared->launcher.no_slot_since = GetCurrentTimestamp();
-		LWLockRelease(idem_shared->lock);
+		launcher.no_slot_since = GetCurrentTimestamp();
 	}
-	slot_delay = idem_databases_longer(slot_delay, Min(idem_databases_naptime(), IDEM_MAX_DELAY));
+	slot_delay = idem_schedule_double_delay(slot_delay, Min(idem_schedule_naptime(), IDEM_MAX_DELAY));
 	slot_due = idem_clock_steady() + slot_delay;
-	set_state(IDEM_LAUNCHER_NO_SLOT);
+	publish_state(IDEM_LAUNCHER_NO_SLOT);
 }
 
 static void
-slot_is_there(void)
+note_slot(void)
 {
 	if (slot_delay == 0)
 		return;
 	ereport(LOG,
 			errcode(ERRCODE_SUCCESSFUL_COMPLETION),
-			errmsg("a background worker slot is free again for the cleanup of idem"));
+			errmsg("a background worker slot is free again for idem cleanup"));
 	slot_delay = slot_due = 0;
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	idem_shared->launcher.no_slot_since = 0;
-	LWLockRelease(idem_shared->lock);
-}
-
-static void
-describe_run(const IdemDatabase *database)
-{
-	IdemRun *run = &idem_shared->run;
-
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	memset(run, 0, sizeof(*run));
-	run->database = database->oid;
-	run->goes_on = database->goes_on;
-	run->pause = database->pause;
-	run->outcome = IDEM_RUN_LOST;
-	LWLockRelease(idem_shared->lock);
+	launcher.no_slot_since = 0;
 }
 
 static void
 start_worker(const IdemDatabase *database)
 {
 	BackgroundWorker worker;
+	IdemVisitRequest request = {
+		.database = database->oid, .continues = database->continues, .pause = database->pause};
 
-	memset(&worker, 0, sizeof(worker));
-	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION | BGWORKER_INTERRUPTIBLE;
-	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
-	worker.bgw_restart_time = BGW_NEVER_RESTART;
-	strlcpy(worker.bgw_library_name, "idem", sizeof(worker.bgw_library_name));
-	strlcpy(worker.bgw_function_name, "idem_cleanup_main", sizeof(worker.bgw_function_name));
-	strlcpy(worker.bgw_name, "idem cleanup", sizeof(worker.bgw_name));
-	strlcpy(worker.bgw_type, "idem cleanup", sizeof(worker.bgw_type));
+	idem_process_describe(&worker, "idem cleanup", "idem_cleanup_main");
+	worker.bgw_flags |= BGWORKER_INTERRUPTIBLE;
 	worker.bgw_main_arg = ObjectIdGetDatum(database->oid);
 	worker.bgw_notify_pid = MyProcPid;
 
-	describe_run(database);
-	if (!RegisterDynamicBackgroundWorker(&worker, &running))
+	idem_shmem_request_visit(&request);
+	if (!RegisterDynamicBackgroundWorker(&worker, &worker_handle))
 	{
-		running = NULL;
-		wait_for_slot();
+		worker_handle = NULL;
+		note_no_slot();
 		return;
 	}
-	slot_is_there();
-	running_since = idem_clock_steady();
-	run_is_outdated = false;
-	set_state(IDEM_LAUNCHER_WORKING);
+	note_slot();
+	visit_started = idem_clock_steady();
+	visit_is_outdated = false;
+	publish_state(IDEM_LAUNCHER_WORKING);
 }
 
 /* Visit the database that is due for the longest time; false if none is */
 static bool
 visit_next(int64 now, int64 *next_due)
 {
-	IdemDatabase *first = idem_databases_first();
+	IdemDatabase *first = idem_schedule_first();
 
 	*next_due = first ? Max(first->due, slot_due) : PG_INT64_MAX;
 	if (*next_due > now)
 		return false;
-	switch (idem_databases_access(first->oid))
+	switch (idem_schedule_access(first->oid))
 	{
 		case IDEM_ACCESS_YES:
 			start_worker(first);
@@ -179,7 +156,7 @@ visit_next(int64 now, int64 *next_due)
 			first->due = now + IDEM_MIN_DELAY;
 			break;
 		case IDEM_ACCESS_NO:
-			idem_databases_forget(first->oid);
+			idem_schedule_forget(first->oid);
 			break;
 	}
 	return true;
@@ -187,58 +164,44 @@ visit_next(int64 now, int64 *next_due)
 
 /* The worker has ended */
 static void
-end_run(void)
+end_visit(const IdemVisit *visit)
 {
-	IdemRun run;
-
-	pfree(running);
-	running = NULL;
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	run = idem_shared->run;
-	idem_shared->launcher.runs++;
-	idem_shared->launcher.last_run_at = GetCurrentTimestamp();
-	LWLockRelease(idem_shared->lock);
-	idem_databases_end_run(&run, run_is_outdated);
+	pfree(worker_handle);
+	worker_handle = NULL;
+	launcher.visits++;
+	launcher.last_visit_at = GetCurrentTimestamp();
+	idem_shmem_set_launcher(&launcher);
+	idem_schedule_end_visit(visit, visit_is_outdated);
 }
 
-static bool
-is_connected(void)
-{
-	bool connected;
-
-	LWLockAcquire(idem_shared->lock, LW_SHARED);
-	connected = idem_shared->run.connected;
-	LWLockRelease(idem_shared->lock);
-	return connected;
-}
-
-/* Look after the worker.  Until when at most, if nothing happens?  0: it has ended. */
+/* Look after the worker.  Returns when to look again at the latest; 0: the worker has ended. */
 static int64
 watch_worker(int64 now)
 {
+	IdemVisit visit;
 	pid_t pid;
+	bool has_ended = GetBackgroundWorkerPid(worker_handle, &pid) == BGWH_STOPPED;
 
-	if (GetBackgroundWorkerPid(running, &pid) == BGWH_STOPPED)
+	idem_shmem_get_visit(&visit);
+	if (has_ended)
 	{
-		end_run();
+		end_visit(&visit);
 		return 0;
 	}
-	/* a copy of the database may be under way, which can take hours */
-	if (now - running_since > CONNECT_TIMEOUT && !is_connected())
-		TerminateBackgroundWorker(running);
+	/* a session may be copying the database, which can take hours */
+	if (now - visit_started > CONNECT_TIMEOUT && !visit.report.connected)
+		TerminateBackgroundWorker(worker_handle);
 	return now + USECS_PER_SEC;
 }
 
-/* Is a worker of a launcher before this one still there? */
+/* Is a worker of an earlier launcher still running? */
 static bool
 is_left_over(void)
 {
-	bool found;
+	IdemVisit visit;
 
-	LWLockAcquire(idem_shared->lock, LW_SHARED);
-	found = idem_shared->run.pid != 0;
-	LWLockRelease(idem_shared->lock);
-	return found;
+	idem_shmem_get_visit(&visit);
+	return visit.pid != 0;
 }
 
 /* Do what is due; returns when to come again */
@@ -248,39 +211,35 @@ do_what_is_due(void)
 	int64 now = idem_clock_steady();
 	int64 next_due;
 
-	if (running != NULL)
+	if (worker_handle != NULL)
 		return watch_worker(now);
 	if (is_left_over())
 		return now + USECS_PER_SEC / 10;
 	if (now >= next_list)
 	{
-		idem_databases_read();
-		next_list = now + idem_databases_naptime();
+		idem_schedule_read_databases();
+		next_list = now + idem_schedule_naptime();
 	}
 	if (visit_next(now, &next_due))
 		return 0;
 	if (slot_delay == 0)
-		set_state(IDEM_LAUNCHER_SLEEPING);
+		publish_state(IDEM_LAUNCHER_SLEEPING);
 	return Min(next_due, next_list);
 }
 
-/* An error of the launcher itself: log it if that is new, show it, and pause */
+/* An error of the launcher itself: log it if it worked before, show it, and pause (W7) */
 static int64
 note_error(const ErrorData *error)
 {
-	IdemLauncher *launcher = &idem_shared->launcher;
-
 	if (error_delay == 0)
 		ereport(LOG,
 				errcode(error->sqlerrcode),
-				errmsg("the launcher of idem fails: %s", error->message),
-				errdetail("It goes on by itself, up to ten minutes later. This is not logged again before it works."));
-	error_delay = idem_databases_longer(error_delay, IDEM_MAX_DELAY);
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	launcher->state = IDEM_LAUNCHER_FAILING;
-	launcher->error_at = GetCurrentTimestamp();
-	idem_worker_copy_error(launcher->error, error->message);
-	LWLockRelease(idem_shared->lock);
+				errmsg("idem launcher failed: %s", error->message),
+				errdetail("It tries again after ten minutes at most. The failure is not logged again until the launcher has worked."));
+	error_delay = idem_schedule_double_delay(error_delay, IDEM_MAX_DELAY);
+	launcher.error_at = GetCurrentTimestamp();
+	idem_shmem_copy_error(launcher.error, error->message);
+	publish_state(IDEM_LAUNCHER_FAILING);
 	return idem_clock_steady() + error_delay;
 }
 
@@ -297,7 +256,7 @@ try_what_is_due(void)
 		if (error_delay != 0)
 			ereport(LOG,
 					errcode(ERRCODE_SUCCESSFUL_COMPLETION),
-					errmsg("the launcher of idem works again"));
+					errmsg("idem launcher works again"));
 		error_delay = 0;
 	}
 	PG_CATCH();
@@ -321,34 +280,30 @@ try_what_is_due(void)
 }
 
 static void
-reload(void)
+reload_settings(void)
 {
 	ProcessConfigFile(PGC_SIGHUP);
 	next_list = slot_due = 0;
-	run_is_outdated = true;
-	idem_databases_make_due();
+	visit_is_outdated = true;
+	idem_schedule_make_due();
 }
 
 static void
-say_goodbye(int code, Datum arg)
+at_exit(int code, Datum arg)
 {
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	idem_shared->launcher.pid = 0;
-	idem_shared->launcher.state = IDEM_LAUNCHER_STOPPED;
-	LWLockRelease(idem_shared->lock);
+	launcher.pid = 0;
+	publish_state(IDEM_LAUNCHER_STOPPED);
 }
 
 static void
-begin(void)
+init_launcher(void)
 {
-	idem_databases_init();
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	memset(&idem_shared->launcher, 0, sizeof(idem_shared->launcher));
-	idem_shared->launcher.pid = MyProcPid;
-	idem_shared->launcher.started_at = GetCurrentTimestamp();
-	idem_shared->launcher.awake_at = idem_clock_steady();
-	LWLockRelease(idem_shared->lock);
-	before_shmem_exit(say_goodbye, (Datum) 0);
+	idem_schedule_init();
+	launcher.pid = MyProcPid;
+	launcher.started_at = GetCurrentTimestamp();
+	launcher.awake_at = idem_clock_steady();
+	publish_state(IDEM_LAUNCHER_STOPPED);
+	before_shmem_exit(at_exit, (Datum) 0);
 }
 
 /* Sleep until then, or until there is a signal */
@@ -360,10 +315,10 @@ sleep_until(int64 wakeup, uint32 wait_event)
 	if (wakeup <= now)
 		return;
 	wakeup = Min(wakeup, now + MAX_SLEEP);
-	note_awake_at(wakeup);
+	publish_awake_at(wakeup);
 	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, (long) ((wakeup - now) / 1000 + 1), wait_event);
 	ResetLatch(MyLatch);
-	note_awake_at(idem_clock_steady());
+	publish_awake_at(idem_clock_steady());
 }
 
 void
@@ -373,11 +328,11 @@ idem_launcher_main(Datum arg)
 	int64 wakeup = 0;
 
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	idem_worker_begin();
+	idem_process_begin();
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
-	idem_worker_limit_lock_waits();
+	idem_process_limit_lock_waits();
 	wait_event = idem_compat_wait_event("IdemLauncherMain");
-	begin();
+	init_launcher();
 
 	for (;;)
 	{
@@ -388,7 +343,7 @@ idem_launcher_main(Datum arg)
 		if (ConfigReloadPending)
 		{
 			ConfigReloadPending = false;
-			reload();
+			reload_settings();
 		}
 		watch_clock();
 		wakeup = try_what_is_due();
@@ -402,13 +357,7 @@ idem_launcher_register(void)
 {
 	BackgroundWorker worker;
 
-	memset(&worker, 0, sizeof(worker));
-	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	idem_process_describe(&worker, "idem launcher", "idem_launcher_main");
 	worker.bgw_restart_time = 5;
-	strlcpy(worker.bgw_library_name, "idem", sizeof(worker.bgw_library_name));
-	strlcpy(worker.bgw_function_name, "idem_launcher_main", sizeof(worker.bgw_function_name));
-	strlcpy(worker.bgw_name, "idem launcher", sizeof(worker.bgw_name));
-	strlcpy(worker.bgw_type, "idem launcher", sizeof(worker.bgw_type));
 	RegisterBackgroundWorker(&worker);
 }

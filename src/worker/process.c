@@ -1,5 +1,5 @@
 /*
- * worker.c
+ * process.c
  *		What launcher and worker have in common: their settings, and what becomes
  *		of errors that end them.
  *
@@ -17,16 +17,14 @@
 #include "access/xact.h"
 #include "catalog/pg_db_role_setting.h"
 #include "catalog/pg_type.h"
-#include "mb/pg_wchar.h"
 #include "miscadmin.h"
-#include "postmaster/bgworker.h"
 #include "tcop/tcopprot.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/guc.h"
 
-#include "stats/stats.h"
+#include "worker/worker.h"
 
 static emit_log_hook_type prev_emit_log_hook = NULL;
 
@@ -50,35 +48,9 @@ static const char *const fixed_settings[][2] = {
 static const char *const database_settings[] = {"idem.cleanup", "idem.cleanup_batch_size"};
 
 static void
-override(const char *name, const char *value)
+override_setting(const char *name, const char *value)
 {
 	SetConfigOption(name, value, PGC_SUSET, PGC_S_OVERRIDE);
-}
-
-/* Copy a message to a place of IDEM_ERROR_TEXT_LEN bytes */
-void
-idem_worker_copy_error(char *text, const char *message)
-{
-	strlcpy(text, message, pg_mbcliplen(message, strlen(message), IDEM_ERROR_TEXT_LEN - 1) + 1);
-}
-
-/* Why a process could not connect is often in the detail */
-static void
-tell_launcher(const ErrorData *error)
-{
-	IdemRun *run = &idem_shared->run;
-	char text[2 * IDEM_ERROR_TEXT_LEN];
-
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	if (run->pid == MyProcPid)
-	{
-		if (!run->connected && error->detail != NULL)
-			snprintf(text, sizeof(text), "%s: %s", error->message, error->detail);
-		else
-			strlcpy(text, error->message, sizeof(text));
-		idem_worker_copy_error(run->error, text);
-	}
-	LWLockRelease(idem_shared->lock);
 }
 
 /*
@@ -92,17 +64,29 @@ keep_error(ErrorData *error)
 	{
 		bool is_error = error->sqlerrcode != ERRCODE_ADMIN_SHUTDOWN;
 
-		if (is_error && error->message != NULL && !LWLockHeldByMe(idem_shared->lock))
-			tell_launcher(error);
-		error->output_to_server = is_error && idem_shared->run.pid != MyProcPid;
+		error->output_to_server = is_error && !idem_shmem_set_visit_error(error->message, error->detail);
 	}
 	if (prev_emit_log_hook)
 		prev_emit_log_hook(error);
 }
 
+/* What the launcher and the worker register with have in common */
+void
+idem_process_describe(BackgroundWorker *worker, const char *name, const char *function)
+{
+	memset(worker, 0, sizeof(*worker));
+	worker->bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	worker->bgw_start_time = BgWorkerStart_RecoveryFinished;
+	worker->bgw_restart_time = BGW_NEVER_RESTART;
+	strlcpy(worker->bgw_library_name, "idem", sizeof(worker->bgw_library_name));
+	strlcpy(worker->bgw_function_name, function, sizeof(worker->bgw_function_name));
+	strlcpy(worker->bgw_name, name, sizeof(worker->bgw_name));
+	strlcpy(worker->bgw_type, name, sizeof(worker->bgw_type));
+}
+
 /* Before connecting */
 void
-idem_worker_begin(void)
+idem_process_begin(void)
 {
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
@@ -112,10 +96,10 @@ idem_worker_begin(void)
 	{
 		/* older servers do not know all of them */
 		if (GetConfigOption(fixed_settings[i][0], true, false) != NULL)
-			override(fixed_settings[i][0], fixed_settings[i][1]);
+			override_setting(fixed_settings[i][0], fixed_settings[i][1]);
 	}
 	for (int i = 0; i < (int) lengthof(database_settings); i++)
-		override(database_settings[i], pstrdup(GetConfigOption(database_settings[i], false, false)));
+		override_setting(database_settings[i], pstrdup(GetConfigOption(database_settings[i], false, false)));
 }
 
 /*
@@ -123,9 +107,9 @@ idem_worker_begin(void)
  * locks, such as those on catalogs and TOAST tables.
  */
 void
-idem_worker_limit_lock_waits(void)
+idem_process_limit_lock_waits(void)
 {
-	override("lock_timeout", "1s");
+	override_setting("lock_timeout", "1s");
 }
 
 /* What ALTER DATABASE (or, without a database, ALTER ROLE ALL) has set; NULL: nothing */
@@ -186,7 +170,7 @@ apply_settings(ArrayType *settings)
 
 /* Take the settings that may differ from database to database; what is set there counts more */
 void
-idem_worker_take_database_settings(void)
+idem_process_take_database_settings(void)
 {
 	Relation rel;
 

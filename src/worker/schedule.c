@@ -1,5 +1,5 @@
 /*
- * databases.c
+ * schedule.c
  *		The launcher's list of databases: which one is visited when.
  *
  * When a database is due is kept by a clock that never goes back.  A database
@@ -32,7 +32,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "worker/schedule.h"
+#include "worker/worker.h"
 
 #define LOCKED_DELAY (10 * USECS_PER_SEC)
 #define LONG_LOCKED	 USECS_PER_MINUTE
@@ -49,20 +49,8 @@ static HTAB *databases;
 static int64 started_at;
 static bool is_first_list = true;
 
-int64
-idem_databases_naptime(void)
-{
-	return idem_guc_cleanup_naptime * USECS_PER_SEC;
-}
-
-int64
-idem_databases_longer(int64 delay, int64 max)
-{
-	return Min(Max(2 * delay, IDEM_MIN_DELAY), max);
-}
-
 void
-idem_databases_init(void)
+idem_schedule_init(void)
 {
 	HASHCTL ctl = {.keysize = sizeof(Oid), .entrysize = sizeof(IdemDatabase)};
 
@@ -71,7 +59,7 @@ idem_databases_init(void)
 }
 
 void
-idem_databases_forget(Oid oid)
+idem_schedule_forget(Oid oid)
 {
 	(void) hash_search(databases, &oid, HASH_REMOVE, NULL);
 }
@@ -83,20 +71,6 @@ begin_transaction(void)
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	(void) GetTransactionSnapshot();
-}
-
-/* Has a backend used the functions there since the worker last looked for the extension? */
-static bool
-is_used(Oid oid)
-{
-	IdemEntry *entry;
-	bool used;
-
-	LWLockAcquire(idem_shared->lock, LW_SHARED);
-	entry = idem_shared_find(oid, NULL);
-	used = entry != NULL && entry->used;
-	LWLockRelease(idem_shared->lock);
-	return used;
 }
 
 /* May a worker go there? */
@@ -119,66 +93,29 @@ list_database(Form_pg_database form)
 	{
 		memset((char *) database + sizeof(Oid), 0, sizeof(IdemDatabase) - sizeof(Oid));
 		database->pause = USUAL_PAUSE;
+		database->has_extension = true;
 	}
 	memcpy(database->name, NameStr(form->datname), NAMEDATALEN);
 	database->is_listed = true;
-	if (database->is_without && is_used(database->oid))
+	if (!database->has_extension && idem_shmem_is_used(database->oid))
 	{
-		database->is_without = false;
+		database->has_extension = true;
 		database->due = 0;
 	}
-}
-
-/* Databases of the entries in shared memory, by their place */
-static Oid *
-list_entries(void)
-{
-	Oid *oids = palloc_array(Oid, idem_shared->nentries);
-
-	LWLockAcquire(idem_shared->lock, LW_SHARED);
-	for (int i = 0; i < idem_shared->nentries; i++)
-		oids[i] = idem_shared->entries[i].database;
-	LWLockRelease(idem_shared->lock);
-	return oids;
-}
-
-static void
-strike_out(Oid *oids, Oid database)
-{
-	for (int i = 0; i < idem_shared->nentries; i++)
-	{
-		if (oids[i] == database)
-			oids[i] = InvalidOid;
-	}
-}
-
-/*
- * Free entries of databases that are gone; no backend can be counting there any
- * more.  The entries were listed before the databases, so none of them is of a
- * newer one.
- */
-static void
-free_entries(const Oid *gone)
-{
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	for (int i = 0; i < idem_shared->nentries; i++)
-	{
-		if (OidIsValid(gone[i]))
-			idem_shared_free(&idem_shared->entries[i]);
-	}
-	LWLockRelease(idem_shared->lock);
 }
 
 static void
 read_list(void)
 {
+	List *gone;
 	Relation rel;
 	TableScanDesc scan;
 	HeapTuple tuple;
-	Oid *gone;
+	ListCell *lc;
 
 	begin_transaction();
-	gone = list_entries();
+	/* listed before the databases are read, so that none of them is a newer one */
+	gone = idem_shmem_list_databases();
 	rel = table_open(DatabaseRelationId, AccessShareLock);
 	scan = table_beginscan_catalog(rel, 0, NULL);
 	while ((tuple = heap_getnext(scan, ForwardScanDirection)) != NULL)
@@ -186,11 +123,12 @@ read_list(void)
 		Form_pg_database form = (Form_pg_database) GETSTRUCT(tuple);
 
 		list_database(form);
-		strike_out(gone, form->oid);
+		gone = list_delete_oid(gone, form->oid);
 	}
 	table_endscan(scan);
 	table_close(rel, AccessShareLock);
-	free_entries(gone);
+	foreach (lc, gone)
+		idem_shmem_forget_database(lfirst_oid(lc));
 	CommitTransactionCommand();
 }
 
@@ -209,7 +147,7 @@ spread_first_visits(void)
 
 /* Read the list of databases, and forget those that are not to be visited any more */
 void
-idem_databases_read(void)
+idem_schedule_read_databases(void)
 {
 	HASH_SEQ_STATUS seq;
 	IdemDatabase *database;
@@ -222,7 +160,7 @@ idem_databases_read(void)
 	while ((database = hash_seq_search(&seq)) != NULL)
 	{
 		if (!database->is_listed)
-			idem_databases_forget(database->oid);
+			idem_schedule_forget(database->oid);
 	}
 	if (is_first_list)
 		spread_first_visits();
@@ -231,7 +169,7 @@ idem_databases_read(void)
 
 /* A reload: every database is due, those that are not in the list yet, too */
 void
-idem_databases_make_due(void)
+idem_schedule_make_due(void)
 {
 	HASH_SEQ_STATUS seq;
 	IdemDatabase *database;
@@ -245,7 +183,7 @@ idem_databases_make_due(void)
 
 /* The database that is due first, or NULL */
 IdemDatabase *
-idem_databases_first(void)
+idem_schedule_first(void)
 {
 	HASH_SEQ_STATUS seq;
 	IdemDatabase *database;
@@ -262,7 +200,7 @@ idem_databases_first(void)
 
 /* May a worker connect to the database?  Asked just before, so that none is sent to where it would have to wait. */
 IdemAccess
-idem_databases_access(Oid oid)
+idem_schedule_access(Oid oid)
 {
 	IdemAccess access = IDEM_ACCESS_NO;
 	LOCKTAG tag;
@@ -290,41 +228,39 @@ idem_databases_access(Oid oid)
 	return access;
 }
 
-/* A worker that did not come to report: its error, for people */
+/* Show the failure of a worker that has not reported */
 static void
 show_failure(Oid oid, const char *error)
 {
-	IdemEntry *entry = idem_shared_entry(oid, NULL);
+	IdemProgress progress;
 
-	if (entry == NULL)
-		return;
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	entry->progress.phase = IDEM_PHASE_FAILING;
-	entry->progress.error_at = GetCurrentTimestamp();
-	strlcpy(entry->progress.error, error, IDEM_ERROR_TEXT_LEN);
-	LWLockRelease(idem_shared->lock);
+	(void) idem_shmem_get_slot(oid, NULL);
+	(void) idem_shmem_get_progress(oid, &progress);
+	progress.phase = IDEM_PHASE_FAILING;
+	progress.error_at = GetCurrentTimestamp();
+	strlcpy(progress.error, error, IDEM_ERROR_TEXT_LEN);
+	idem_shmem_set_progress(oid, &progress);
 }
 
-/* Cleanup failed there: log it if that is new, and try again later */
+/* Cleanup has failed there: log it if it worked before, and wait longer after each failure (W7) */
 static void
 note_failure(IdemDatabase *database, const char *error)
 {
 	if (database->delay == 0)
 		ereport(LOG,
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("cleanup of idem fails in database \"%s\": %s", database->name, error),
-				errdetail("It is tried again by itself, up to ten minutes later. This is not logged again before it works."));
-	database->delay = idem_databases_longer(database->delay, IDEM_MAX_DELAY);
-	database->due = idem_clock_steady() + database->delay;
+				errmsg("idem cleanup failed in database \"%s\": %s", database->name, error),
+				errdetail("The launcher tries again after ten minutes at most. The failure is not logged again until cleanup has worked."));
+	database->delay = idem_schedule_double_delay(database->delay, IDEM_MAX_DELAY);
 }
 
 static void
-note_lost(IdemDatabase *database, const IdemRun *run)
+note_lost(IdemDatabase *database, const IdemVisit *visit)
 {
-	const char *error = run->error;
+	const char *error = visit->report.error;
 
 	if (error[0] == '\0')
-		error = run->connected ? "the worker was ended" : "the worker could not connect";
+		error = visit->report.connected ? "the worker was terminated" : "the worker could not connect";
 	show_failure(database->oid, error);
 	note_failure(database, error);
 }
@@ -335,64 +271,67 @@ note_success(IdemDatabase *database, int64 due)
 	if (database->delay != 0)
 		ereport(LOG,
 				errcode(ERRCODE_SUCCESSFUL_COMPLETION),
-				errmsg("cleanup of idem works again in database \"%s\"", database->name));
+				errmsg("idem cleanup works again in database \"%s\"", database->name));
 	database->delay = 0;
 	database->due = due;
 }
 
 /* Do the pauses have to be shorter, because more comes than goes? */
 static void
-adapt_pause(IdemDatabase *database, const IdemRun *run)
+adapt_pause(IdemDatabase *database, const IdemVisitReport *report)
 {
-	if (!run->more)
+	if (!report->more)
 		database->pause = USUAL_PAUSE;
-	else if (database->goes_on && run->lag > database->lag && run->rows >= database->rows)
+	else if (database->continues && report->lag > database->lag && report->rows >= database->rows)
 		database->pause = Max(database->pause / 2, LEAST_PAUSE);
-	database->goes_on = run->more;
-	database->lag = run->lag;
-	database->rows = run->rows;
+	database->continues = report->more;
+	database->lag = report->lag;
+	database->rows = report->rows;
 }
 
 /* When to visit the database again, after a run */
 static void
-judge_run(IdemDatabase *database, const IdemRun *run)
+schedule_next_visit(IdemDatabase *database, const IdemVisit *visit)
 {
+	const IdemVisitReport *report = &visit->report;
 	int64 now = idem_clock_steady();
-	int64 naptime = idem_databases_naptime();
+	int64 naptime = idem_schedule_naptime();
 
-	adapt_pause(database, run);
-	if (run->outcome != IDEM_RUN_LOCKED)
+	adapt_pause(database, report);
+	if (report->outcome != IDEM_VISIT_LOCKED)
 		database->locked_since = 0;
-	switch (run->outcome)
+	switch (report->outcome)
 	{
-		case IDEM_RUN_LOST:
-			note_lost(database, run);
+		case IDEM_VISIT_LOST:
+			note_lost(database, visit);
+			database->due = now + database->delay;
 			break;
-		case IDEM_RUN_FAILED:
-			note_failure(database, run->error);
+		case IDEM_VISIT_FAILED:
+			note_failure(database, report->error);
+			database->due = now + database->delay;
 			break;
-		case IDEM_RUN_DONE:
-		case IDEM_RUN_SUBSCRIBED:
+		case IDEM_VISIT_DONE:
+		case IDEM_VISIT_SUBSCRIBED:
 			note_success(database, now + naptime);
 			break;
-		case IDEM_RUN_LOCKED:
+		case IDEM_VISIT_LOCKED:
 			if (database->locked_since == 0)
 				database->locked_since = now;
 			if (now - database->locked_since > LONG_LOCKED)
 				note_failure(database, "a table is locked");
 			database->due = now + Min(naptime, LOCKED_DELAY);
 			break;
-		case IDEM_RUN_OFF:
+		case IDEM_VISIT_OFF:
 			note_success(database, now + Max(naptime, IDEM_MAX_DELAY));
 			break;
-		case IDEM_RUN_NOT_THERE:
+		case IDEM_VISIT_NOT_INSTALLED:
 			/* what was used may be about to be committed */
-			database->is_without = true;
-			note_success(database, now + (run->was_used ? naptime : Max(naptime, IDEM_MAX_DELAY)));
+			database->has_extension = false;
+			note_success(database, now + (report->was_used ? naptime : Max(naptime, IDEM_MAX_DELAY)));
 			break;
 	}
-	if (run->more)
-		database->due = now + run->rest;
+	if (report->more)
+		database->due = now + report->rest;
 }
 
 /*
@@ -400,32 +339,33 @@ judge_run(IdemDatabase *database, const IdemRun *run)
  * database, or anyway for the first time?  That is no failure.
  */
 static bool
-is_excused(IdemDatabase *database, const IdemRun *run)
+is_excused(IdemDatabase *database, const IdemVisit *visit)
 {
-	IdemAccess access = idem_databases_access(database->oid);
+	IdemAccess access = idem_schedule_access(database->oid);
 
 	if (access == IDEM_ACCESS_NO)
 	{
-		idem_databases_forget(database->oid);
+		idem_schedule_forget(database->oid);
 		return true;
 	}
-	if (access == IDEM_ACCESS_YES && (!run->connected || run->error[0] != '\0' || database->was_lost))
+	if (access == IDEM_ACCESS_YES && (!visit->report.connected || visit->report.error[0] != '\0' || database->was_lost))
 		return false;
 	database->was_lost = access == IDEM_ACCESS_YES;
 	database->due = idem_clock_steady() + IDEM_MIN_DELAY;
 	return true;
 }
 
-/* The worker has ended.  Outdated: there was a reload since it began. */
+/* The worker has ended.  is_outdated: there was a reload since the visit began. */
 void
-idem_databases_end_run(const IdemRun *run, bool is_outdated)
+idem_schedule_end_visit(const IdemVisit *visit, bool is_outdated)
 {
-	IdemDatabase *database = hash_search(databases, &run->database, HASH_FIND, NULL);
+	IdemDatabase *database = hash_search(databases, &visit->request.database, HASH_FIND, NULL);
+	bool is_lost = visit->report.outcome == IDEM_VISIT_LOST;
 
-	if (database == NULL || (run->outcome == IDEM_RUN_LOST && is_excused(database, run)))
+	if (database == NULL || (is_lost && is_excused(database, visit)))
 		return;
-	database->was_lost = run->outcome == IDEM_RUN_LOST;
-	judge_run(database, run);
+	database->was_lost = is_lost;
+	schedule_next_visit(database, visit);
 	if (is_outdated)
 		database->due = idem_clock_steady();
 }

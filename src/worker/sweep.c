@@ -1,31 +1,236 @@
 /*
- * phase.c
- *		The phases of cleanup, for the worker and for idem_cleanup().
+ * sweep.c
+ *		What cleanup removes, in which order, and how far: for the background
+ *		worker and for idem_cleanup().
+ *
+ * A sweep removes one kind of rows (W1), in batches.  It waits for no transaction: a row
+ * that another transaction has locked, updated or deleted stays (W2).  Where the next
+ * batch continues is in the cursor, which the caller keeps.
  */
 #include "postgres.h"
 
+#include "access/relscan.h"
+#include "access/stratnum.h"
+#include "access/tableam.h"
 #include "catalog/namespace.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "utils/fmgroids.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
+#include "utils/timestamp.h"
 
-#include "stats/stats.h"
+#include "jobs/jobs.h"
+#include "keys/keys.h"
+#include "worker/worker.h"
 
-const IdemPhaseDef idem_phases[IDEM_NPHASES] = {
-	[IDEM_PHASE_KEYS] = {"idem cleanup: keys", {"keys"}, NULL, idem_keystore_cleanup},
-	[IDEM_PHASE_JOB_KEYS] = {"idem cleanup: keys of jobs", {"job_keys"}, NULL, idem_joblog_cleanup_keys},
-	[IDEM_PHASE_JOB_HISTORY] = {"idem cleanup: history of jobs", {"job_log"}, NULL, idem_joblog_cleanup_log},
-	[IDEM_PHASE_JOBS] = {"idem cleanup: jobs without attempts", {"jobs", "job_log"}, "queues", idem_jobstore_cleanup_jobs},
+/* How much of idem.jobs one batch searches at most: 64 MB */
+#define MAX_PAGES_TO_SEARCH 8192
+
+/* May the batch look at another row?  If not, there may be more to remove. */
+static bool
+may_continue(IdemCleanup *cleanup)
+{
+	CHECK_FOR_INTERRUPTS();
+	cleanup->more = cleanup->removed >= cleanup->batch ||
+		(cleanup->deadline != 0 && idem_clock_steady() >= cleanup->deadline);
+	return !cleanup->more;
+}
+
+static IndexScanDesc
+begin_expired(IdemTable *table, Relation index, Snapshot snapshot, TimestampTz from)
+{
+	IndexScanDesc scan = idem_compat_index_beginscan(table->heap, index, snapshot, 2);
+	ScanKeyData keys[2];
+
+	ScanKeyInit(&keys[0], 1, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE,
+				TimestampTzGetDatum(from));
+	ScanKeyInit(&keys[1], 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
+				TimestampTzGetDatum(idem_clock_now()));
+	index_rescan(scan, keys, 2, NULL, 0);
+	return scan;
+}
+
+/*
+ * Remove rows whose time in this column has passed, oldest first.  remove()
+ * returns whether it has deleted the row found.
+ */
+static void
+sweep_expired(IdemTable *table, AttrNumber expires_at, bool (*remove)(IdemTable *),
+			  IdemCleanup *cleanup)
+{
+	const char *hint = psprintf("Run CREATE INDEX CONCURRENTLY ON idem.%s (expires_at).",
+								table->def->name);
+	Relation index = idem_table_find_index(table, &expires_at, 1,
+										   "There is no index that orders the rows by expires_at.",
+										   hint);
+	IndexScanDesc scan = begin_expired(table, index, cleanup->snapshot, cleanup->cursor.from);
+
+	while (may_continue(cleanup) && index_getnext_slot(scan, ForwardScanDirection, table->found))
+	{
+		cleanup->cursor.from = idem_row_timestamp(table, expires_at);
+		if (remove(table))
+			cleanup->removed++;
+	}
+	index_endscan(scan);
+	if (cleanup->more)
+		idem_backlog_estimate(table, expires_at, cleanup);
+}
+
+/* Delete the row found if the key has expired; parked keys, and those that this transaction holds, have not */
+static bool
+remove_key(IdemTable *table)
+{
+	bool abandoned = idem_keyrow_is_leased(table) && idem_row_isnull(table, IDEM_KEYS_FINISHED_AT);
+
+	if (idem_keyrow_judge(table, 0) != IDEM_KEY_GONE || idem_write_delete(table, false) != TM_Ok)
+		return false;
+	idem_counters_add(IDEM_DATABASE_COUNTER_EXPIRED_KEYS);
+	if (abandoned)
+		idem_counters_add(IDEM_DATABASE_COUNTER_ABANDONED_LEASES);
+	return true;
+}
+
+/* Keys past their ttl, but none that this transaction holds or that is parked */
+static void
+sweep_keys(IdemCleanup *cleanup)
+{
+	IdemTable keys;
+
+	idem_keytable_open(&keys, RowExclusiveLock);
+	sweep_expired(&keys, IDEM_KEYS_EXPIRES_AT, remove_key, cleanup);
+	idem_table_close(&keys);
+}
+
+static bool
+remove_job_key(IdemTable *keys)
+{
+	if (idem_write_delete(keys, false) != TM_Ok)
+		return false;
+	idem_counters_add(IDEM_DATABASE_COUNTER_EXPIRED_JOB_KEYS);
+	return true;
+}
+
+/* Keys of jobs that are done, when they absorb duplicates no longer */
+static void
+sweep_job_keys(IdemCleanup *cleanup)
+{
+	IdemTable keys;
+
+	idem_jobtable_open_keys(&keys, RowExclusiveLock);
+	sweep_expired(&keys, IDEM_JOB_KEYS_EXPIRES_AT, remove_job_key, cleanup);
+	idem_table_close(&keys);
+}
+
+static bool
+remove_log(IdemTable *log)
+{
+	if (idem_write_delete(log, false) != TM_Ok)
+		return false;
+	idem_counters_add(IDEM_DATABASE_COUNTER_EXPIRED_JOB_HISTORY);
+	return true;
+}
+
+/* History that is kept no longer */
+static void
+sweep_job_history(IdemCleanup *cleanup)
+{
+	IdemTable log;
+
+	idem_jobtable_open_log(&log, RowExclusiveLock);
+	sweep_expired(&log, IDEM_JOB_LOG_EXPIRES_AT, remove_log, cleanup);
+	idem_table_close(&log);
+}
+
+static bool
+lease_has_run_out(IdemTable *jobs, TimestampTz now)
+{
+	return idem_jobrow_is_leased(jobs) && idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) <= now;
+}
+
+/* Make the job found dead if the lease of its last attempt has run out */
+static bool
+make_dead_if_expired(IdemTable *jobs, IdemQueue *queue, TimestampTz now)
+{
+	if (!lease_has_run_out(jobs, now) || idem_row_is_mine(jobs))
+		return false;
+	if (queue->name == NULL || !idem_row_varlena_equals(jobs, IDEM_JOBS_QUEUE, queue->name))
+		idem_queuestore_get(idem_row_text(jobs, IDEM_JOBS_QUEUE), queue);
+	if (!idem_jobrow_has_no_attempts_left(jobs, queue))
+		return false;
+	return idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip) == TM_Ok &&
+		idem_dead_make_if_spent(jobs, queue, NULL) == IDEM_DEAD_MADE;
+}
+
+/* Make spent jobs on these pages dead, as long as the batch may continue */
+static void
+sweep_pages(IdemTable *jobs, BlockNumber begin, BlockNumber end, IdemQueue *queue,
+			IdemCleanup *cleanup)
+{
+	TimestampTz now = idem_clock_now();
+	ItemPointerData mintid;
+	ItemPointerData maxtid;
+	TableScanDesc scan;
+
+	ItemPointerSet(&mintid, begin, 1);
+	ItemPointerSet(&maxtid, end - 1, MaxOffsetNumber);
+	scan = idem_compat_beginscan_tidrange(jobs->heap, cleanup->snapshot, &mintid, &maxtid);
+	while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, jobs->found))
+	{
+		cleanup->cursor.page = ItemPointerGetBlockNumber(&jobs->found->tts_tid);
+		if (!may_continue(cleanup))
+			break;
+		if (make_dead_if_expired(jobs, queue, now))
+			cleanup->removed++;
+	}
+	if (!cleanup->more)
+		cleanup->cursor.page = end;
+	table_endscan(scan);
+}
+
+/*
+ * Jobs whose last lease has run out: they become dead.  Fetch does that with the
+ * jobs that it meets; this is for queues from which no worker fetches.  An index on
+ * them would make every fetch slower.  So this searches the table: all of it
+ * if it is small, else a part of it, and the next batch the next part.
+ */
+static void
+sweep_spent_jobs(IdemCleanup *cleanup)
+{
+	IdemTable jobs;
+	IdemQueue queue = {0};
+	BlockNumber nblocks;
+	BlockNumber begin;
+	BlockNumber npages;
+
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	nblocks = RelationGetNumberOfBlocks(jobs.heap);
+	begin = nblocks > 0 ? cleanup->cursor.page % nblocks : 0;
+	npages = Min(nblocks, MAX_PAGES_TO_SEARCH);
+	if (npages > 0)
+		sweep_pages(&jobs, begin, Min(begin + npages, nblocks), &queue, cleanup);
+	/* continue at the beginning of the table */
+	if (!cleanup->more && begin + npages > nblocks)
+		sweep_pages(&jobs, 0, begin + npages - nblocks, &queue, cleanup);
+	idem_table_close(&jobs);
+}
+
+const IdemSweep idem_sweeps[IDEM_LAST_SWEEP + 1] = {
+	[IDEM_PHASE_KEYS] = {"idem cleanup: keys", {"keys"}, NULL, sweep_keys},
+	[IDEM_PHASE_JOB_KEYS] = {"idem cleanup: keys of jobs", {"job_keys"}, NULL, sweep_job_keys},
+	[IDEM_PHASE_JOB_HISTORY] = {"idem cleanup: history of jobs", {"job_log"}, NULL, sweep_job_history},
+	[IDEM_PHASE_JOBS] = {"idem cleanup: jobs without attempts", {"jobs", "job_log"}, "queues", sweep_spent_jobs},
 };
 
-/* Does a subscription write a table that the phase would write? */
+/* Does a subscription write a table that the sweep would write? */
 static bool
-is_subscribed(const IdemPhaseDef *phase)
+is_subscribed(const IdemSweep *sweep)
 {
 	Oid schema = get_namespace_oid("idem", true);
 
-	for (int i = 0; OidIsValid(schema) && phase->tables[i] != NULL; i++)
+	for (int i = 0; OidIsValid(schema) && sweep->tables[i] != NULL; i++)
 	{
-		Oid relid = get_relname_relid(phase->tables[i], schema);
+		Oid relid = get_relname_relid(sweep->tables[i], schema);
 
 		if (OidIsValid(relid) && idem_subscription_writes(relid))
 			return true;
@@ -34,18 +239,18 @@ is_subscribed(const IdemPhaseDef *phase)
 }
 
 /*
- * One batch of a phase, or none if a subscription writes one of its tables
- * (W1).  The snapshot is taken first: if there is no subscription afterwards,
- * the snapshot shows no row that one has brought, also if one is created while
- * the batch is under way.
+ * Run one batch of a sweep, or none if a subscription writes one of its tables
+ * (W1).  The snapshot is taken before the look for subscriptions.  If there is
+ * none, the snapshot shows no row that a subscription has written, also if one is
+ * created while the batch runs.
  */
 void
-idem_phase_run(const IdemPhaseDef *phase, IdemCleanup *cleanup)
+idem_sweep_run(const IdemSweep *sweep, IdemCleanup *cleanup)
 {
 	cleanup->snapshot = RegisterSnapshot(GetLatestSnapshot());
-	cleanup->is_subscribed = is_subscribed(phase);
+	cleanup->is_subscribed = is_subscribed(sweep);
 	if (!cleanup->is_subscribed)
-		phase->clean(cleanup);
+		sweep->run(cleanup);
 	UnregisterSnapshot(cleanup->snapshot);
 	cleanup->snapshot = NULL;
 }

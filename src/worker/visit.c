@@ -1,20 +1,20 @@
 /*
- * cleanup.c
- *		The worker that cleans up a database: comes, works for two seconds at
- *		most, and leaves.
+ * visit.c
+ *		The worker: visits a database, removes what has expired there, and exits.
  *
- * So whoever wants to drop, copy or rename the database has to wait for two
- * seconds at most, and one batch; PostgreSQL itself waits for five.
+ * A visit lasts two seconds at most.  So a session that wants to drop, copy or
+ * rename the database waits for two seconds and one batch at most, and
+ * PostgreSQL itself waits for five (W2).
  *
- * Each batch is a transaction of its own, with a snapshot of its own.  Between
- * two of them is a pause, a multiple of the time that the batch took, in which
- * nothing is held.  Tables are locked only if nobody has a lock in the way or waits
- * for one: whoever wants to change them goes first.  Tables that are not
- * members of the extension are none of ours.
+ * Each batch is a transaction of its own, with a snapshot of its own.  It is
+ * followed by a pause, a multiple of the time that the batch took, in which the
+ * worker holds nothing.  The worker takes a lock on a table only if no other
+ * session holds or awaits a conflicting one: DDL goes first.  It touches members of
+ * the extension only (W8).
  *
- * After an error the batch is rolled back, and the table is left alone for the
- * rest of the run; the others go on.  The error is kept for people to see, and the
- * launcher is told.
+ * After an error the batch is rolled back.  The sweep ends for this visit, and
+ * the others continue.  The error is shown in the views and reported to the
+ * launcher, which logs it (W7).
  */
 #include "postgres.h"
 
@@ -35,117 +35,106 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
-#include "stats/stats.h"
+#include "worker/worker.h"
 
-#define MAX_RUN	 (2 * USECS_PER_SEC)
-#define MAX_REST (10 * USECS_PER_SEC)
+/* Times in microseconds */
+#define MAX_VISIT (2 * USECS_PER_SEC)
+#define MAX_REST  (10 * USECS_PER_SEC)
 
-static IdemEntry *entry = NULL; /* where to report; NULL: nowhere */
-
-/* The run under way; times in microseconds, by the steady clock */
-typedef struct Run
+/* The visit under way; times in microseconds, by the steady clock */
+typedef struct Visit
 {
 	int64 until;
-	int pause;			 /* times as long as the work */
-	int64 rest;			 /* of a pause, that does not fit into the run */
-	bool was_locked;	 /* somebody had a lock on a table */
+	int pause;			 /* length of a pause as a multiple of the batch before it */
+	int64 rest;			 /* part of the last pause that does not fit into the visit */
+	bool was_used;		 /* see IdemVisitReport */
+	bool was_locked;	 /* another session had a lock on a table */
 	bool was_subscribed; /* a subscription writes a table */
 	bool failed;
 	char error[IDEM_ERROR_TEXT_LEN]; /* the first one */
-	IdemPhase next;					 /* the phase whose turn it is */
-	IdemCleanup phases[IDEM_NPHASES];
-} Run;
+	IdemPhase next;					 /* the sweep whose turn it is */
+	IdemCleanup sweeps[IDEM_LAST_SWEEP + 1];
+} Visit;
+
+/* Progress of cleanup in this database, as published */
+static IdemProgress progress;
 
 static void
-leave(int code, Datum arg)
+publish_progress(void)
 {
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	if (idem_shared->run.pid == MyProcPid)
-		idem_shared->run.pid = 0;
-	if (entry != NULL && entry->progress.phase < IDEM_NPHASES)
-		entry->progress.phase = IDEM_PHASE_IDLE;
-	LWLockRelease(idem_shared->lock);
-}
-
-/* Become the worker; false if there is another one, of a launcher that has ended since */
-static bool
-enter(Oid database, IdemRun *run)
-{
-	bool is_free;
-
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	is_free = idem_shared->run.pid == 0 && idem_shared->run.database == database;
-	if (is_free)
-		idem_shared->run.pid = MyProcPid;
-	*run = idem_shared->run;
-	LWLockRelease(idem_shared->lock);
-	if (is_free)
-		before_shmem_exit(leave, (Datum) 0);
-	return is_free;
+	idem_shmem_set_progress(MyDatabaseId, &progress);
 }
 
 static void
-note_connected(void)
+at_exit(int code, Datum arg)
 {
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	idem_shared->run.connected = true;
-	LWLockRelease(idem_shared->lock);
+	idem_shmem_end_visit();
 }
 
-/* For people */
-static void
-note_outcome(IdemRunOutcome outcome, const Run *run, bool more, int64 backlog)
+/* What the views show after a visit with this outcome */
+static IdemPhase
+get_final_phase(IdemVisitOutcome outcome)
 {
-	IdemProgress *progress = &entry->progress;
-
-	progress->phase = IDEM_PHASE_IDLE;
-	progress->backlog = backlog;
-	progress->next = run->next;
-	if ((outcome == IDEM_RUN_DONE || outcome == IDEM_RUN_SUBSCRIBED) && !more)
-		progress->finished_at = GetCurrentTimestamp();
-	if (outcome == IDEM_RUN_LOCKED)
-		progress->phase = IDEM_PHASE_LOCKED;
-	if (outcome == IDEM_RUN_SUBSCRIBED)
-		progress->phase = IDEM_PHASE_SUBSCRIBED;
-	if (outcome == IDEM_RUN_OFF)
-		progress->phase = IDEM_PHASE_OFF;
-	if (outcome == IDEM_RUN_NOT_THERE)
-		progress->phase = IDEM_PHASE_NOT_THERE;
-	if (outcome == IDEM_RUN_FAILED)
+	switch (outcome)
 	{
-		progress->phase = IDEM_PHASE_FAILING;
-		progress->error_at = GetCurrentTimestamp();
-		strlcpy(progress->error, run->error, IDEM_ERROR_TEXT_LEN);
+		case IDEM_VISIT_LOCKED:
+			return IDEM_PHASE_LOCKED;
+		case IDEM_VISIT_SUBSCRIBED:
+			return IDEM_PHASE_SUBSCRIBED;
+		case IDEM_VISIT_OFF:
+			return IDEM_PHASE_OFF;
+		case IDEM_VISIT_NOT_INSTALLED:
+			return IDEM_PHASE_NOT_INSTALLED;
+		case IDEM_VISIT_FAILED:
+			return IDEM_PHASE_FAILING;
+		case IDEM_VISIT_LOST:
+		case IDEM_VISIT_DONE:
+			break;
 	}
+	return IDEM_PHASE_IDLE;
 }
 
-/* What has become of the run, for the launcher and for people */
+/* Publish the outcome in the progress of the database */
 static void
-report(IdemRunOutcome outcome, const Run *run)
+publish_outcome(const Visit *visit, const IdemVisitReport *report, int64 backlog)
 {
-	bool more = false;
+	IdemVisitOutcome outcome = report->outcome;
+
+	progress.phase = get_final_phase(outcome);
+	progress.backlog = outcome == IDEM_VISIT_DONE ? backlog : -1;
+	progress.next = visit->next;
+	if ((outcome == IDEM_VISIT_DONE || outcome == IDEM_VISIT_SUBSCRIBED) && !report->more)
+		progress.finished_at = GetCurrentTimestamp();
+	if (outcome == IDEM_VISIT_FAILED)
+	{
+		progress.error_at = GetCurrentTimestamp();
+		strlcpy(progress.error, visit->error, IDEM_ERROR_TEXT_LEN);
+	}
+	publish_progress();
+}
+
+/* Report the outcome to the launcher, and show it in the views */
+static void
+report_outcome(IdemVisitOutcome outcome, const Visit *visit)
+{
+	IdemVisitReport report = {.connected = true, .outcome = outcome, .was_used = visit->was_used, .rest = visit->rest};
 	int64 backlog = 0;
-	int64 rows = 0;
 	TimestampTz oldest = DT_NOEND;
 
-	for (int i = IDEM_PHASE_KEYS; i < IDEM_NPHASES; i++)
+	for (int i = IDEM_FIRST_SWEEP; i <= IDEM_LAST_SWEEP; i++)
 	{
-		more |= run->phases[i].more;
-		backlog += run->phases[i].left;
-		rows += run->phases[i].rows;
-		if (run->phases[i].more && !TIMESTAMP_NOT_FINITE(run->phases[i].place.from))
-			oldest = Min(oldest, run->phases[i].place.from);
+		const IdemCleanup *sweep = &visit->sweeps[i];
+
+		report.more |= sweep->more;
+		report.rows += sweep->rows;
+		backlog += sweep->left;
+		if (sweep->more && !TIMESTAMP_NOT_FINITE(sweep->cursor.from))
+			oldest = Min(oldest, sweep->cursor.from);
 	}
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	idem_shared->run.outcome = outcome;
-	idem_shared->run.more = more;
-	idem_shared->run.rest = run->rest;
-	idem_shared->run.rows = rows;
-	idem_shared->run.lag = TIMESTAMP_NOT_FINITE(oldest) ? 0 : idem_clock_now() - oldest;
-	strlcpy(idem_shared->run.error, run->error, IDEM_ERROR_TEXT_LEN);
-	if (entry != NULL)
-		note_outcome(outcome, run, more, outcome == IDEM_RUN_DONE ? backlog : -1);
-	LWLockRelease(idem_shared->lock);
+	report.lag = TIMESTAMP_NOT_FINITE(oldest) ? 0 : idem_clock_now() - oldest;
+	strlcpy(report.error, visit->error, IDEM_ERROR_TEXT_LEN);
+	idem_shmem_set_report(&report);
+	publish_outcome(visit, &report, backlog);
 }
 
 static Oid
@@ -172,7 +161,7 @@ get_owner(Oid relid)
 
 /* Lock a table without waiting; false if that is not possible, or it is not there */
 static bool
-lock_table(Run *run, Oid extension, const char *table, LOCKMODE mode)
+lock_table(Visit *visit, Oid extension, const char *table, LOCKMODE mode)
 {
 	Oid relid = find_member(extension, table);
 
@@ -180,116 +169,103 @@ lock_table(Run *run, Oid extension, const char *table, LOCKMODE mode)
 		return false;
 	if (!ConditionalLockRelationOid(relid, mode))
 	{
-		run->was_locked = true;
+		visit->was_locked = true;
 		return false;
 	}
 	/* it may have been dropped before we had the lock */
 	return find_member(extension, table) == relid;
 }
 
-/* Lock the tables of a phase; false if there is nothing to be done.  owner: that of the first one. */
+/* Lock the tables of a sweep; false if there is nothing to be done.  owner: that of the first one. */
 static bool
-lock_tables(Run *run, const IdemPhaseDef *phase, Oid *owner)
+lock_tables(Visit *visit, const IdemSweep *sweep, Oid *owner)
 {
 	Oid extension = get_extension_oid("idem", true);
 
 	if (!OidIsValid(extension))
 		return false;
-	for (int i = 0; phase->tables[i] != NULL; i++)
+	for (int i = 0; sweep->tables[i] != NULL; i++)
 	{
-		if (!lock_table(run, extension, phase->tables[i], RowExclusiveLock))
+		if (!lock_table(visit, extension, sweep->tables[i], RowExclusiveLock))
 			return false;
 	}
-	if (phase->read_table != NULL && !lock_table(run, extension, phase->read_table, AccessShareLock))
+	if (sweep->read_table != NULL && !lock_table(visit, extension, sweep->read_table, AccessShareLock))
 		return false;
-	*owner = get_owner(find_member(extension, phase->tables[0]));
+	*owner = get_owner(find_member(extension, sweep->tables[0]));
 	return true;
 }
 
-/* One batch of a phase, in a transaction of its own */
+/* One batch of a sweep, in a transaction of its own */
 static void
-clean_batch(Run *run, const IdemPhaseDef *phase, IdemCleanup *cleanup)
+run_batch(Visit *visit, const IdemSweep *sweep, IdemCleanup *cleanup)
 {
 	Oid user;
 	int sec_context;
 	Oid owner;
 
-	pgstat_report_activity(STATE_RUNNING, phase->activity);
+	pgstat_report_activity(STATE_RUNNING, sweep->activity);
 	SetCurrentStatementStartTimestamp();
-	idem_stats_hold();
+	idem_counters_buffer();
 	StartTransactionCommand();
 	PushActiveSnapshot(GetTransactionSnapshot());
-	if (lock_tables(run, phase, &owner))
+	if (lock_tables(visit, sweep, &owner))
 	{
 		GetUserIdAndSecContext(&user, &sec_context);
 		SetUserIdAndSecContext(owner, sec_context | SECURITY_RESTRICTED_OPERATION);
-		idem_phase_run(phase, cleanup);
-		run->was_subscribed |= cleanup->is_subscribed;
+		idem_sweep_run(sweep, cleanup);
+		visit->was_subscribed |= cleanup->is_subscribed;
 		SetUserIdAndSecContext(user, sec_context);
 	}
 	PopActiveSnapshot();
 	CommitTransactionCommand();
-	idem_stats_let_go(true);
+	idem_counters_flush(true);
 	pgstat_report_stat(false);
 	pgstat_report_activity(STATE_IDLE, NULL);
 }
 
-/* A new round begins with the oldest rows; of idem.jobs it goes on where the last one left off */
+/*
+ * Begin a round, or continue it.  A new round begins with the oldest rows, but in
+ * idem.jobs at the page where the last one stopped.
+ */
 static void
-begin_round(bool goes_on, Run *run)
+begin_round(bool continues, Visit *visit)
 {
-	IdemPlace nowhere = {.from = DT_NOBEGIN};
+	bool is_known = idem_shmem_get_progress(MyDatabaseId, &progress);
 
-	run->next = IDEM_PHASE_KEYS;
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	if (entry != NULL && entry->progress.next != IDEM_PHASE_IDLE)
-		run->next = entry->progress.next;
-	for (int i = IDEM_PHASE_KEYS; i < IDEM_NPHASES; i++)
+	visit->next = progress.next != IDEM_PHASE_IDLE ? progress.next : IDEM_FIRST_SWEEP;
+	for (int i = IDEM_FIRST_SWEEP; i <= IDEM_LAST_SWEEP; i++)
 	{
-		run->phases[i].more = true;
-		run->phases[i].place = entry != NULL ? entry->progress.places[i] : nowhere;
-		if (!goes_on)
-			run->phases[i].place.from = DT_NOBEGIN;
+		visit->sweeps[i].more = true;
+		visit->sweeps[i].cursor = progress.cursors[i];
+		if (!continues || !is_known)
+			visit->sweeps[i].cursor.from = DT_NOBEGIN;
 	}
-	if (!goes_on && entry != NULL)
+	if (!continues)
 	{
-		entry->progress.started_at = GetCurrentTimestamp();
-		entry->progress.removed = entry->progress.working = 0;
+		progress.started_at = GetCurrentTimestamp();
+		progress.removed = progress.working = 0;
 	}
-	LWLockRelease(idem_shared->lock);
+	publish_progress();
 }
 
 static void
-note_phase(IdemPhase phase)
+publish_batch(IdemPhase phase, const IdemCleanup *cleanup, int64 took)
 {
-	if (entry == NULL)
-		return;
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	entry->progress.phase = phase;
-	LWLockRelease(idem_shared->lock);
+	progress.removed += cleanup->removed;
+	progress.working += took;
+	progress.cursors[phase] = cleanup->cursor;
+	publish_progress();
 }
 
+/* Let other sessions work; the launcher waits for the part of the pause beyond the end of the visit */
 static void
-note_batch(IdemPhase phase, const IdemCleanup *cleanup, int64 took)
-{
-	if (entry == NULL)
-		return;
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	entry->progress.removed += cleanup->removed;
-	entry->progress.working += took;
-	entry->progress.places[phase] = cleanup->place;
-	LWLockRelease(idem_shared->lock);
-}
-
-/* Let others work; what would go beyond the end of the run is left to the launcher */
-static void
-pause_for(Run *run, int64 length)
+pause_for(Visit *visit, int64 length)
 {
 	static uint32 wait_event = 0;
 	int64 end = idem_clock_steady() + length;
 
-	run->rest = Min(Max(end - run->until, 0), MAX_REST);
-	end = Min(end, run->until);
+	visit->rest = Min(Max(end - visit->until, 0), MAX_REST);
+	end = Min(end, visit->until);
 	if (wait_event == 0)
 		wait_event = idem_compat_wait_event("IdemCleanupPause");
 	for (;;)
@@ -301,34 +277,36 @@ pause_for(Run *run, int64 length)
 		CHECK_FOR_INTERRUPTS();
 		if (left <= 0)
 			break;
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, (long) left / 1000 + 1, wait_event);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 (long) left / 1000 + 1, wait_event);
 		ResetLatch(MyLatch);
 	}
 }
 
-/* One batch of a phase, and the pause after it if there is more */
+/* One batch of a sweep, and the pause after it if there is more to remove */
 static void
-clean_phase(Run *run, IdemPhase phase)
+run_sweep(Visit *visit, IdemPhase phase)
 {
-	IdemCleanup *cleanup = &run->phases[phase];
+	IdemCleanup *cleanup = &visit->sweeps[phase];
 	int64 start = idem_clock_steady();
 	int64 took;
 
 	cleanup->batch = idem_guc_cleanup_batch_size;
-	cleanup->deadline = run->until;
+	cleanup->deadline = visit->until;
 	cleanup->removed = cleanup->rows = cleanup->left = 0;
 	cleanup->more = false;
-	note_phase(phase);
-	clean_batch(run, &idem_phases[phase], cleanup);
+	progress.phase = phase;
+	publish_progress();
+	run_batch(visit, &idem_sweeps[phase], cleanup);
 	took = idem_clock_steady() - start;
-	note_batch(phase, cleanup, took);
+	publish_batch(phase, cleanup, took);
 	if (cleanup->more)
-		pause_for(run, took * run->pause);
+		pause_for(visit, took * visit->pause);
 }
 
 /* After an error: roll back, and keep the message of the first one */
 static void
-recover(Run *run, MemoryContext context)
+recover_from_error(Visit *visit, MemoryContext context)
 {
 	ErrorData *error;
 
@@ -337,80 +315,63 @@ recover(Run *run, MemoryContext context)
 	FlushErrorState();
 	AbortOutOfAnyTransaction();
 	LWLockReleaseAll();
-	idem_stats_let_go(false);
+	idem_counters_flush(false);
 	MemoryContextSwitchTo(context);
 	pgstat_report_activity(STATE_IDLE, NULL);
-	if (!run->failed)
-		idem_worker_copy_error(run->error, error->message);
-	run->failed = true;
+	if (!visit->failed)
+		idem_shmem_copy_error(visit->error, error->message);
+	visit->failed = true;
 	FreeErrorData(error);
 }
 
-/* The same; after an error the phase is over for this run, and the others go on */
+/* Run a batch of a sweep; an error ends this sweep for the visit, and the others continue (W7) */
 static void
-try_phase(Run *run, IdemPhase phase)
+try_sweep(Visit *visit, IdemPhase phase)
 {
 	MemoryContext context = CurrentMemoryContext;
 
 	PG_TRY();
 	{
-		clean_phase(run, phase);
+		run_sweep(visit, phase);
 	}
 	PG_CATCH();
 	{
-		recover(run, context);
-		run->phases[phase].more = false;
-		run->phases[phase].removed = 0;
+		recover_from_error(visit, context);
+		visit->sweeps[phase].more = false;
+		visit->sweeps[phase].removed = 0;
 		/* skip the page so that one undeletable job does not block the rest */
 		if (phase == IDEM_PHASE_JOBS)
 		{
-			run->phases[phase].place.page++;
-			note_batch(phase, &run->phases[phase], 0);
+			visit->sweeps[phase].cursor.page++;
+			publish_batch(phase, &visit->sweeps[phase], 0);
 		}
 	}
 	PG_END_TRY();
 }
 
 static bool
-is_something_left(const Run *run)
+has_more(const Visit *visit)
 {
-	for (int phase = IDEM_PHASE_KEYS; phase < IDEM_NPHASES; phase++)
+	for (int phase = IDEM_FIRST_SWEEP; phase <= IDEM_LAST_SWEEP; phase++)
 	{
-		if (run->phases[phase].more)
+		if (visit->sweeps[phase].more)
 			return true;
 	}
 	return false;
 }
 
-/* Clean up in turns, also from run to run, so that no table has to wait for another one */
+/* Run the sweeps in turns, also from visit to visit, so that no table waits for another one */
 static void
-clean_all(Run *run)
+run_sweeps(Visit *visit)
 {
-	while (is_something_left(run) && idem_clock_steady() < run->until)
+	while (has_more(visit) && idem_clock_steady() < visit->until)
 	{
-		IdemPhase phase = run->next;
+		IdemPhase phase = visit->next;
 
-		run->next = phase + 1 < IDEM_NPHASES ? phase + 1 : IDEM_PHASE_KEYS;
-		if (run->phases[phase].more)
-			try_phase(run, phase);
+		visit->next = phase < IDEM_LAST_SWEEP ? phase + 1 : IDEM_FIRST_SWEEP;
+		if (visit->sweeps[phase].more)
+			try_sweep(visit, phase);
 	}
-}
-
-/*
- * Begin to look for the extension.  A use of its functions that comes later, of
- * one that is created after the look, is seen by the launcher (W5).
- */
-static void
-expect_use(void)
-{
-	LWLockAcquire(idem_shared->lock, LW_EXCLUSIVE);
-	entry = idem_shared_find(MyDatabaseId, NULL);
-	if (entry != NULL)
-	{
-		idem_shared->run.was_used = entry->used;
-		entry->used = false;
-	}
-	LWLockRelease(idem_shared->lock);
 }
 
 static bool
@@ -425,59 +386,63 @@ extension_exists(void)
 	return exists;
 }
 
-static IdemRunOutcome
-clean_database(const IdemRun *order, Run *run)
+static IdemVisitOutcome
+clean_database(const IdemVisitRequest *request, Visit *visit)
 {
-	expect_use();
-	idem_worker_take_database_settings();
+	(void) idem_shmem_get_progress(MyDatabaseId, &progress);
+	visit->was_used = idem_shmem_take_use();
+	idem_process_take_database_settings();
 	if (!extension_exists())
-		return IDEM_RUN_NOT_THERE;
-	entry = idem_shared_entry(MyDatabaseId, NULL);
+		return IDEM_VISIT_NOT_INSTALLED;
+	/* make an entry for the database */
+	(void) idem_shmem_get_slot(MyDatabaseId, NULL);
 	if (!idem_guc_cleanup)
-		return IDEM_RUN_OFF;
-	begin_round(order->goes_on, run);
-	clean_all(run);
-	if (run->failed)
-		return IDEM_RUN_FAILED;
-	if (run->was_locked)
-		return IDEM_RUN_LOCKED;
-	return run->was_subscribed ? IDEM_RUN_SUBSCRIBED : IDEM_RUN_DONE;
+		return IDEM_VISIT_OFF;
+	begin_round(request->continues, visit);
+	run_sweeps(visit);
+	if (visit->failed)
+		return IDEM_VISIT_FAILED;
+	if (visit->was_locked)
+		return IDEM_VISIT_LOCKED;
+	return visit->was_subscribed ? IDEM_VISIT_SUBSCRIBED : IDEM_VISIT_DONE;
 }
 
-/* The same; an error outside of a phase is reported as one inside is (W7) */
+/* Clean the database; an error outside of a sweep is reported as one inside is (W7) */
 static void
-try_database(const IdemRun *order)
+try_database(const IdemVisitRequest *request)
 {
 	MemoryContext context = CurrentMemoryContext;
-	Run run = {.until = idem_clock_steady() + MAX_RUN, .pause = order->pause};
-	volatile IdemRunOutcome outcome = IDEM_RUN_FAILED;
+	Visit visit = {.until = idem_clock_steady() + MAX_VISIT, .pause = request->pause};
+	volatile IdemVisitOutcome outcome = IDEM_VISIT_FAILED;
 
 	PG_TRY();
 	{
-		outcome = clean_database(order, &run);
+		outcome = clean_database(request, &visit);
 	}
 	PG_CATCH();
 	{
-		recover(&run, context);
-		memset(run.phases, 0, sizeof(run.phases));
-		if (entry == NULL)
-			entry = idem_shared_entry(MyDatabaseId, NULL);
+		recover_from_error(&visit, context);
+		memset(visit.sweeps, 0, sizeof(visit.sweeps));
+		(void) idem_shmem_get_slot(MyDatabaseId, NULL);
 	}
 	PG_END_TRY();
-	report(outcome, &run);
+	report_outcome(outcome, &visit);
 }
 
+/* Main function of the worker */
 void
 idem_cleanup_main(Datum arg)
 {
 	Oid database = DatumGetObjectId(arg);
-	IdemRun order;
+	IdemVisitRequest request;
+	IdemVisitReport connected = {.connected = true, .outcome = IDEM_VISIT_LOST};
 
-	idem_worker_begin();
-	if (!enter(database, &order))
+	idem_process_begin();
+	if (!idem_shmem_begin_visit(database, &request))
 		return;
+	before_shmem_exit(at_exit, (Datum) 0);
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
-	idem_worker_limit_lock_waits();
-	note_connected();
-	try_database(&order);
+	idem_process_limit_lock_waits();
+	idem_shmem_set_report(&connected);
+	try_database(&request);
 }

@@ -1,0 +1,104 @@
+/*
+ * fn.h
+ *		What every SQL function needs: its declaration, its arguments, its result.
+ */
+#ifndef IDEM_FN_H
+#define IDEM_FN_H
+
+#include "nodes/execnodes.h"
+#include "utils/jsonb.h"
+
+#include "idem.h"
+
+#define IDEM_MAX_ARGS 16
+
+/* A declaration: type of the result, types of the arguments, then zeros */
+typedef struct IdemSignature
+{
+	Oid types[IDEM_MAX_ARGS + 2];
+	Oid function; /* a function whose declaration was compared with the types */
+} IdemSignature;
+
+/* IDEM_FUNCTION(name, type of the result, types of the arguments): an SQL function */
+#define IDEM_FUNCTION(name, ...)                     \
+	extern PGDLLEXPORT Datum name(PG_FUNCTION_ARGS); \
+	PG_FUNCTION_INFO_V1(name);                       \
+	static IdemSignature name##_signature = {.types = {__VA_ARGS__}}
+
+/* Descriptor of the row that an SQL function returns, kept over calls */
+typedef struct IdemRowDesc
+{
+	Oid function;
+	TupleDesc desc;
+} IdemRowDesc;
+
+/* A key and the name space it lives in */
+typedef struct IdemKey
+{
+	text *key;
+	text *scope;
+} IdemKey;
+
+/* How long to wait for another transaction that holds the key */
+typedef struct IdemWait
+{
+	bool forever;	   /* as long as lock_timeout allows */
+	TimestampTz until; /* else until this time */
+} IdemWait;
+
+/* What an argument of type interval may be */
+typedef enum IdemSpan
+{
+	IDEM_SPAN_ANY,			/* zero or longer */
+	IDEM_SPAN_POSITIVE,		/* longer than zero */
+	IDEM_SPAN_LEASE,		/* longer than zero, at most 30 days */
+	IDEM_SPAN_LEASE_OR_NONE /* zero or longer, at most 30 days */
+} IdemSpan;
+
+/* The element of an array that is being processed, for idem_arrays_say_element() */
+typedef struct IdemElement
+{
+	const char *array;
+	int ord; /* from 0 */
+} IdemElement;
+
+/* fn.c */
+extern void idem_fn_begin(FunctionCallInfo fcinfo, IdemSignature *signature,
+						  const char *write_command);
+extern TupleDesc idem_fn_row_desc(FunctionCallInfo fcinfo, const Oid *types, int natts,
+								  IdemRowDesc *cache);
+extern ReturnSetInfo *idem_fn_row_set(FunctionCallInfo fcinfo, const Oid *types, int natts);
+
+/* values.c */
+extern int64 idem_value_span(Datum interval, const char *name, IdemSpan kind);
+extern int idem_value_word(const text *value, const char *name, const char *const *words,
+						   const char *hint);
+extern void idem_value_check_key(const text *key);
+extern void idem_value_check_token(int64 token);
+extern Jsonb *idem_value_jsonb(Datum value, const char *name);
+extern bytea *idem_value_fingerprint(Datum request);
+
+/* args.c */
+extern text *idem_args_scope(FunctionCallInfo fcinfo, int arg);
+extern void idem_args_key(FunctionCallInfo fcinfo, int keyarg, int scopearg, IdemKey *key);
+extern int64 idem_args_ttl(FunctionCallInfo fcinfo, int arg);
+extern IdemWait idem_args_wait(FunctionCallInfo fcinfo, int arg);
+extern int64 idem_args_lease(FunctionCallInfo fcinfo, int arg);
+extern text *idem_args_queue(FunctionCallInfo fcinfo, int arg);
+extern text *idem_args_worker(FunctionCallInfo fcinfo, int arg);
+extern int idem_args_max_attempts(FunctionCallInfo fcinfo, int arg);
+extern int64 idem_args_optional_token(FunctionCallInfo fcinfo, int arg);
+extern int64 idem_args_token(FunctionCallInfo fcinfo, int arg);
+extern void idem_args_require(FunctionCallInfo fcinfo, int arg, const char *name, const char *hint);
+extern int64 idem_args_job_id(FunctionCallInfo fcinfo, int arg);
+
+/* arrays.c */
+extern bool idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *name,
+							Datum **elems, bool **nulls, int *n);
+extern void idem_arrays_require(FunctionCallInfo fcinfo, int arg, const char *name,
+								Datum **elems, bool **nulls, int *n);
+extern void idem_arrays_check_length(const char *name, int n, const char *other, int nother);
+extern int *idem_arrays_order(text **keys, int n);
+extern void idem_arrays_say_element(void *arg);
+
+#endif /* IDEM_FN_H */

@@ -1,0 +1,149 @@
+/*
+ * values.c
+ *		Checks of single values: of arguments, of array elements, and of what
+ *		idem.queues stores.
+ */
+#include "postgres.h"
+
+#include "access/detoast.h"
+#include "lib/stringinfo.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+#include "utils/timestamp.h"
+
+#include "fn/fn.h"
+
+/* The longest time to live or to wait: a hundred years of twelve months of 30 days */
+#define MAX_SPAN  (INT64CONST(100) * MONTHS_PER_YEAR * DAYS_PER_MONTH * USECS_PER_DAY)
+#define MAX_LEASE (30 * USECS_PER_DAY)
+
+static const struct
+{
+	int64 min;
+	int64 max;
+	const char *detail;
+	const char *hint;
+} span_ranges[] = {
+	[IDEM_SPAN_ANY] = {
+		0, MAX_SPAN,
+		"The interval must be zero or longer and at most 100 years.",
+		"Pass a finite interval such as '90 s', or leave it out."},
+	[IDEM_SPAN_POSITIVE] = {
+		1, MAX_SPAN,
+		"The interval must be longer than zero and at most 100 years.",
+		"Pass a finite interval such as '90 s', or leave it out."},
+	[IDEM_SPAN_LEASE] = {
+		1, MAX_LEASE,
+		"The interval must be longer than zero and at most 30 days.",
+		"Pass a time that the work needs at most, such as '90 s', and renew the lease where it takes longer."},
+	[IDEM_SPAN_LEASE_OR_NONE] = {
+		0, MAX_LEASE,
+		"The interval must be zero or longer and at most 30 days.",
+		"Pass a time that the work needs at most, such as '90 s', and renew the lease where it takes longer."},
+};
+
+/*
+ * An interval in microseconds.  A month counts as 30 days and a day as 24 hours,
+ * so that an interval means the same in every time zone.
+ */
+int64
+idem_value_span(Datum interval, const char *name, IdemSpan kind)
+{
+	const Interval *value = DatumGetIntervalP(interval);
+	double estimate = (double) value->month * DAYS_PER_MONTH * USECS_PER_DAY +
+		(double) value->day * USECS_PER_DAY + (double) value->time;
+
+	/* the estimate keeps the exact sum from overflowing */
+	if (!INTERVAL_NOT_FINITE(value) && estimate > -1.0e18 && estimate < 1.0e18)
+	{
+		int64 span = ((int64) value->month * DAYS_PER_MONTH + value->day) * USECS_PER_DAY +
+			value->time;
+
+		if (span >= span_ranges[kind].min && span <= span_ranges[kind].max)
+			return span;
+	}
+
+	ereport(ERROR,
+			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("invalid value of \"%s\"", name),
+			errdetail("%s", span_ranges[kind].detail),
+			errhint("%s", span_ranges[kind].hint));
+}
+
+/* Position of the value in a list of words that ends with NULL; a NULL value is an error */
+int
+idem_value_word(const text *value, const char *name, const char *const *words, const char *hint)
+{
+	char *word = value != NULL ? text_to_cstring(value) : NULL;
+	StringInfoData list;
+
+	initStringInfo(&list);
+	for (int i = 0; words[i] != NULL; i++)
+	{
+		if (word != NULL && strcmp(word, words[i]) == 0)
+			return i;
+		if (i > 0)
+			appendStringInfoString(&list, words[i + 1] == NULL ? " and " : ", ");
+		appendStringInfo(&list, "\"%s\"", words[i]);
+	}
+	ereport(ERROR,
+			errcode(word == NULL ? ERRCODE_NULL_VALUE_NOT_ALLOWED : ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("invalid value of \"%s\"", name),
+			errdetail("The values are %s.", list.data),
+			errhint("%s", hint));
+}
+
+/* K12 */
+void
+idem_value_check_key(const text *key)
+{
+	int len = VARSIZE_ANY_EXHDR(key);
+
+	if (len < 1 || len > IDEM_MAX_KEY_LEN)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid length of idempotency key"),
+				errdetail("The key has %d bytes; it must have between 1 and %d.",
+						  len, IDEM_MAX_KEY_LEN),
+				len < 1 ?
+					errhint("Derive the key from what makes the operation unique, for example the id of the order.") :
+					errhint("Hash longer keys before the call."));
+}
+
+void
+idem_value_check_token(int64 token)
+{
+	if (token <= 0)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid fencing token"),
+				errdetail("A token is a positive number."),
+				errhint("Pass the token that idem_lease() or idem_fetch() has returned."));
+}
+
+/* A value to be stored, detoasted; idem.max_result_size limits its size (K12) */
+Jsonb *
+idem_value_jsonb(Datum value, const char *name)
+{
+	Size size = toast_raw_datum_size(value) - VARHDRSZ;
+
+	if (size > (Size) idem_guc_max_result_size)
+		ereport(ERROR,
+				errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				errmsg("value of \"%s\" is too large", name),
+				errdetail("It has %zu bytes; \"%s\" allows %d.",
+						  size, "idem.max_result_size", idem_guc_max_result_size),
+				errhint("Store the data in a table of your own and only its id here, or raise the setting."));
+	return DatumGetJsonbP(value);
+}
+
+/* SHA-256 of the text form of a jsonb value: order of keys and white space make no difference (K7) */
+bytea *
+idem_value_fingerprint(Datum request)
+{
+	Jsonb *json = DatumGetJsonbP(request);
+	char *str = JsonbToCString(NULL, &json->root, VARSIZE(json));
+
+	return DatumGetByteaPP(DirectFunctionCall1(sha256_bytea,
+											   PointerGetDatum(cstring_to_text(str))));
+}

@@ -1,0 +1,51 @@
+/*
+ * fetchhint.c
+ *		Where a fetch starts: positions that this backend has reached before.
+ *
+ * A hint only tells where to start in the index.  Whether a job is due is read
+ * off its row.  Any queue may take any slot, so polling other queues does not
+ * drop the hints of this one.
+ */
+#include "postgres.h"
+
+#include "jobs/jobs.h"
+
+static IdemFetchHint hints[64];
+
+/* The hint of the queue in the lowest priority above this one, or NULL; now by the steady clock */
+const IdemFetchHint *
+idem_fetchhint_find(uint64 queue_hash, int64 above, int64 now)
+{
+	const IdemFetchHint *found = NULL;
+
+	for (int i = 0; i < (int) lengthof(hints); i++)
+	{
+		if (hints[i].good_until > now && hints[i].queue_hash == queue_hash &&
+			hints[i].priority > above && (found == NULL || hints[i].priority < found->priority))
+			found = &hints[i];
+	}
+	return found;
+}
+
+/* The slot for a priority of a queue: the one that it has, else the one that expires first */
+static IdemFetchHint *
+choose_slot(uint64 queue_hash, int priority)
+{
+	IdemFetchHint *slot = &hints[0];
+
+	for (int i = 0; i < (int) lengthof(hints); i++)
+	{
+		if (hints[i].queue_hash == queue_hash && hints[i].priority == priority &&
+			hints[i].good_until != 0)
+			return &hints[i];
+		if (hints[i].good_until < slot->good_until)
+			slot = &hints[i];
+	}
+	return slot;
+}
+
+void
+idem_fetchhint_set(const IdemFetchHint *hint)
+{
+	*choose_slot(hint->queue_hash, hint->priority) = *hint;
+}

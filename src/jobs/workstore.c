@@ -1,0 +1,185 @@
+/*
+ * workstore.c
+ *		What a worker says about a job that it has fetched: complete, fail,
+ *		snooze, heartbeat.
+ *
+ * The token is compared with the one in the row, on the row version that is
+ * then changed or deleted.  If another transaction has changed the row in between, it
+ * is looked up and compared again (J11).  The time proves nothing: a worker with the
+ * last token has the job, also after the lease ran out, until another worker
+ * fetches the job.
+ *
+ * All of these wait for a transaction that is changing the job, as long as
+ * lock_timeout allows.  A token that is not the last one is refused at once,
+ * because it will never be the last one again.
+ */
+#include "postgres.h"
+
+#include "common/pg_prng.h"
+#include "mb/pg_wchar.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "jobs/jobs.h"
+
+/* Find a job that was fetched under this token */
+static IdemHold
+find_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
+{
+	bool exists = idem_jobstore_find(jobs, job_id, queue);
+
+	if (exists && idem_row_isnull(jobs, IDEM_JOBS_TOKEN))
+		return IDEM_HOLD_NONE;
+	if (exists && idem_jobrow_is_leased(jobs) && idem_row_int64(jobs, IDEM_JOBS_TOKEN) == token)
+		return IDEM_HOLD_OK;
+	idem_counters_add(IDEM_DATABASE_COUNTER_STALE_TOKENS);
+	return IDEM_HOLD_STALE;
+}
+
+/* The same, and keep others from changing it */
+static IdemHold
+lock_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
+{
+	IdemHold hold;
+
+	do
+	{
+		hold = find_held(jobs, job_id, token, queue);
+	} while (hold == IDEM_HOLD_OK &&
+			 idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleNoKeyExclusive, LockWaitBlock) != TM_Ok);
+	return hold;
+}
+
+/* For who raises an error where the job is not the caller's */
+void
+idem_workstore_refuse(IdemHold hold, int64 job_id)
+{
+	if (hold == IDEM_HOLD_NONE)
+		ereport(ERROR,
+				errcode(ERRCODE_IDEM_NOT_HELD),
+				errmsg("job is not held by the caller"),
+				errdetail("Job " INT64_FORMAT " waits, and nobody has fetched it.", job_id),
+				errhint("Fetch the job with idem_fetch(), and pass the token that it has returned."));
+	ereport(ERROR,
+			errcode(ERRCODE_IDEM_STALE_TOKEN),
+			errmsg("stale fencing token"),
+			errdetail("Job " INT64_FORMAT " was fetched again, was given back, or has ended.", job_id),
+			errhint("Stop this work, and roll back what belongs to it. idem_job() shows what became of the job."));
+}
+
+/* queue: settings at hand, or with a NULL name none yet */
+IdemHold
+idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result, IdemQueue *queue)
+{
+	IdemHold hold;
+
+	do
+	{
+		hold = find_held(jobs, job_id, token, queue);
+		if (hold != IDEM_HOLD_OK)
+			return hold;
+	} while (idem_write_delete(jobs, true) != TM_Ok);
+	(void) idem_joblog_write(jobs, "done", queue->keep, result, NULL, NULL);
+	idem_joblog_keep_key(jobs, result);
+	idem_counters_add_queue(queue->name, IDEM_QUEUE_COUNTER_COMPLETED);
+	return hold;
+}
+
+/* Let the job found, which is locked, wait until then; whoever had it has it no more */
+static void
+give_back(IdemTable *jobs, TimestampTz run_at, int attempt, text *error)
+{
+	TupleTableSlot *slot = idem_jobrow_copy(jobs, true);
+
+	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(run_at));
+	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(attempt));
+	idem_row_set(slot, IDEM_JOBS_TOKEN,
+				 Int64GetDatum(idem_clock_next_token(idem_row_int64(jobs, IDEM_JOBS_TOKEN), idem_clock_now())));
+	idem_row_clear(slot, IDEM_JOBS_LEASE_UNTIL);
+	idem_row_clear(slot, IDEM_JOBS_WORKER);
+	if (error != NULL)
+		idem_row_set(slot, IDEM_JOBS_ERROR, PointerGetDatum(error));
+	idem_jobrow_store(jobs);
+}
+
+/* Doubles with each attempt, up to a maximum; spread, so that what failed together does not come back together */
+static int64
+backoff(const IdemQueue *queue, int attempt)
+{
+	int64 delay = queue->backoff;
+
+	for (int i = 1; i < attempt && delay < queue->backoff_max; i++)
+		delay *= 2;
+	delay = Min(delay, queue->backoff_max);
+	return delay * (0.75 + 0.5 * pg_prng_double(&pg_global_prng_state));
+}
+
+/* A long error is cut: better a part of it than none */
+static text *
+clip_error(text *error)
+{
+	int len;
+
+	if (error == NULL || VARSIZE_ANY_EXHDR(error) <= IDEM_MAX_ERROR_LEN)
+		return error;
+	len = pg_mbcliplen(VARDATA_ANY(error), VARSIZE_ANY_EXHDR(error), IDEM_MAX_ERROR_LEN);
+	return cstring_to_text_with_len(VARDATA_ANY(error), len);
+}
+
+/* retry_in: NULL for what the queue says */
+IdemHold
+idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, const int64 *retry_in,
+				   bool dead, bool *is_dead)
+{
+	IdemQueue queue = {0};
+	IdemHold hold = lock_held(jobs, job_id, token, &queue);
+	int attempt;
+
+	if (hold != IDEM_HOLD_OK)
+		return hold;
+	error = clip_error(error);
+	attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT);
+	*is_dead = dead || attempt >= idem_jobrow_max_attempts(jobs, &queue);
+	if (*is_dead)
+		(void) idem_dead_make(jobs, &queue, error, NULL);
+	else
+		give_back(jobs, idem_clock_now() + (retry_in ? *retry_in : backoff(&queue, attempt)), attempt, error);
+	idem_counters_add_queue(queue.name, IDEM_QUEUE_COUNTER_FAILED);
+	return hold;
+}
+
+/* Give the job back for later; the attempt does not count */
+IdemHold
+idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, TimestampTz *run_at)
+{
+	IdemQueue queue = {0};
+	IdemHold hold = lock_held(jobs, job_id, token, &queue);
+
+	if (hold != IDEM_HOLD_OK)
+		return hold;
+	*run_at = idem_clock_now() + delay;
+	give_back(jobs, *run_at, idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) - 1, NULL);
+	idem_counters_add_queue(queue.name, IDEM_QUEUE_COUNTER_SNOOZED);
+	return hold;
+}
+
+/* lease: -1 for what the queue says */
+IdemHold
+idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease, IdemQueue *queue,
+						TimestampTz *lease_until)
+{
+	IdemHold hold = lock_held(jobs, job_id, token, queue);
+
+	if (hold != IDEM_HOLD_OK)
+		return hold;
+	if (lease < 0 && queue->lease == 0)
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("\"%s\" must not be null", "lease"),
+				errdetail("The queue declares none, either."),
+				errhint("Pass the time for which the work goes on at most, such as '90 s', or declare it with idem_queue_set()."));
+	*lease_until = idem_clock_now() + (lease < 0 ? queue->lease : lease);
+	idem_row_set(idem_jobrow_copy(jobs, true), IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(*lease_until));
+	idem_jobrow_store(jobs);
+	return hold;
+}

@@ -1,0 +1,253 @@
+/*
+ * table.h
+ *		The tables of idem, by table and index access: open, look up, read, write.
+ *
+ * An open table (IdemTable) has two rows: the one found last, which the
+ * functions of row.c read, and the one to be written next.
+ */
+#ifndef IDEM_TABLE_H
+#define IDEM_TABLE_H
+
+#include "access/skey.h"
+#include "executor/tuptable.h"
+#include "nodes/execnodes.h"
+#include "nodes/lockoptions.h"
+#include "utils/builtins.h"
+#include "utils/jsonb.h"
+
+#include "idem.h"
+
+/* Sets of columns, as bits */
+#define IDEM_COLUMN(attno)		 (UINT64CONST(1) << (attno))
+#define IDEM_COLUMNS_FROM(attno) (~(IDEM_COLUMN(attno) - 1))
+
+/* What this session has found out about a table */
+typedef struct IdemTableCache
+{
+	Oid relid;				/* invalid: not looked up since the table changed, or there is none */
+	TupleDesc short_desc;	/* of a row that ends after short_natts columns */
+	uint64 unsubscribed_at; /* see idem_subscription_refuse() */
+	bool is_listed;
+	struct IdemTableCache *next;
+} IdemTableCache;
+
+/* A table of the schema idem as the library expects it */
+typedef struct IdemTableDef
+{
+	const char *name;
+	const Oid *types; /* of the columns */
+	int natts;
+	int short_natts; /* a row may end here if all columns after it are null */
+	uint64 nullable; /* columns that may be null */
+	AttrNumber pkey[2];
+	int npkey;
+	const char *pkey_hint; /* how to create the primary key again */
+	IdemTableCache *cache;
+} IdemTableDef;
+
+/* An open table; see table.c */
+typedef struct IdemTable
+{
+	const IdemTableDef *def;
+	MemoryContext context; /* current when the table was opened */
+	Relation heap;
+	Relation pkey;
+	TupleTableSlot *found;	 /* the row found last */
+	TupleTableSlot *written; /* the row to be written, or written last */
+	Relation *indexes;		 /* those that take entries; opened when needed */
+	struct IndexInfo **infos;
+	int nindexes;
+} IdemTable;
+
+/* How to find a row */
+typedef struct IdemLookup
+{
+	Relation index;
+	ScanKeyData keys[2];
+	int nkeys;
+} IdemLookup;
+
+/* What a probe has found; the row itself is in the slot "found" of the table */
+typedef enum IdemFound
+{
+	IDEM_FOUND_NONE,
+	IDEM_FOUND_OPEN, /* a row that another open transaction has inserted */
+	IDEM_FOUND_ROW	 /* a row that is committed, or that this transaction has written */
+} IdemFound;
+
+typedef struct IdemProbeResult
+{
+	IdemFound found;
+	TransactionId xwait; /* the open transaction that is changing the row, or invalid */
+} IdemProbeResult;
+
+/* Open transactions that have locked, updated or deleted a row; invalid: there is none */
+typedef struct IdemLockers
+{
+	bool mine;				 /* this transaction is one of them */
+	TransactionId shared;	 /* another one; its lock does not conflict with FOR KEY SHARE */
+	TransactionId exclusive; /* another one; its lock conflicts with every other lock */
+} IdemLockers;
+
+/* subscription.c */
+extern bool idem_subscription_writes(Oid relid);
+extern void idem_subscription_refuse(const IdemTableDef *def, Oid relid);
+
+/* shape.c */
+pg_noreturn extern void idem_shape_refuse(const IdemTableDef *def, const char *detail, const char *hint);
+extern void idem_shape_check(const IdemTableDef *def, Relation heap);
+extern bool idem_shape_is_on_pkey(const IdemTableDef *def, Form_pg_index form);
+extern void idem_shape_check_index(IdemTable *table, Relation index);
+extern bool idem_shape_is_ordered_by(Relation index, const AttrNumber *columns, int ncolumns);
+
+/* table.c */
+extern void idem_table_open(IdemTable *table, const IdemTableDef *def, LOCKMODE lockmode);
+extern void idem_table_close(IdemTable *table);
+extern void idem_table_open_indexes(IdemTable *table);
+extern Relation idem_table_find_index(IdemTable *table, const AttrNumber *columns, int ncolumns,
+									  const char *missing, const char *hint);
+extern void idem_table_lock_hash(IdemTable *table, int64 hash);
+extern void idem_table_unlock_hash(IdemTable *table, int64 hash);
+extern TM_Result idem_table_lock_row(IdemTable *table, ItemPointerData tid, LockTupleMode mode,
+									 LockWaitPolicy policy);
+
+/* write.c */
+extern TupleTableSlot *idem_write_new_row(IdemTable *table, bool full);
+extern TupleTableSlot *idem_write_copy_row(IdemTable *table, bool full);
+extern bool idem_write_insert(IdemTable *table);
+extern TM_Result idem_write_update(IdemTable *table);
+extern void idem_write_update_hashed(IdemTable *table, int64 hash);
+extern TM_Result idem_write_delete(IdemTable *table, bool wait);
+
+/* row.c */
+extern bool idem_row_varlena_equals(IdemTable *table, AttrNumber attno, struct varlena *value);
+extern int64 idem_row_age(IdemTable *table, AttrNumber since);
+extern bool idem_row_is_mine(IdemTable *table);
+extern bool idem_row_is_locked(IdemTable *table);
+extern void idem_row_lockers(IdemTable *table, IdemLockers *lockers);
+extern TransactionId idem_row_locker(IdemTable *table);
+extern bool idem_row_is_replaced_by_me(IdemTable *table);
+extern bool idem_row_is_later_version(IdemTable *table);
+extern bool idem_row_is_last_version(IdemTable *table);
+
+/* probe.c */
+extern IndexScanDesc idem_probe_begin(IdemTable *table, IdemLookup *lookup, Snapshot snapshot);
+extern void idem_probe_classify(const SnapshotData *dirty, IdemProbeResult *result);
+extern void idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result);
+extern bool idem_probe_latest(IdemTable *table, IdemLookup *lookup, TupleTableSlot *slot);
+extern void idem_probe_existing(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result);
+extern void idem_probe_wait(IdemTable *table, TransactionId xid);
+
+/*
+ * Columns of the row found.  slot_getattr() returns null for columns after the
+ * end of a short row.  The stored value may be toasted, and it is valid as long
+ * as the row is in the slot.
+ */
+static inline NullableDatum
+idem_row_datum(IdemTable *table, AttrNumber attno)
+{
+	NullableDatum column;
+
+	column.value = slot_getattr(table->found, attno, &column.isnull);
+	return column;
+}
+
+static inline bool
+idem_row_isnull(IdemTable *table, AttrNumber attno)
+{
+	return idem_row_datum(table, attno).isnull;
+}
+
+/* These return 0, false or InvalidOid for null */
+static inline TimestampTz
+idem_row_timestamp(IdemTable *table, AttrNumber attno)
+{
+	NullableDatum column = idem_row_datum(table, attno);
+
+	return column.isnull ? 0 : DatumGetTimestampTz(column.value);
+}
+
+static inline int
+idem_row_int32(IdemTable *table, AttrNumber attno)
+{
+	NullableDatum column = idem_row_datum(table, attno);
+
+	return column.isnull ? 0 : DatumGetInt32(column.value);
+}
+
+static inline int64
+idem_row_int64(IdemTable *table, AttrNumber attno)
+{
+	NullableDatum column = idem_row_datum(table, attno);
+
+	return column.isnull ? 0 : DatumGetInt64(column.value);
+}
+
+static inline bool
+idem_row_bool(IdemTable *table, AttrNumber attno)
+{
+	NullableDatum column = idem_row_datum(table, attno);
+
+	return !column.isnull && DatumGetBool(column.value);
+}
+
+static inline Oid
+idem_row_oid(IdemTable *table, AttrNumber attno)
+{
+	NullableDatum column = idem_row_datum(table, attno);
+
+	return column.isnull ? InvalidOid : DatumGetObjectId(column.value);
+}
+
+/* These return NULL for null, else a copy in the caller's memory context */
+static inline text *
+idem_row_text(IdemTable *table, AttrNumber attno)
+{
+	NullableDatum column = idem_row_datum(table, attno);
+
+	return column.isnull ? NULL : DatumGetTextPCopy(column.value);
+}
+
+static inline Jsonb *
+idem_row_jsonb(IdemTable *table, AttrNumber attno)
+{
+	NullableDatum column = idem_row_datum(table, attno);
+
+	return column.isnull ? NULL : DatumGetJsonbPCopy(column.value);
+}
+
+/* Columns of a row to be written */
+static inline void
+idem_row_set(TupleTableSlot *slot, AttrNumber attno, Datum value)
+{
+	slot->tts_values[attno - 1] = value;
+	slot->tts_isnull[attno - 1] = false;
+}
+
+static inline void
+idem_row_clear(TupleTableSlot *slot, AttrNumber attno)
+{
+	slot->tts_isnull[attno - 1] = true;
+}
+
+/* NULL stands for null */
+static inline void
+idem_row_set_varlena(TupleTableSlot *slot, AttrNumber attno, const void *value)
+{
+	if (value != NULL)
+		idem_row_set(slot, attno, PointerGetDatum(value));
+	else
+		idem_row_clear(slot, attno);
+}
+
+/* Copy a column of the row found in another table, unless it is null */
+static inline void
+idem_row_copy_column(IdemTable *from, AttrNumber attno, TupleTableSlot *to, AttrNumber to_attno)
+{
+	NullableDatum column = idem_row_datum(from, attno);
+
+	if (!column.isnull)
+		idem_row_set(to, to_attno, column.value);
+}
+
+#endif /* IDEM_TABLE_H */
