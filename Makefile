@@ -250,12 +250,14 @@ list-%:
 	@echo $($*)
 
 CLANG_FORMAT ?= clang-format
+C_FILES = $(wildcard src/*.[ch] src/*/*.[ch])
 
 format:
-	$(CLANG_FORMAT) -i src/*.[ch] src/*/*.[ch]
+	$(CLANG_FORMAT) -i $(C_FILES)
 
 format-check:
-	$(CLANG_FORMAT) --dry-run -Werror src/*.[ch] src/*/*.[ch]
+	$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
+	@awk -f test/long_lines.awk $(C_FILES)
 
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)

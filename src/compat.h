@@ -187,7 +187,8 @@ idem_compat_tuple_delete(Relation rel, ItemPointer tid, CommandId cid,
 
 /* 19: flags */
 static inline TableScanDesc
-idem_compat_beginscan_tidrange(Relation rel, Snapshot snapshot, ItemPointer mintid, ItemPointer maxtid)
+idem_compat_beginscan_tidrange(Relation rel, Snapshot snapshot, ItemPointer mintid,
+							   ItemPointer maxtid)
 {
 #if PG_VERSION_NUM >= 190000
 	return table_beginscan_tidrange(rel, snapshot, mintid, maxtid, SO_NONE);

@@ -46,6 +46,9 @@ check_scope(char **newval, void **extra, GucSource source)
 void
 idem_guc_init(void)
 {
+	GucContext stats_max_context =
+		process_shared_preload_libraries_in_progress ? PGC_POSTMASTER : PGC_SIGHUP;
+
 	DefineCustomIntVariable("idem.ttl",
 							"How long a key is kept, where the caller does not say.",
 							"After this time the key counts as absent and may run again.",
@@ -117,7 +120,7 @@ idem_guc_init(void)
 							0,
 							NULL, NULL, NULL);
 
-	/* of use with a preloaded library only, and then it cannot change any more */
+	/* sizes the shared memory, so it cannot change in a server that preloads the library */
 	DefineCustomIntVariable("idem.stats_max",
 							"Number of databases and queues that have statistics at most.",
 							NULL,
@@ -125,7 +128,7 @@ idem_guc_init(void)
 							1000,
 							100,
 							IDEM_MAX_STATS,
-							process_shared_preload_libraries_in_progress ? PGC_POSTMASTER : PGC_SIGHUP,
+							stats_max_context,
 							0,
 							NULL, NULL, NULL);
 

@@ -81,7 +81,8 @@ get_acl(const ObjectAddress *object, Oid *owner)
 
 	if (!HeapTupleIsValid(tuple))
 		elog(ERROR, "cache lookup failed for member %u of class %u", object->objectId, object->classId);
-	*owner = DatumGetObjectId(SysCacheGetAttr(cache, tuple, get_object_attnum_owner(object->classId), &isnull));
+	*owner = DatumGetObjectId(
+		SysCacheGetAttr(cache, tuple, get_object_attnum_owner(object->classId), &isnull));
 	value = SysCacheGetAttr(cache, tuple, get_object_attnum_acl(object->classId), &isnull);
 	acl = isnull ? NULL : DatumGetAclPCopy(value);
 	ReleaseSysCache(tuple);
@@ -132,7 +133,8 @@ close_object(const ObjectAddress *object)
 		return;
 	acl = get_acl(object, &owner);
 	/* tables and schemas without an ACL are open to nobody */
-	if (acl == NULL && (object->classId == RelationRelationId || object->classId == NamespaceRelationId))
+	if (acl == NULL &&
+		(object->classId == RelationRelationId || object->classId == NamespaceRelationId))
 		return;
 	revoke_all(object, ACL_ID_PUBLIC);
 	nroles = acl == NULL ? 0 : aclmembers(acl, &roles);

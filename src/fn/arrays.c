@@ -11,7 +11,8 @@
 
 /* Elements of an array; false if the argument is null */
 bool
-idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *name, Datum **elems, bool **nulls, int *n)
+idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *name, Datum **elems, bool **nulls,
+				int *n)
 {
 	ArrayType *array;
 	int16 typlen;
@@ -35,7 +36,8 @@ idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *name, Datum **elem
 
 /* Elements of an array that must not be null; nulls == NULL: nor must its elements */
 void
-idem_arrays_require(FunctionCallInfo fcinfo, int arg, const char *name, Datum **elems, bool **nulls, int *n)
+idem_arrays_require(FunctionCallInfo fcinfo, int arg, const char *name, Datum **elems, bool **nulls,
+					int *n)
 {
 	bool *isnull;
 
@@ -75,7 +77,8 @@ compare_keys(const void *a, const void *b, void *arg)
 	int ib = *(const int *) b;
 	int la = keys[ia] ? (int) VARSIZE_ANY_EXHDR(keys[ia]) : 0;
 	int lb = keys[ib] ? (int) VARSIZE_ANY_EXHDR(keys[ib]) : 0;
-	int cmp = la > 0 && lb > 0 ? memcmp(VARDATA_ANY(keys[ia]), VARDATA_ANY(keys[ib]), Min(la, lb)) : 0;
+	int cmp =
+		la > 0 && lb > 0 ? memcmp(VARDATA_ANY(keys[ia]), VARDATA_ANY(keys[ib]), Min(la, lb)) : 0;
 
 	if (cmp == 0)
 		cmp = la - lb;

@@ -17,29 +17,20 @@
 #define MAX_SPAN  (INT64CONST(100) * MONTHS_PER_YEAR * DAYS_PER_MONTH * USECS_PER_DAY)
 #define MAX_LEASE (30 * USECS_PER_DAY)
 
+#define SPAN_HINT  "Pass a finite interval such as '90 s', or leave it out."
+#define LEASE_HINT "Pass a time that the work needs at most, such as '90 s', and renew the lease where it takes longer."
+
 static const struct
 {
 	int64 min;
 	int64 max;
-	const char *detail;
+	const char *range;
 	const char *hint;
 } span_ranges[] = {
-	[IDEM_SPAN_ANY] = {
-		0, MAX_SPAN,
-		"The interval must be zero or longer and at most 100 years.",
-		"Pass a finite interval such as '90 s', or leave it out."},
-	[IDEM_SPAN_POSITIVE] = {
-		1, MAX_SPAN,
-		"The interval must be longer than zero and at most 100 years.",
-		"Pass a finite interval such as '90 s', or leave it out."},
-	[IDEM_SPAN_LEASE] = {
-		1, MAX_LEASE,
-		"The interval must be longer than zero and at most 30 days.",
-		"Pass a time that the work needs at most, such as '90 s', and renew the lease where it takes longer."},
-	[IDEM_SPAN_LEASE_OR_NONE] = {
-		0, MAX_LEASE,
-		"The interval must be zero or longer and at most 30 days.",
-		"Pass a time that the work needs at most, such as '90 s', and renew the lease where it takes longer."},
+	[IDEM_SPAN_ANY] = {0, MAX_SPAN, "zero or longer and at most 100 years", SPAN_HINT},
+	[IDEM_SPAN_POSITIVE] = {1, MAX_SPAN, "longer than zero and at most 100 years", SPAN_HINT},
+	[IDEM_SPAN_LEASE] = {1, MAX_LEASE, "longer than zero and at most 30 days", LEASE_HINT},
+	[IDEM_SPAN_LEASE_OR_NONE] = {0, MAX_LEASE, "zero or longer and at most 30 days", LEASE_HINT},
 };
 
 /*
@@ -66,7 +57,7 @@ idem_value_span(Datum interval, const char *name, IdemSpan kind)
 	ereport(ERROR,
 			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 			errmsg("invalid value of \"%s\"", name),
-			errdetail("%s", span_ranges[kind].detail),
+			errdetail("The interval must be %s.", span_ranges[kind].range),
 			errhint("%s", span_ranges[kind].hint));
 }
 
@@ -87,7 +78,8 @@ idem_value_word(const text *value, const char *name, const char *const *words, c
 		appendStringInfo(&list, "\"%s\"", words[i]);
 	}
 	ereport(ERROR,
-			errcode(word == NULL ? ERRCODE_NULL_VALUE_NOT_ALLOWED : ERRCODE_INVALID_PARAMETER_VALUE),
+			word == NULL ? errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED) :
+						   errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 			errmsg("invalid value of \"%s\"", name),
 			errdetail("The values are %s.", list.data),
 			errhint("%s", hint));
@@ -137,7 +129,7 @@ idem_value_jsonb(Datum value, const char *name)
 	return DatumGetJsonbP(value);
 }
 
-/* SHA-256 of the text form of a jsonb value: order of keys and white space make no difference (K7) */
+/* SHA-256 of the text form of jsonb, in which order of keys and white space are settled (K7) */
 bytea *
 idem_value_fingerprint(Datum request)
 {

@@ -79,11 +79,12 @@ refuse_number(void)
 }
 
 static void
-insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, int64 key_hash, bool hashed,
-		   int64 after_job, IdemEnqueued *answer)
+insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, int64 key_hash,
+		   bool hashed, int64 after_job, IdemEnqueued *answer)
 {
 	bool with_ttl = hashed && enqueue->policy.dedup == IDEM_DEDUP_UNTIL_EXPIRED;
-	TupleTableSlot *slot = idem_write_new_row(jobs, with_ttl || after_job != 0 || enqueue->max_attempts != 0);
+	TupleTableSlot *slot =
+		idem_write_new_row(jobs, with_ttl || after_job != 0 || enqueue->max_attempts != 0);
 
 	answer->job_id = job->job_id != 0 ? job->job_id : idem_jobtable_next_id();
 	answer->outcome = after_job != 0 ? IDEM_OUTCOME_RERUN : IDEM_OUTCOME_ENQUEUED;
@@ -101,7 +102,8 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, i
 	if (enqueue->max_attempts != 0)
 		idem_row_set(slot, IDEM_JOBS_MAX_ATTEMPTS, Int32GetDatum(enqueue->max_attempts));
 	if (with_ttl)
-		idem_row_set(slot, IDEM_JOBS_KEY_UNTIL, TimestampTzGetDatum(enqueue->now + enqueue->policy.key_ttl));
+		idem_row_set(slot, IDEM_JOBS_KEY_UNTIL,
+					 TimestampTzGetDatum(enqueue->now + enqueue->policy.key_ttl));
 	if (after_job != 0)
 		idem_row_set(slot, IDEM_JOBS_AFTER_JOB, Int64GetDatum(after_job));
 	if (!idem_write_insert(jobs))
@@ -141,7 +143,8 @@ find_done(const IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 	while (!found && index_getnext_slot(scan, ForwardScanDirection, keys->found))
 		found = !TransactionIdIsValid(dirty.xmin) &&
 			idem_row_timestamp(keys, IDEM_JOB_KEYS_EXPIRES_AT) > keyed->enqueue->now &&
-			idem_jobrow_has_key(keys, IDEM_JOB_KEYS_QUEUE, keyed->enqueue->queue.name, keyed->job->key, keyed->others);
+			idem_jobrow_has_key(keys, IDEM_JOB_KEYS_QUEUE, keyed->enqueue->queue.name,
+								keyed->job->key, keyed->others);
 	if (found)
 	{
 		answer->job_id = idem_row_int64(keys, IDEM_JOB_KEYS_JOB_ID);
@@ -164,12 +167,15 @@ may_insert(const IdemKeyedEnqueue *keyed, const IdemKeyScan *scan, int64 *after_
 	if (scan->found != IDEM_KEY_SCAN_RUNNING && scan->found != IDEM_KEY_SCAN_DRAINING)
 		return false;
 	if (policy->dedup == IDEM_DEDUP_UNTIL_EXECUTING)
-		return scan->found == IDEM_KEY_SCAN_RUNNING || policy->on_duplicate != IDEM_ON_DUPLICATE_ERROR;
-	if (policy->dedup == IDEM_DEDUP_UNTIL_EXPIRED || TransactionIdIsValid(scan->in_the_way) || scan->is_being_cancelled)
+		return scan->found == IDEM_KEY_SCAN_RUNNING ||
+			policy->on_duplicate != IDEM_ON_DUPLICATE_ERROR;
+	if (policy->dedup == IDEM_DEDUP_UNTIL_EXPIRED || TransactionIdIsValid(scan->in_the_way) ||
+		scan->is_being_cancelled)
 		return false;
 	if (policy->on_duplicate == IDEM_ON_DUPLICATE_ERROR)
 		return false;
-	/* J2: one that drains may start before the enqueue has committed, so there is one more run in any case */
+	/* J2: one that drains may start before the enqueue has committed, so there is one more run in
+	 * any case */
 	if (!policy->rerun && scan->found == IDEM_KEY_SCAN_RUNNING)
 		return false;
 	*after_job = scan->job_id;
@@ -191,7 +197,8 @@ make_spent_dead(IdemTable *jobs, const IdemKeyedEnqueue *keyed, IdemKeyScan *sca
 		return false;
 	result = idem_table_lock_row(jobs, scan->tid, LockTupleExclusive, LockWaitSkip);
 	if (result == TM_Ok)
-		return idem_dead_make_if_spent(jobs, &keyed->enqueue->queue, &scan->in_the_way) != IDEM_DEAD_SKIPPED;
+		return idem_dead_make_if_spent(jobs, &keyed->enqueue->queue, &scan->in_the_way) !=
+			IDEM_DEAD_SKIPPED;
 	if (result != TM_WouldBlock)
 		return true;
 	scan->in_the_way = idem_row_locker(jobs);
@@ -203,7 +210,8 @@ make_spent_dead(IdemTable *jobs, const IdemKeyedEnqueue *keyed, IdemKeyScan *sca
  * one that waits.  True: the answer is there.
  */
 static bool
-look_or_insert(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, IdemKeyScan *scan, IdemEnqueued *answer)
+look_or_insert(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, IdemKeyScan *scan,
+			   IdemEnqueued *answer)
 {
 	int64 after_job;
 	bool answered = false;
@@ -223,7 +231,8 @@ look_or_insert(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, IdemKey
 		scan->lock = idem_table_lock_row(jobs, scan->tid, LockTupleKeyShare, LockWaitSkip);
 	idem_table_unlock_hash(jobs, keyed->key_hash);
 
-	if (answered && answer->outcome == IDEM_OUTCOME_DONE && keyed->enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_ERROR)
+	if (answered && answer->outcome == IDEM_OUTCOME_DONE &&
+		keyed->enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_ERROR)
 		refuse_duplicate(keyed, answer->job_id, "is done");
 	return answered;
 }
@@ -242,7 +251,8 @@ more_urgent(IdemTable *jobs, const IdemEnqueue *enqueue)
  * or NULL if nothing (J12).
  */
 static TupleTableSlot *
-change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, IdemOutcome *outcome)
+change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
+			   IdemOutcome *outcome)
 {
 	TimestampTz run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
 	TimestampTz new_run_at = run_at;
@@ -256,7 +266,8 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 		*outcome = IDEM_OUTCOME_REPLACED;
 	else if (enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE)
 	{
-		TimestampTz latest = idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT) + enqueue->queue.debounce_max;
+		TimestampTz latest =
+			idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT) + enqueue->queue.debounce_max;
 
 		*outcome = IDEM_OUTCOME_POSTPONED;
 		new_run_at = Max(run_at, Min(enqueue->run_at, latest));
@@ -273,7 +284,8 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 	/* one that is due is early enough */
 	if (run_at <= enqueue->now && new_run_at < run_at)
 		new_run_at = run_at;
-	if (!new_payload && new_run_at == run_at && priority == idem_row_int32(jobs, IDEM_JOBS_PRIORITY))
+	if (!new_payload && new_run_at == run_at &&
+		priority == idem_row_int32(jobs, IDEM_JOBS_PRIORITY))
 		return NULL;
 
 	slot = idem_jobrow_copy(jobs, false);
@@ -291,7 +303,8 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
  * was changed meanwhile.
  */
 static bool
-absorb_waiting(IdemTable *jobs, IdemKeyedEnqueue *keyed, const IdemKeyScan *scan, IdemEnqueued *answer)
+absorb_waiting(IdemTable *jobs, IdemKeyedEnqueue *keyed, const IdemKeyScan *scan,
+			   IdemEnqueued *answer)
 {
 	if (keyed->enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_ERROR)
 		refuse_duplicate(keyed, scan->job_id, "waits");
@@ -366,7 +379,8 @@ enqueue_keyed(IdemTable *jobs, IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 		}
 		else if (scan.found == IDEM_KEY_SCAN_WAITING && scan.lock == TM_WouldBlock)
 			(void) idem_keyscan_add_id(&keyed->unlockable, scan.job_id);
-		else if (scan.found == IDEM_KEY_SCAN_WAITING && scan.lock == TM_Ok && absorb_waiting(jobs, keyed, &scan, answer))
+		else if (scan.found == IDEM_KEY_SCAN_WAITING && scan.lock == TM_Ok &&
+				 absorb_waiting(jobs, keyed, &scan, answer))
 		{
 			idem_keyscan_note_absorbed(scan.job_id);
 			return;
@@ -375,7 +389,8 @@ enqueue_keyed(IdemTable *jobs, IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 }
 
 static void
-enqueue_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, IdemEnqueued *answer)
+enqueue_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
+			IdemEnqueued *answer)
 {
 	IdemSameHash others;
 	IdemKeyedEnqueue keyed = {.enqueue = enqueue, .job = job, .others = &others};
@@ -406,7 +421,8 @@ StaticAssertDecl((int) IDEM_QUEUE_COUNTER_ENQUEUED == (int) IDEM_OUTCOME_ENQUEUE
 
 /* Put a job into its queue, or say which job has absorbed it */
 void
-idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, IdemEnqueued *answer)
+idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
+				   IdemEnqueued *answer)
 {
 	enqueue_job(jobs, enqueue, job, answer);
 	idem_counters_add_queue(enqueue->queue.name, (IdemQueueCounter) answer->outcome);

@@ -69,9 +69,11 @@ get_policy(FunctionCallInfo fcinfo, const IdemQueue *queue, IdemPolicy *policy)
 	if (!PG_ARGISNULL(ARG_DEDUP))
 		policy->dedup = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_DEDUP), "dedup", idem_dedup_words);
 	if (!PG_ARGISNULL(ARG_ON_DUPLICATE))
-		policy->on_duplicate = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_ON_DUPLICATE), "on_duplicate", idem_on_duplicate_words);
+		policy->on_duplicate = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_ON_DUPLICATE),
+													"on_duplicate", idem_on_duplicate_words);
 	if (!PG_ARGISNULL(ARG_IF_RUNNING))
-		policy->rerun = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_IF_RUNNING), "if_running", idem_if_running_words) != 0;
+		policy->rerun = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_IF_RUNNING), "if_running",
+											 idem_if_running_words) != 0;
 	if (!PG_ARGISNULL(ARG_KEY_TTL))
 		policy->key_ttl = idem_value_span(PG_GETARG_DATUM(ARG_KEY_TTL), "key_ttl", IDEM_SPAN_POSITIVE);
 	if (!PG_ARGISNULL(ARG_INCLUDE_SCHEDULED))
@@ -122,7 +124,8 @@ get_time(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 				errdetail("The time must be finite."),
 				errhint("Leave it out for a job that is due at once."));
 	/* J8: a run_at a little ahead means now, by the clock of the client */
-	enqueue->later = enqueue->run_at > enqueue->now + (PG_ARGISNULL(ARG_RUN_AT) ? 0 : MAX_CLOCK_AHEAD);
+	enqueue->later =
+		enqueue->run_at > enqueue->now + (PG_ARGISNULL(ARG_RUN_AT) ? 0 : MAX_CLOCK_AHEAD);
 }
 
 /* Arguments that are the same for one job and for many */
@@ -227,7 +230,8 @@ static void
 enqueue_jobs(const IdemEnqueue *enqueue, text **keys, const Datum *payloads, const bool *nulls,
 			 IdemEnqueued *answers, int n)
 {
-	MemoryContext job_context = AllocSetContextCreate(CurrentMemoryContext, "idem enqueue", ALLOCSET_DEFAULT_SIZES);
+	MemoryContext job_context =
+		AllocSetContextCreate(CurrentMemoryContext, "idem enqueue", ALLOCSET_DEFAULT_SIZES);
 	int *order = idem_arrays_order(keys, n);
 	IdemElement element = {.array = "payloads"};
 	ErrorContextCallback context = {
@@ -278,7 +282,8 @@ idem_enqueue_many(PG_FUNCTION_ARGS)
 		check_no_policy(fcinfo);
 	else
 		check_policy(fcinfo, &enqueue.policy);
-	answers = MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(IdemEnqueued), MCXT_ALLOC_HUGE);
+	answers =
+		MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(IdemEnqueued), MCXT_ALLOC_HUGE);
 
 	if (n > 0)
 		enqueue_jobs(&enqueue, keys, payloads, nulls, answers, n);

@@ -59,7 +59,7 @@ typedef enum Part
 	PART_BEFORE_HINT, /* priorities before that of the place */
 	PART_AT_HINT,	  /* what is due at the same time, from there on */
 	PART_AFTER_HINT,  /* what is due later, in its priority */
-	PART_REST	  /* when there is no place any more: all */
+	PART_REST		  /* when there is no place any more: all */
 } Part;
 
 /* Not a priority, but before all of them */
@@ -79,11 +79,11 @@ typedef struct Fetch
 	bool use_hints;
 	IdemFetchHint hint; /* where the present part lies */
 	Part part;
-	int64 priority;	   /* of the last entry */
-	IndexEntry skipped;	   /* the last one, if there was one in this priority since the last job */
-	int64 nskipped;	   /* entries skipped in this priority since the last job */
-	int64 npages;	   /* pages of the index read meanwhile */
-	int64 npages_last; /* of these by the last step */
+	int64 priority;		/* of the last entry */
+	IndexEntry skipped; /* the last one, if there was one in this priority since the last job */
+	int64 nskipped;		/* entries skipped in this priority since the last job */
+	int64 npages;		/* pages of the index read meanwhile */
+	int64 npages_last;	/* of these by the last step */
 	int found;
 	MemoryContext job_context; /* for what one job needs */
 } Fetch;
@@ -133,7 +133,8 @@ go_to(Fetch *fetch, Part part, int64 above)
 
 	end_scan(fetch);
 	fetch->part = part;
-	ScanKeyInit(&keys[n++], 1, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(fetch->args->queue.name));
+	ScanKeyInit(&keys[n++], 1, BTEqualStrategyNumber, F_TEXTEQ,
+				PointerGetDatum(fetch->args->queue.name));
 	if (above != ANY_PRIORITY)
 		ScanKeyInit(&keys[n++], 2, BTGreaterStrategyNumber, F_INT4GT, Int32GetDatum((int) above));
 	if (part == PART_BEFORE_HINT)
@@ -142,11 +143,14 @@ go_to(Fetch *fetch, Part part, int64 above)
 		ScanKeyInit(&keys[n++], 2, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(hint->priority));
 	if (part == PART_AT_HINT)
 	{
-		ScanKeyInit(&keys[n++], 3, BTEqualStrategyNumber, F_TIMESTAMPTZ_EQ, TimestampTzGetDatum(hint->run_at));
-		ScanKeyInit(&keys[n++], 4, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(hint->job_id));
+		ScanKeyInit(&keys[n++], 3, BTEqualStrategyNumber, F_TIMESTAMPTZ_EQ,
+					TimestampTzGetDatum(hint->run_at));
+		ScanKeyInit(&keys[n++], 4, BTGreaterEqualStrategyNumber, F_INT8GE,
+					Int64GetDatum(hint->job_id));
 	}
 	if (part == PART_AFTER_HINT)
-		ScanKeyInit(&keys[n++], 3, BTGreaterStrategyNumber, F_TIMESTAMPTZ_GT, TimestampTzGetDatum(hint->run_at));
+		ScanKeyInit(&keys[n++], 3, BTGreaterStrategyNumber, F_TIMESTAMPTZ_GT,
+					TimestampTzGetDatum(hint->run_at));
 	fetch->scan = idem_compat_index_beginscan(fetch->jobs->heap, fetch->index, &fetch->dirty, n);
 	fetch->scan->xs_want_itup = true;
 	index_rescan(fetch->scan, keys, n, NULL, 0);
@@ -214,7 +218,8 @@ next_entry(Fetch *fetch, IndexEntry *entry)
 	if (!found)
 		return false;
 	entry->priority = DatumGetInt32(index_getattr(scan->xs_itup, 2, scan->xs_itupdesc, &isnull));
-	entry->run_at = DatumGetTimestampTz(index_getattr(scan->xs_itup, 3, scan->xs_itupdesc, &isnull));
+	entry->run_at =
+		DatumGetTimestampTz(index_getattr(scan->xs_itup, 3, scan->xs_itupdesc, &isnull));
 	entry->job_id = DatumGetInt64(index_getattr(scan->xs_itup, 4, scan->xs_itupdesc, &isnull));
 	return true;
 }
@@ -230,7 +235,8 @@ is_due(Fetch *fetch)
 	if (idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT) > fetch->now)
 		return false;
 	if (idem_jobrow_is_leased(jobs))
-		return idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) <= fetch->now && !idem_row_is_mine(jobs);
+		return idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) <= fetch->now &&
+			!idem_row_is_mine(jobs);
 	return !idem_jobrow_waits_for_other(jobs);
 }
 

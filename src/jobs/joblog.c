@@ -87,7 +87,8 @@ make_room(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_
 		return false;
 	}
 	/* locked first: a delete that does not wait would not pass a lock of this transaction's own */
-	result = idem_table_lock_row(table, table->found->tts_tid, LockTupleExclusive, wait ? LockWaitBlock : LockWaitSkip);
+	result = idem_table_lock_row(table, table->found->tts_tid, LockTupleExclusive,
+								 wait ? LockWaitBlock : LockWaitSkip);
 	if (result == TM_Ok && idem_write_delete(table, true) == TM_Ok)
 		warn_gave_way(table, job_id);
 	if (result != TM_WouldBlock)
@@ -121,7 +122,8 @@ fill_log(IdemTable *jobs, TupleTableSlot *slot, const char *state, int64 keep)
 	idem_row_set(slot, IDEM_JOB_LOG_EXPIRES_AT, TimestampTzGetDatum(now + keep));
 	idem_row_copy_column(jobs, IDEM_JOBS_ENQUEUED_AT, slot, IDEM_JOB_LOG_ENQUEUED_AT);
 	idem_row_copy_column(jobs, IDEM_JOBS_PRIORITY, slot, IDEM_JOB_LOG_PRIORITY);
-	idem_row_set(slot, IDEM_JOB_LOG_ATTEMPT, Int32GetDatum(idem_row_int32(jobs, IDEM_JOBS_ATTEMPT)));
+	idem_row_set(slot, IDEM_JOB_LOG_ATTEMPT,
+				 Int32GetDatum(idem_row_int32(jobs, IDEM_JOBS_ATTEMPT)));
 	idem_row_copy_column(jobs, IDEM_JOBS_MAX_ATTEMPTS, slot, IDEM_JOB_LOG_MAX_ATTEMPTS);
 	idem_row_copy_column(jobs, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_LOG_KEY_UNTIL);
 	if (!idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
@@ -140,7 +142,8 @@ fill_log(IdemTable *jobs, TupleTableSlot *slot, const char *state, int64 keep)
  * at an older row of this number, and nothing was written.
  */
 bool
-idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result, text *error, TransactionId *in_the_way)
+idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result, text *error,
+				  TransactionId *in_the_way)
 {
 	int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
 	IdemTable log;
@@ -185,7 +188,8 @@ idem_joblog_keep_key(IdemTable *jobs, Jsonb *result)
 	if (result != NULL)
 		idem_row_set(slot, IDEM_JOB_KEYS_RESULT, JsonbPGetDatum(result));
 	lookup = idem_jobtable_by_key(&keys, keys.pkey, idem_row_int64(jobs, IDEM_JOBS_KEY_HASH));
-	ScanKeyInit(&lookup.keys[lookup.nkeys++], 2, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(job_id));
+	ScanKeyInit(&lookup.keys[lookup.nkeys++], 2, BTEqualStrategyNumber, F_INT8EQ,
+				Int64GetDatum(job_id));
 	(void) insert_over(&keys, &lookup, job_id, NULL);
 	idem_table_close(&keys);
 }

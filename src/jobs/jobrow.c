@@ -31,7 +31,8 @@ is_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key)
  * them.  For idem.jobs and idem.job_keys, where the key stands after the queue.
  */
 bool
-idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key, IdemSameHash *others)
+idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key,
+					IdemSameHash *others)
 {
 	if (is_key(table, queue_attno, queue, key))
 		return true;

@@ -202,10 +202,11 @@ typedef struct IdemKeyedEnqueue
 	const IdemEnqueue *enqueue;
 	const IdemNewJob *job;
 	int64 key_hash;
-	IdemTable *keys;		 /* idem.job_keys for until_expired, else NULL */
-	IdemSameHash *others;	 /* seen in the last look */
-	IdemIdSet unlockable; /* jobs that wait, by their rows, but were held by somebody since the last wait */
-	bool log_is_locked;			 /* the history is locked, so that a job can be made dead */
+	IdemTable *keys;	  /* idem.job_keys for until_expired, else NULL */
+	IdemSameHash *others; /* seen in the last look */
+	IdemIdSet unlockable; /* jobs that wait, by their rows, but were held by somebody since the last
+							 wait */
+	bool log_is_locked;	  /* the history is locked, so that a job can be made dead */
 } IdemKeyedEnqueue;
 
 /* What a look at the jobs of a key has found, in the order in which it counts */
@@ -225,8 +226,10 @@ typedef struct IdemKeyScan
 	int64 job_id;
 	ItemPointerData tid;
 	TransactionId in_the_way; /* who has to end before more is known, if somebody has */
-	bool is_being_cancelled;  /* somebody waits to cancel the job that drains, and has to come first */
-	TM_Result lock;			  /* what became of the attempt to lock the job that waits, if nobody is in the way */
+	bool is_being_cancelled;  /* somebody waits to cancel the job that drains, and has to come first
+							   */
+	TM_Result
+		lock; /* what became of the attempt to lock the job that waits, if nobody is in the way */
 } IdemKeyScan;
 
 /* What a fetch asks for */
@@ -274,7 +277,7 @@ typedef enum IdemHold
 typedef enum IdemDeadOutcome
 {
 	IDEM_DEAD_NOT_SPENT,
-	IDEM_DEAD_MADE,	 /* it is in the history */
+	IDEM_DEAD_MADE,	  /* it is in the history */
 	IDEM_DEAD_SKIPPED /* another transaction is at an older row of its number there */
 } IdemDeadOutcome;
 
@@ -313,7 +316,8 @@ extern Relation idem_jobtable_key_index(IdemTable *jobs);
 extern Relation idem_jobtable_fetch_index(IdemTable *jobs);
 
 /* jobrow.c */
-extern bool idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key, IdemSameHash *others);
+extern bool idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key,
+								IdemSameHash *others);
 extern bool idem_jobrow_is_leased(IdemTable *jobs);
 extern int idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue);
@@ -375,7 +379,8 @@ extern void idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 /* keyscan.c */
 extern bool idem_keyscan_add_id(IdemIdSet *set, int64 id);
 extern void idem_keyscan_note_absorbed(int64 job_id);
-extern void idem_keyscan(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, IdemKeyScan *scan);
+extern void idem_keyscan(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed,
+						 IdemKeyScan *scan);
 
 /* dedup.c */
 extern const char *idem_dedup_outcome_name(IdemOutcome outcome);

@@ -76,7 +76,8 @@ insert_again(IdemTable *jobs, IdemTable *log)
 	/* J8: a job for later that never took its key does not take it now */
 	if (idem_row_bool(log, IDEM_JOB_LOG_TOOK_KEY))
 		idem_row_set(slot, IDEM_JOBS_KEY_HASH,
-					 Int64GetDatum(idem_hash_name(idem_row_text(log, IDEM_JOB_LOG_QUEUE), idem_row_text(log, IDEM_JOB_LOG_KEY))));
+					 Int64GetDatum(idem_hash_name(idem_row_text(log, IDEM_JOB_LOG_QUEUE),
+												  idem_row_text(log, IDEM_JOB_LOG_KEY))));
 	if (!idem_write_insert(jobs))
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -198,4 +199,3 @@ idem_jobstore_get(IdemTable *jobs, int64 job_id, IdemJobInfo *info)
 	idem_table_close(&log);
 	return found;
 }
-

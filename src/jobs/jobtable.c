@@ -204,4 +204,3 @@ idem_jobtable_fetch_index(IdemTable *jobs)
 								 "There is no index that orders the jobs as they are fetched.",
 								 "Run CREATE INDEX CONCURRENTLY ON idem.jobs (queue, priority, run_at, job_id).");
 }
-

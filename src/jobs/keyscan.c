@@ -21,10 +21,10 @@
 /* What a job of the key is to this enqueue */
 typedef enum Kind
 {
-	KIND_OPEN,	 /* another transaction has inserted it, and is open */
+	KIND_OPEN,	  /* another transaction has inserted it, and is open */
 	KIND_WAITING, /* nobody has fetched it */
 	KIND_RUNNING, /* somebody has, or an open transaction is removing it */
-	KIND_SPENT	 /* its last lease has run out: it will not run again */
+	KIND_SPENT	  /* its last lease has run out: it will not run again */
 } Kind;
 
 typedef struct KeyJob
@@ -43,9 +43,10 @@ typedef struct KeyJob
 /* How well a job that waits suits the duplicate, best first */
 typedef enum Rank
 {
-	RANK_SUITABLE, /* due not long ago or as early as the duplicate, or this transaction keeps it from starting already */
+	RANK_SUITABLE, /* due not long ago or as early as the duplicate, or this transaction keeps it
+					  from starting already */
 	RANK_OVERDUE,  /* due for long: rather leave it to the workers */
-	RANK_LATE,	  /* to start later than the duplicate */
+	RANK_LATE,	   /* to start later than the duplicate */
 	RANK_DRAINING, /* has to start first */
 	RANK_N
 } Rank;
@@ -100,7 +101,8 @@ counts_for_enqueue(IdemTable *jobs, const IdemKeyedEnqueue *keyed, bool waits)
 {
 	const IdemEnqueue *enqueue = keyed->enqueue;
 
-	if (!idem_jobrow_has_key(jobs, IDEM_JOBS_QUEUE, enqueue->queue.name, keyed->job->key, keyed->others))
+	if (!idem_jobrow_has_key(jobs, IDEM_JOBS_QUEUE, enqueue->queue.name, keyed->job->key,
+							 keyed->others))
 		return false;
 	if (enqueue->policy.dedup != IDEM_DEDUP_UNTIL_EXPIRED)
 		return true;
@@ -129,7 +131,8 @@ is_spent(IdemTable *jobs, const IdemKeyedEnqueue *keyed)
 		idem_jobrow_has_no_attempts_left(jobs, &keyed->enqueue->queue);
 }
 
-/* Does this transaction, or do others, keep the job found from starting?  Who has it FOR UPDATE starts it. */
+/* Does this transaction, or do others, keep the job found from starting?  Who has it FOR UPDATE
+ * starts it. */
 static void
 note_lockers(IdemTable *jobs, KeyJob *job)
 {
@@ -169,11 +172,13 @@ note_committed(KeyJobs *list, IdemTable *jobs, TransactionId xmax, const IdemKey
 {
 	bool leased = idem_jobrow_is_leased(jobs);
 	/* in this order: whoever has ended may have left the row to somebody who only locks it */
-	bool removed = TransactionIdIsValid(xmax) && idem_row_is_last_version(jobs) && TransactionIdIsInProgress(xmax);
+	bool removed = TransactionIdIsValid(xmax) && idem_row_is_last_version(jobs) &&
+		TransactionIdIsInProgress(xmax);
 
 	if (is_spent(jobs, keyed))
 		note_job(list, jobs, KIND_SPENT, xmax, keyed);
-	else if (leased || removed || has_id(&keyed->unlockable, idem_row_int64(jobs, IDEM_JOBS_JOB_ID)))
+	else if (leased || removed ||
+			 has_id(&keyed->unlockable, idem_row_int64(jobs, IDEM_JOBS_JOB_ID)))
 	{
 		/* with a live lease it does not matter who is removing it */
 		if (!removed || (leased && !lease_has_run_out(jobs, keyed)))
@@ -288,7 +293,8 @@ drain_after(void)
 	return idem_guc_drain_after * INT64CONST(1000);
 }
 
-/* Could the job have been started for longer than duplicates may keep it from that?  Not in a queue that is paused. */
+/* Could the job have been started for longer than duplicates may keep it from that?  Not in a queue
+ * that is paused. */
 static bool
 is_overdue(const KeyJobs *list, const KeyJob *job, const IdemEnqueue *enqueue)
 {
@@ -385,7 +391,8 @@ is_better(const KeyJob *job, const KeyJob *than, Rank rank)
  * so that it has the newest payload.
  */
 static const KeyJob *
-choose_waiting(IdemTable *jobs, const KeyJobs *list, const IdemEnqueue *enqueue, const KeyJob **draining)
+choose_waiting(IdemTable *jobs, const KeyJobs *list, const IdemEnqueue *enqueue,
+			   const KeyJob **draining)
 {
 	const KeyJob *best[RANK_N] = {NULL};
 	int n[RANK_N] = {0};
@@ -425,14 +432,16 @@ deciding_about_follower(const KeyJobs *list, const KeyJob *waiting)
 static bool
 brings_payload(const IdemPolicy *policy)
 {
-	return policy->rerun || policy->on_duplicate == IDEM_ON_DUPLICATE_REPLACE || policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE;
+	return policy->rerun || policy->on_duplicate == IDEM_ON_DUPLICATE_REPLACE ||
+		policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE;
 }
 
 /* Does a duplicate of a job that drains go to another one? */
 static bool
 needs_new_job(const IdemPolicy *policy)
 {
-	return policy->dedup != IDEM_DEDUP_UNTIL_EXPIRED && policy->on_duplicate != IDEM_ON_DUPLICATE_ERROR;
+	return policy->dedup != IDEM_DEDUP_UNTIL_EXPIRED &&
+		policy->on_duplicate != IDEM_ON_DUPLICATE_ERROR;
 }
 
 /*

@@ -12,7 +12,8 @@
 #include "jobs/jobs.h"
 
 IDEM_FUNCTION(idem_queue_set, VOIDOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, INTERVALOID, BOOLOID,
-			  INTERVALOID, INTERVALOID, INT4OID, INTERVALOID, INTERVALOID, INTERVALOID, INTERVALOID, REGROLEOID);
+			  INTERVALOID, INTERVALOID, INT4OID, INTERVALOID, INTERVALOID, INTERVALOID, INTERVALOID,
+			  REGROLEOID);
 IDEM_FUNCTION(idem_queue_drop, BOOLOID, TEXTOID);
 IDEM_FUNCTION(idem_pause, BOOLOID, TEXTOID);
 IDEM_FUNCTION(idem_resume, BOOLOID, TEXTOID);
@@ -22,8 +23,8 @@ static const struct
 {
 	AttrNumber column;
 	const char *name;
-	const char *const *words;			/* what it may be, or */
-	int span;					/* of an interval: IdemSpan, else -1 */
+	const char *const *words; /* what it may be, or */
+	int span;				  /* of an interval: IdemSpan, else -1 */
 } settings[] = {
 	{IDEM_QUEUES_DEDUP, "dedup", idem_dedup_words, -1},
 	{IDEM_QUEUES_ON_DUPLICATE, "on_duplicate", idem_on_duplicate_words, -1},
@@ -56,7 +57,8 @@ idem_queue_set(PG_FUNCTION_ARGS)
 		NullableDatum value = fcinfo->args[i + 1];
 
 		if (!value.isnull && settings[i].words != NULL)
-			(void) idem_queuestore_word(DatumGetTextPP(value.value), settings[i].name, settings[i].words);
+			(void) idem_queuestore_word(DatumGetTextPP(value.value), settings[i].name,
+										settings[i].words);
 		if (!value.isnull && settings[i].span >= 0)
 			(void) idem_value_span(value.value, settings[i].name, settings[i].span);
 		columns[settings[i].column] = value;

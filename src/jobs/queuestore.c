@@ -85,7 +85,8 @@ read_settings(IdemTable *table, IdemQueue *queue)
 	queue->owner = idem_row_oid(table, IDEM_QUEUES_OWNER);
 	queue->paused = !idem_row_isnull(table, IDEM_QUEUES_PAUSED_AT);
 	queue->policy.dedup = get_word(table, IDEM_QUEUES_DEDUP, "dedup", idem_dedup_words);
-	queue->policy.on_duplicate = get_word(table, IDEM_QUEUES_ON_DUPLICATE, "on_duplicate", idem_on_duplicate_words);
+	queue->policy.on_duplicate =
+		get_word(table, IDEM_QUEUES_ON_DUPLICATE, "on_duplicate", idem_on_duplicate_words);
 	queue->policy.rerun = get_word(table, IDEM_QUEUES_IF_RUNNING, "if_running", idem_if_running_words) != 0;
 	get_span(table, IDEM_QUEUES_KEY_TTL, &queue->policy.key_ttl);
 	queue->policy.include_scheduled = idem_row_bool(table, IDEM_QUEUES_INCLUDE_SCHEDULED);
@@ -173,7 +174,8 @@ store_settings(IdemTable *table, bool exists)
 static TupleTableSlot *
 begin_change(IdemTable *table, text *name, bool exists)
 {
-	TupleTableSlot *slot = exists ? idem_write_copy_row(table, true) : idem_write_new_row(table, true);
+	TupleTableSlot *slot =
+		exists ? idem_write_copy_row(table, true) : idem_write_new_row(table, true);
 
 	idem_row_set(slot, IDEM_QUEUES_QUEUE, PointerGetDatum(name));
 	return slot;
@@ -191,14 +193,16 @@ idem_queuestore_set(IdemTable *queues, text *name, const NullableDatum *columns)
 	Oid owner = exists ? idem_row_oid(queues, IDEM_QUEUES_OWNER) : InvalidOid;
 	TupleTableSlot *slot = begin_change(queues, name, exists);
 
-	if (!columns[IDEM_QUEUES_OWNER].isnull && DatumGetObjectId(columns[IDEM_QUEUES_OWNER].value) != owner)
+	if (!columns[IDEM_QUEUES_OWNER].isnull &&
+		DatumGetObjectId(columns[IDEM_QUEUES_OWNER].value) != owner)
 		require_owner(owner);
 	for (AttrNumber attno = IDEM_QUEUES_OWNER; attno <= IDEM_QUEUES_NATTS; attno++)
 	{
 		if (!columns[attno].isnull)
 			idem_row_set(slot, attno, columns[attno].value);
 	}
-	if (!columns[IDEM_QUEUES_OWNER].isnull && !OidIsValid(DatumGetObjectId(columns[IDEM_QUEUES_OWNER].value)))
+	if (!columns[IDEM_QUEUES_OWNER].isnull &&
+		!OidIsValid(DatumGetObjectId(columns[IDEM_QUEUES_OWNER].value)))
 		idem_row_clear(slot, IDEM_QUEUES_OWNER);
 	store_settings(queues, exists);
 }

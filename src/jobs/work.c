@@ -98,7 +98,9 @@ idem_fetch(PG_FUNCTION_ARGS)
 	rsinfo = idem_fn_row_set(fcinfo, fetch_types, FETCH_NATTS);
 	idem_queuestore_use(idem_args_queue(fcinfo, 0), &fetch.queue);
 	fetch.batch = get_batch(fcinfo, 1);
-	fetch.lease = PG_ARGISNULL(2) ? fetch.queue.lease : idem_value_span(PG_GETARG_DATUM(2), "lease", IDEM_SPAN_LEASE_OR_NONE);
+	fetch.lease = PG_ARGISNULL(2) ?
+		fetch.queue.lease :
+		idem_value_span(PG_GETARG_DATUM(2), "lease", IDEM_SPAN_LEASE_OR_NONE);
 	fetch.worker = idem_args_worker(fcinfo, 3);
 	if (fetch.lease == 0)
 		check_isolation();
@@ -156,8 +158,8 @@ idem_fail(PG_FUNCTION_ARGS)
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
 	hold = idem_workstore_fail(&jobs, job_id, token, PG_ARGISNULL(2) ? NULL : PG_GETARG_TEXT_PP(2),
-							  PG_ARGISNULL(3) ? NULL : &retry_in,
-							  !PG_ARGISNULL(4) && PG_GETARG_BOOL(4), &dead);
+							   PG_ARGISNULL(3) ? NULL : &retry_in,
+							   !PG_ARGISNULL(4) && PG_GETARG_BOOL(4), &dead);
 	idem_table_close(&jobs);
 	if (hold != IDEM_HOLD_OK)
 		idem_workstore_refuse(hold, job_id);
@@ -230,7 +232,8 @@ get_batch_of_jobs(FunctionCallInfo fcinfo, Batch *batch)
 
 /* ord, job_id, status, and perhaps lease_until */
 static void
-put_status(ReturnSetInfo *rsinfo, const Batch *batch, int i, const char *done, const TimestampTz *lease_until)
+put_status(ReturnSetInfo *rsinfo, const Batch *batch, int i, const char *done,
+		   const TimestampTz *lease_until)
 {
 	Datum values[HEARTBEAT_NATTS];
 	bool nulls[HEARTBEAT_NATTS] = {false};
@@ -240,7 +243,8 @@ put_status(ReturnSetInfo *rsinfo, const Batch *batch, int i, const char *done, c
 	values[1] = batch->ids[i];
 	values[2] = CStringGetTextDatum(hold == IDEM_HOLD_OK ? done : hold == IDEM_HOLD_NONE ? "not_held" :
 																						   "stale");
-	values[3] = lease_until != NULL && hold == IDEM_HOLD_OK ? TimestampTzGetDatum(*lease_until) : (Datum) 0;
+	values[3] =
+		lease_until != NULL && hold == IDEM_HOLD_OK ? TimestampTzGetDatum(*lease_until) : (Datum) 0;
 	nulls[3] = hold != IDEM_HOLD_OK;
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
@@ -265,7 +269,7 @@ idem_complete_many(PG_FUNCTION_ARGS)
 
 		CHECK_FOR_INTERRUPTS();
 		batch.holds[ord] = idem_workstore_complete(&jobs, DatumGetInt64(batch.ids[ord]),
-												  DatumGetInt64(batch.tokens[ord]), NULL, &queue);
+												   DatumGetInt64(batch.tokens[ord]), NULL, &queue);
 		MemoryContextSwitchTo(oldcontext);
 		MemoryContextReset(batch.job_context);
 	}
@@ -298,8 +302,9 @@ idem_heartbeat(PG_FUNCTION_ARGS)
 		MemoryContext oldcontext = MemoryContextSwitchTo(batch.job_context);
 
 		CHECK_FOR_INTERRUPTS();
-		batch.holds[ord] = idem_workstore_heartbeat(&jobs, DatumGetInt64(batch.ids[ord]),
-												   DatumGetInt64(batch.tokens[ord]), lease, &queue, &until[ord]);
+		batch.holds[ord] =
+			idem_workstore_heartbeat(&jobs, DatumGetInt64(batch.ids[ord]),
+									 DatumGetInt64(batch.tokens[ord]), lease, &queue, &until[ord]);
 		MemoryContextSwitchTo(oldcontext);
 		MemoryContextReset(batch.job_context);
 	}

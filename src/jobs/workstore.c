@@ -46,7 +46,8 @@ lock_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
 	{
 		hold = find_held(jobs, job_id, token, queue);
 	} while (hold == IDEM_HOLD_OK &&
-			 idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleNoKeyExclusive, LockWaitBlock) != TM_Ok);
+			 idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleNoKeyExclusive,
+								 LockWaitBlock) != TM_Ok);
 	return hold;
 }
 
@@ -94,7 +95,8 @@ give_back(IdemTable *jobs, TimestampTz run_at, int attempt, text *error)
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(run_at));
 	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(attempt));
 	idem_row_set(slot, IDEM_JOBS_TOKEN,
-				 Int64GetDatum(idem_clock_next_token(idem_row_int64(jobs, IDEM_JOBS_TOKEN), idem_clock_now())));
+				 Int64GetDatum(idem_clock_next_token(idem_row_int64(jobs, IDEM_JOBS_TOKEN),
+													 idem_clock_now())));
 	idem_row_clear(slot, IDEM_JOBS_LEASE_UNTIL);
 	idem_row_clear(slot, IDEM_JOBS_WORKER);
 	if (error != NULL)
@@ -102,7 +104,8 @@ give_back(IdemTable *jobs, TimestampTz run_at, int attempt, text *error)
 	idem_jobrow_store(jobs);
 }
 
-/* Doubles with each attempt, up to a maximum; spread, so that what failed together does not come back together */
+/* Doubles with each attempt, up to a maximum; spread, so that what failed together does not come
+ * back together */
 static int64
 backoff(const IdemQueue *queue, int attempt)
 {
@@ -129,7 +132,7 @@ clip_error(text *error)
 /* retry_in: NULL for what the queue says */
 IdemHold
 idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, const int64 *retry_in,
-				   bool dead, bool *is_dead)
+					bool dead, bool *is_dead)
 {
 	IdemQueue queue = {0};
 	IdemHold hold = lock_held(jobs, job_id, token, &queue);
@@ -143,7 +146,8 @@ idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, con
 	if (*is_dead)
 		(void) idem_dead_make(jobs, &queue, error, NULL);
 	else
-		give_back(jobs, idem_clock_now() + (retry_in ? *retry_in : backoff(&queue, attempt)), attempt, error);
+		give_back(jobs, idem_clock_now() + (retry_in ? *retry_in : backoff(&queue, attempt)),
+				  attempt, error);
 	idem_counters_add_queue(queue.name, IDEM_QUEUE_COUNTER_FAILED);
 	return hold;
 }
@@ -166,7 +170,7 @@ idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, T
 /* lease: -1 for what the queue says */
 IdemHold
 idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease, IdemQueue *queue,
-						TimestampTz *lease_until)
+						 TimestampTz *lease_until)
 {
 	IdemHold hold = lock_held(jobs, job_id, token, queue);
 
@@ -179,7 +183,8 @@ idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease
 				errdetail("The queue declares none, either."),
 				errhint("Pass the time for which the work goes on at most, such as '90 s', or declare it with idem_queue_set()."));
 	*lease_until = idem_clock_now() + (lease < 0 ? queue->lease : lease);
-	idem_row_set(idem_jobrow_copy(jobs, true), IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(*lease_until));
+	idem_row_set(idem_jobrow_copy(jobs, true), IDEM_JOBS_LEASE_UNTIL,
+				 TimestampTzGetDatum(*lease_until));
 	idem_jobrow_store(jobs);
 	return hold;
 }

@@ -26,7 +26,8 @@
 
 static const Oid call_types[CALL_NATTS] = {TEXTOID, JSONBOID, BOOLOID};
 
-IDEM_FUNCTION(idem_call, RECORDOID, TEXTOID, REGPROCOID, JSONBOID, INTERVALOID, INTERVALOID, TEXTOID);
+IDEM_FUNCTION(idem_call, RECORDOID, TEXTOID, REGPROCOID, JSONBOID, INTERVALOID, INTERVALOID,
+			  TEXTOID);
 
 /* Is it a function (jsonb) returning jsonb that can take this payload? */
 static void

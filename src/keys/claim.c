@@ -20,8 +20,8 @@
 
 #include "keys/keys.h"
 
-#define CLAIM_NATTS 5
-#define GET_NATTS	11
+#define CLAIM_NATTS		 5
+#define GET_NATTS		 11
 #define CLAIM_MANY_NATTS 7
 
 static const Oid claim_types[CLAIM_NATTS] = {
@@ -38,9 +38,10 @@ IDEM_FUNCTION(idem_finish, BOOLOID, TEXTOID, JSONBOID, INT8OID, TEXTOID);
 IDEM_FUNCTION(idem_release, BOOLOID, TEXTOID, INT8OID, TEXTOID);
 IDEM_FUNCTION(idem_get, RECORDOID, TEXTOID, TEXTOID);
 IDEM_FUNCTION(idem_forget, BOOLOID, TEXTOID, TEXTOID);
-IDEM_FUNCTION(idem_key_state, TEXTOID, XIDOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID,
-			  INT4OID, INT4OID);
-IDEM_FUNCTION(idem_claim_many, RECORDOID, TEXTARRAYOID, JSONBARRAYOID, INTERVALOID, INTERVALOID, TEXTOID);
+IDEM_FUNCTION(idem_key_state, TEXTOID, XIDOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
+			  BOOLOID, INT4OID, INT4OID);
+IDEM_FUNCTION(idem_claim_many, RECORDOID, TEXTARRAYOID, JSONBARRAYOID, INTERVALOID, INTERVALOID,
+			  TEXTOID);
 IDEM_FUNCTION(idem_finish_many, INT4OID, TEXTARRAYOID, JSONBARRAYOID, TEXTOID);
 
 /* claimed, status, result, created_at, expires_at */
@@ -257,7 +258,8 @@ get_keys(FunctionCallInfo fcinfo, int arg, int *n)
 
 /* An array of jsonb beside the keys; false if it was not given */
 static bool
-get_jsonbs(FunctionCallInfo fcinfo, int arg, const char *what, int nkeys, Datum **elems, bool **nulls)
+get_jsonbs(FunctionCallInfo fcinfo, int arg, const char *what, int nkeys, Datum **elems,
+		   bool **nulls)
 {
 	int n;
 
@@ -374,7 +376,9 @@ idem_finish_many(PG_FUNCTION_ARGS)
 		element.ord = i;
 		key.key = keys[i];
 		if (idem_keystore_finish(&table, &key,
-								 have_results && !nulls[i] ? idem_value_jsonb(results[i], "result") : NULL))
+								 have_results && !nulls[i] ?
+									 idem_value_jsonb(results[i], "result") :
+									 NULL))
 			finished++;
 	}
 	error_context_stack = context.previous;

@@ -200,7 +200,8 @@ payload_differs(const RequestParts *a, const RequestParts *b)
 static bool
 handler_differs(const RequestParts *a, const RequestParts *b)
 {
-	return a->handler != NULL && b->handler != NULL && memcmp(a->handler, b->handler, IDEM_HANDLER_LEN) != 0;
+	return a->handler != NULL && b->handler != NULL &&
+		memcmp(a->handler, b->handler, IDEM_HANDLER_LEN) != 0;
 }
 
 /* A key stands for one request (K7): with another one it is a mistake of the caller */
@@ -279,7 +280,8 @@ idem_keyrow_check_absent(IdemTable *table, IdemLookup *lookup)
 		return;
 	scan = idem_probe_begin(table, lookup, SnapshotAny);
 	while (!shown && index_getnext_slot(scan, ForwardScanDirection, table->found))
-		shown = table_tuple_satisfies_snapshot(table->heap, table->found, GetTransactionSnapshot()) &&
+		shown =
+			table_tuple_satisfies_snapshot(table->heap, table->found, GetTransactionSnapshot()) &&
 			idem_keyrow_judge(table, 0) != IDEM_KEY_GONE;
 	index_endscan(scan);
 	if (shown)

@@ -155,10 +155,13 @@ extern bool idem_keystore_forget(IdemTable *table, const IdemKey *key);
 extern bool idem_keystore_get(IdemTable *table, const IdemKey *key, IdemKeyInfo *info);
 
 /* leasestore.c */
-extern bool idem_leasestore_finish(IdemTable *table, const IdemKey *key, int64 token, Jsonb *result);
+extern bool idem_leasestore_finish(IdemTable *table, const IdemKey *key, int64 token,
+								   Jsonb *result);
 extern void idem_leasestore_release(IdemTable *table, const IdemKey *key, int64 token);
-extern TimestampTz idem_leasestore_renew(IdemTable *table, const IdemKey *key, int64 token, int64 length);
-extern TimestampTz idem_leasestore_checkpoint(IdemTable *table, const IdemKey *key, int64 token, Jsonb *data);
+extern TimestampTz idem_leasestore_renew(IdemTable *table, const IdemKey *key, int64 token,
+										 int64 length);
+extern TimestampTz idem_leasestore_checkpoint(IdemTable *table, const IdemKey *key, int64 token,
+											  Jsonb *data);
 extern void idem_leasestore_fence(IdemTable *table, const IdemKey *key, int64 token);
 
 /* claim.c */

@@ -216,7 +216,7 @@ take_over(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 
 	idem_keyrow_check_serializable(table);
 	result = idem_table_lock_row(table, table->found->tts_tid, LockTupleNoKeyExclusive,
-							 claim->wait.forever ? LockWaitBlock : LockWaitSkip);
+								 claim->wait.forever ? LockWaitBlock : LockWaitSkip);
 	if (result != TM_Ok)
 		return result;
 	state = idem_keyrow_judge(table, attempts_allowed(claim));
@@ -229,7 +229,8 @@ take_over(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 	if (state == IDEM_KEY_GONE)
 		begin_life(info->token, idem_keyrow_current_owner(), now, info);
 	grant_key(claim, now, info);
-	slot = state == IDEM_KEY_GONE ? idem_write_new_row(table, info->token != 0) : idem_keyrow_copy(table);
+	slot = state == IDEM_KEY_GONE ? idem_write_new_row(table, info->token != 0) :
+									idem_keyrow_copy(table);
 	if (state == IDEM_KEY_EXPIRED && claim->lease == NULL)
 	{
 		keep_lease(table, slot);

@@ -83,7 +83,9 @@ find_lease(IdemTable *table, const IdemKey *key, int64 token)
 static bool
 lock_found(IdemTable *table)
 {
-	return idem_table_lock_row(table, table->found->tts_tid, LockTupleNoKeyExclusive, LockWaitBlock) == TM_Ok && idem_keyrow_judge(table, 0) != IDEM_KEY_GONE;
+	return idem_table_lock_row(table, table->found->tts_tid, LockTupleNoKeyExclusive,
+							   LockWaitBlock) == TM_Ok &&
+		idem_keyrow_judge(table, 0) != IDEM_KEY_GONE;
 }
 
 /* Find the lease for what changes it or relies on it: not finished, and locked */

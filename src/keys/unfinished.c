@@ -67,7 +67,8 @@ end_level(SubTransactionId subid, SubTransactionId parent_subid, bool commit)
 }
 
 static void
-at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId parent_subid, void *arg)
+at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId parent_subid,
+				 void *arg)
 {
 	if (event == SUBXACT_EVENT_COMMIT_SUB || event == SUBXACT_EVENT_ABORT_SUB)
 		end_level(subid, parent_subid, event == SUBXACT_EVENT_COMMIT_SUB);

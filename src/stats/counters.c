@@ -20,7 +20,8 @@
 
 #include "stats/stats.h"
 
-StaticAssertDecl(IDEM_DATABASE_COUNTER_N <= IDEM_NCOUNTERS && IDEM_QUEUE_COUNTER_N <= IDEM_NCOUNTERS,
+StaticAssertDecl(IDEM_DATABASE_COUNTER_N <= IDEM_NCOUNTERS &&
+					 IDEM_QUEUE_COUNTER_N <= IDEM_NCOUNTERS,
 				 "there is a place for every counter");
 
 /* Where this backend counts for a queue */
@@ -39,13 +40,14 @@ is_same_queue(const text *a, const text *b)
 		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
 }
 
-#define SH_PREFIX			 queueslots
-#define SH_ELEMENT_TYPE		 QueueSlot
-#define SH_KEY_TYPE			 text *
-#define SH_KEY				 queue
-#define SH_HASH_KEY(tb, key) hash_bytes((const unsigned char *) VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key))
-#define SH_EQUAL(tb, a, b)	 is_same_queue(a, b)
-#define SH_SCOPE			 static inline
+#define SH_PREFIX		queueslots
+#define SH_ELEMENT_TYPE QueueSlot
+#define SH_KEY_TYPE		text *
+#define SH_KEY			queue
+#define SH_HASH_KEY(tb, key) \
+	hash_bytes((const unsigned char *) VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key))
+#define SH_EQUAL(tb, a, b) is_same_queue(a, b)
+#define SH_SCOPE		   static inline
 #define SH_DECLARE
 #define SH_DEFINE
 #include "lib/simplehash.h"
@@ -130,7 +132,8 @@ get_queue_slot(const text *queue)
 	if (queue_slots == NULL || (queue_slots->members >= MAX_QUEUE_SLOTS && !is_buffering))
 		create_queue_slots();
 	counters = idem_shmem_get_slot(MyDatabaseId, queue).counters;
-	queue = memcpy(MemoryContextAlloc(queue_context, VARSIZE_ANY(queue)), queue, VARSIZE_ANY(queue));
+	queue =
+		memcpy(MemoryContextAlloc(queue_context, VARSIZE_ANY(queue)), queue, VARSIZE_ANY(queue));
 	slot = queueslots_insert(queue_slots, unconstify(text *, queue), &found);
 	slot->counters = counters;
 	memset(slot->buffered, 0, sizeof(slot->buffered));
@@ -200,7 +203,8 @@ format_key_hash(const text *name_space, const text *key, char *hex)
 	uint8 digest[PG_SHA256_DIGEST_LENGTH];
 
 	if (pg_cryptohash_init(ctx) < 0 ||
-		pg_cryptohash_update(ctx, (uint8 *) VARDATA_ANY(name_space), VARSIZE_ANY_EXHDR(name_space)) < 0 ||
+		pg_cryptohash_update(ctx, (uint8 *) VARDATA_ANY(name_space),
+							 VARSIZE_ANY_EXHDR(name_space)) < 0 ||
 		pg_cryptohash_update(ctx, (const uint8 *) "\n", 1) < 0 ||
 		pg_cryptohash_update(ctx, (uint8 *) VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key)) < 0 ||
 		pg_cryptohash_final(ctx, digest, sizeof(digest)) < 0)

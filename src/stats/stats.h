@@ -17,7 +17,8 @@
 #define IDEM_NCOUNTERS		16
 #define IDEM_ERROR_TEXT_LEN 256
 
-/* Counters of a database; the first ones are the answers to claims, in the order of IdemKeyStatus */
+/* Counters of a database; the first ones are the answers to claims, in the order of IdemKeyStatus
+ */
 typedef enum IdemDatabaseCounter
 {
 	IDEM_DATABASE_COUNTER_CLAIMS,

@@ -105,7 +105,8 @@ idem_statsfile_save(void)
 static bool
 is_valid(const IdemStatsSnapshot *snapshot)
 {
-	return OidIsValid(snapshot->database) && snapshot->queue_len >= -1 && snapshot->queue_len <= IDEM_MAX_QUEUE_LEN;
+	return OidIsValid(snapshot->database) && snapshot->queue_len >= -1 &&
+		snapshot->queue_len <= IDEM_MAX_QUEUE_LEN;
 }
 
 static bool
@@ -151,7 +152,8 @@ read_content(FILE *file)
 	size = offsetof(SavedFile, entries) + header.nentries * sizeof(IdemStatsSnapshot);
 	saved = palloc(size);
 	memcpy(saved, &header, offsetof(SavedFile, entries));
-	is_good = fread(saved->entries, sizeof(IdemStatsSnapshot), header.nentries, file) == (size_t) header.nentries &&
+	is_good = fread(saved->entries, sizeof(IdemStatsSnapshot), header.nentries, file) ==
+			(size_t) header.nentries &&
 		fread(&crc, sizeof(crc), 1, file) == 1 && getc(file) == EOF && !ferror(file) &&
 		EQ_CRC32C(crc, checksum(saved, size)) && are_all_valid(saved);
 	if (is_good)

@@ -113,11 +113,12 @@ convert_text(Oid database, const char *value, int len)
 
 	if (from == to || from < 0)
 		return pg_verify_mbstr(to, value, len, true) ? pnstrdup(value, len) : NULL;
-	if (from == PG_SQL_ASCII || to == PG_SQL_ASCII || !OidIsValid(proc = FindDefaultConversionProc(from, to)))
+	if (from == PG_SQL_ASCII || to == PG_SQL_ASCII ||
+		!OidIsValid(proc = FindDefaultConversionProc(from, to)))
 		return NULL;
 	converted = palloc(size);
-	if (pg_do_encoding_conversion_buf(proc, from, to, (unsigned char *) unconstify(char *, value), len,
-									  (unsigned char *) converted, size, true) < len)
+	if (pg_do_encoding_conversion_buf(proc, from, to, (unsigned char *) unconstify(char *, value),
+									  len, (unsigned char *) converted, size, true) < len)
 		return NULL;
 	return converted;
 }
@@ -229,7 +230,8 @@ put_progress(Row *row, Oid database, const IdemProgress *progress)
 	add_column(row, ObjectIdGetDatum(database), false);
 	add_column(row, CStringGetTextDatum(phase_names[progress->phase]), false);
 	add_column(row, Int64GetDatum(progress->removed), false);
-	add_column(row, Float8GetDatum(progress->removed * 1e6 / Max(progress->working, 1)), progress->working == 0);
+	add_column(row, Float8GetDatum(progress->removed * 1e6 / Max(progress->working, 1)),
+			   progress->working == 0);
 	add_column(row, Int64GetDatum(progress->backlog), progress->backlog < 0);
 	add_time(row, progress->started_at);
 	add_time(row, progress->finished_at);
@@ -303,7 +305,8 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 	add_column(&row, Float8GetDatum(launcher.clock_back_by / 1e6), launcher.clock_back_at == 0);
 	add_column(&row, Int64GetDatum(launcher.memory), launcher.pid == 0);
 	add_column(&row, BoolGetDatum(is_full), !preloaded);
-	add_column(&row, Float8GetDatum(Max(idem_clock_steady() - launcher.awake_at, 0) / 1e6), launcher.pid == 0);
+	add_column(&row, Float8GetDatum(Max(idem_clock_steady() - launcher.awake_at, 0) / 1e6),
+			   launcher.pid == 0);
 	if (launcher.error_at != 0)
 		add_text(&row, InvalidOid, launcher.error, strlen(launcher.error));
 	else

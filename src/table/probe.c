@@ -19,7 +19,8 @@
 IndexScanDesc
 idem_probe_begin(IdemTable *table, IdemLookup *lookup, Snapshot snapshot)
 {
-	IndexScanDesc scan = idem_compat_index_beginscan(table->heap, lookup->index, snapshot, lookup->nkeys);
+	IndexScanDesc scan =
+		idem_compat_index_beginscan(table->heap, lookup->index, snapshot, lookup->nkeys);
 
 	index_rescan(scan, lookup->keys, lookup->nkeys, NULL, 0);
 	return scan;

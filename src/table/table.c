@@ -124,7 +124,7 @@ idem_table_open_indexes(IdemTable *table)
 
 	if (table->indexes != NULL)
 		return;
-	/* a lock that another session has on the TOAST table must not stop us in the middle of a write */
+	/* a lock of another session on the TOAST table must not stop us in the middle of a write */
 	if (OidIsValid(table->heap->rd_rel->reltoastrelid))
 		LockRelationOid(table->heap->rd_rel->reltoastrelid, RowExclusiveLock);
 	oldcontext = MemoryContextSwitchTo(table->context);

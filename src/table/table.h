@@ -94,7 +94,8 @@ extern bool idem_subscription_writes(Oid relid);
 extern void idem_subscription_refuse(const IdemTableDef *def, Oid relid);
 
 /* shape.c */
-pg_noreturn extern void idem_shape_refuse(const IdemTableDef *def, const char *detail, const char *hint);
+pg_noreturn extern void idem_shape_refuse(const IdemTableDef *def, const char *detail,
+										  const char *hint);
 extern void idem_shape_check(const IdemTableDef *def, Relation heap);
 extern bool idem_shape_is_on_pkey(const IdemTableDef *def, Form_pg_index form);
 extern void idem_shape_check_index(IdemTable *table, Relation index);

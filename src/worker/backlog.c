@@ -24,8 +24,9 @@ static double
 get_share_expired(IdemTable *table, AttrNumber expires_at, TimestampTz from)
 {
 	TimestampTz now = idem_clock_now();
-	HeapTuple stats = SearchSysCache3(STATRELATTINH, ObjectIdGetDatum(RelationGetRelid(table->heap)),
-									  Int16GetDatum(expires_at), BoolGetDatum(false));
+	HeapTuple stats =
+		SearchSysCache3(STATRELATTINH, ObjectIdGetDatum(RelationGetRelid(table->heap)),
+						Int16GetDatum(expires_at), BoolGetDatum(false));
 	AttStatsSlot histogram;
 	int n = 0;
 	int expired = 0;
@@ -52,8 +53,9 @@ get_share_expired(IdemTable *table, AttrNumber expires_at, TimestampTz from)
 void
 idem_backlog_estimate(IdemTable *table, AttrNumber expires_at, IdemCleanup *cleanup)
 {
-	int64 rows = DatumGetInt64(DirectFunctionCall1(pg_stat_get_live_tuples,
-												   ObjectIdGetDatum(RelationGetRelid(table->heap))));
+	int64 rows =
+		DatumGetInt64(DirectFunctionCall1(pg_stat_get_live_tuples,
+										  ObjectIdGetDatum(RelationGetRelid(table->heap))));
 	double share = get_share_expired(table, expires_at, cleanup->cursor.from);
 
 	cleanup->rows = rows > 0 ? rows : (int64) Max(table->heap->rd_rel->reltuples, 0);

@@ -96,7 +96,8 @@ note_no_slot(void)
 				errhint("Consider increasing \"%s\".", "max_worker_processes"));
 		launcher.no_slot_since = GetCurrentTimestamp();
 	}
-	slot_delay = idem_schedule_double_delay(slot_delay, Min(idem_schedule_naptime(), IDEM_MAX_DELAY));
+	slot_delay =
+		idem_schedule_double_delay(slot_delay, Min(idem_schedule_naptime(), IDEM_MAX_DELAY));
 	slot_due = idem_clock_steady() + slot_delay;
 	publish_state(IDEM_LAUNCHER_NO_SLOT);
 }
@@ -316,7 +317,8 @@ sleep_until(int64 wakeup, uint32 wait_event)
 		return;
 	wakeup = Min(wakeup, now + MAX_SLEEP);
 	publish_awake_at(wakeup);
-	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, (long) ((wakeup - now) / 1000 + 1), wait_event);
+	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+					 (long) ((wakeup - now) / 1000 + 1), wait_event);
 	ResetLatch(MyLatch);
 	publish_awake_at(idem_clock_steady());
 }

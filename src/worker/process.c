@@ -64,7 +64,8 @@ keep_error(ErrorData *error)
 	{
 		bool is_error = error->sqlerrcode != ERRCODE_ADMIN_SHUTDOWN;
 
-		error->output_to_server = is_error && !idem_shmem_set_visit_error(error->message, error->detail);
+		error->output_to_server =
+			is_error && !idem_shmem_set_visit_error(error->message, error->detail);
 	}
 	if (prev_emit_log_hook)
 		prev_emit_log_hook(error);
@@ -99,7 +100,8 @@ idem_process_begin(void)
 			override_setting(fixed_settings[i][0], fixed_settings[i][1]);
 	}
 	for (int i = 0; i < (int) lengthof(database_settings); i++)
-		override_setting(database_settings[i], pstrdup(GetConfigOption(database_settings[i], false, false)));
+		override_setting(database_settings[i],
+						 pstrdup(GetConfigOption(database_settings[i], false, false)));
 }
 
 /*
@@ -121,14 +123,17 @@ read_settings(Relation rel, Oid database)
 	HeapTuple tuple;
 	ArrayType *settings = NULL;
 
-	ScanKeyInit(&keys[0], Anum_pg_db_role_setting_setdatabase, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(database));
-	ScanKeyInit(&keys[1], Anum_pg_db_role_setting_setrole, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(InvalidOid));
+	ScanKeyInit(&keys[0], Anum_pg_db_role_setting_setdatabase, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(database));
+	ScanKeyInit(&keys[1], Anum_pg_db_role_setting_setrole, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(InvalidOid));
 	scan = systable_beginscan(rel, DbRoleSettingDatidRolidIndexId, true, NULL, 2, keys);
 	tuple = systable_getnext(scan);
 	if (HeapTupleIsValid(tuple))
 	{
 		bool isnull;
-		Datum value = heap_getattr(tuple, Anum_pg_db_role_setting_setconfig, RelationGetDescr(rel), &isnull);
+		Datum value =
+			heap_getattr(tuple, Anum_pg_db_role_setting_setconfig, RelationGetDescr(rel), &isnull);
 
 		if (!isnull)
 			settings = DatumGetArrayTypePCopy(value);
@@ -147,7 +152,8 @@ apply_setting(const char *setting)
 		size_t len = strlen(name);
 
 		if (pg_strncasecmp(setting, name, len) == 0 && setting[len] == '=')
-			(void) set_config_option(name, setting + len + 1, PGC_SUSET, PGC_S_OVERRIDE, GUC_ACTION_SET, true, DEBUG1, false);
+			(void) set_config_option(name, setting + len + 1, PGC_SUSET, PGC_S_OVERRIDE,
+									 GUC_ACTION_SET, true, DEBUG1, false);
 	}
 }
 

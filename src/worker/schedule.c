@@ -77,7 +77,8 @@ begin_transaction(void)
 static bool
 is_for_us(Form_pg_database form)
 {
-	return !form->datistemplate && form->datallowconn && form->datconnlimit != DATCONNLIMIT_INVALID_DB;
+	return !form->datistemplate && form->datallowconn &&
+		form->datconnlimit != DATCONNLIMIT_INVALID_DB;
 }
 
 static void
@@ -198,7 +199,8 @@ idem_schedule_first(void)
 	return first;
 }
 
-/* May a worker connect to the database?  Asked just before, so that none is sent to where it would have to wait. */
+/* May a worker connect to the database?  Asked just before, so that none is sent to where it would
+ * have to wait. */
 IdemAccess
 idem_schedule_access(Oid oid)
 {
@@ -216,8 +218,10 @@ idem_schedule_access(Oid oid)
 		ScanKeyData key;
 		HeapTuple tuple;
 
-		ScanKeyInit(&key, Anum_pg_database_oid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(oid));
-		scan = systable_beginscan(rel, DatabaseOidIndexId, criticalSharedRelcachesBuilt, NULL, 1, &key);
+		ScanKeyInit(&key, Anum_pg_database_oid, BTEqualStrategyNumber, F_OIDEQ,
+					ObjectIdGetDatum(oid));
+		scan = systable_beginscan(rel, DatabaseOidIndexId, criticalSharedRelcachesBuilt, NULL, 1,
+								  &key);
 		tuple = systable_getnext(scan);
 		if (HeapTupleIsValid(tuple) && is_for_us((Form_pg_database) GETSTRUCT(tuple)))
 			access = IDEM_ACCESS_YES;
@@ -327,7 +331,8 @@ schedule_next_visit(IdemDatabase *database, const IdemVisit *visit)
 		case IDEM_VISIT_NOT_INSTALLED:
 			/* what was used may be about to be committed */
 			database->has_extension = false;
-			note_success(database, now + (report->was_used ? naptime : Max(naptime, IDEM_MAX_DELAY)));
+			note_success(database,
+						 now + (report->was_used ? naptime : Max(naptime, IDEM_MAX_DELAY)));
 			break;
 	}
 	if (report->more)
@@ -348,7 +353,8 @@ is_excused(IdemDatabase *database, const IdemVisit *visit)
 		idem_schedule_forget(database->oid);
 		return true;
 	}
-	if (access == IDEM_ACCESS_YES && (!visit->report.connected || visit->report.error[0] != '\0' || database->was_lost))
+	if (access == IDEM_ACCESS_YES &&
+		(!visit->report.connected || visit->report.error[0] != '\0' || database->was_lost))
 		return false;
 	database->was_lost = access == IDEM_ACCESS_YES;
 	database->due = idem_clock_steady() + IDEM_MIN_DELAY;

@@ -77,7 +77,8 @@ sweep_expired(IdemTable *table, AttrNumber expires_at, bool (*remove)(IdemTable 
 		idem_backlog_estimate(table, expires_at, cleanup);
 }
 
-/* Delete the row found if the key has expired; parked keys, and those that this transaction holds, have not */
+/* Delete the row found if the key has expired; parked keys, and those that this transaction holds,
+ * have not */
 static bool
 remove_key(IdemTable *table)
 {
@@ -158,7 +159,8 @@ make_dead_if_expired(IdemTable *jobs, IdemQueue *queue, TimestampTz now)
 		idem_queuestore_get(idem_row_text(jobs, IDEM_JOBS_QUEUE), queue);
 	if (!idem_jobrow_has_no_attempts_left(jobs, queue))
 		return false;
-	return idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip) == TM_Ok &&
+	return idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip) ==
+		TM_Ok &&
 		idem_dead_make_if_spent(jobs, queue, NULL) == IDEM_DEAD_MADE;
 }
 

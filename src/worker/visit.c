@@ -117,7 +117,10 @@ publish_outcome(const Visit *visit, const IdemVisitReport *report, int64 backlog
 static void
 report_outcome(IdemVisitOutcome outcome, const Visit *visit)
 {
-	IdemVisitReport report = {.connected = true, .outcome = outcome, .was_used = visit->was_used, .rest = visit->rest};
+	IdemVisitReport report = {.connected = true,
+							  .outcome = outcome,
+							  .was_used = visit->was_used,
+							  .rest = visit->rest};
 	int64 backlog = 0;
 	TimestampTz oldest = DT_NOEND;
 
@@ -143,7 +146,9 @@ find_member(Oid extension, const char *table)
 	Oid schema = get_namespace_oid("idem", true);
 	Oid relid = OidIsValid(schema) ? get_relname_relid(table, schema) : InvalidOid;
 
-	return OidIsValid(relid) && getExtensionOfObject(RelationRelationId, relid) == extension ? relid : InvalidOid;
+	return OidIsValid(relid) && getExtensionOfObject(RelationRelationId, relid) == extension ?
+		relid :
+		InvalidOid;
 }
 
 static Oid
@@ -176,7 +181,7 @@ lock_table(Visit *visit, Oid extension, const char *table, LOCKMODE mode)
 	return find_member(extension, table) == relid;
 }
 
-/* Lock the tables of a sweep; false if there is nothing to be done.  owner: that of the first one. */
+/* Lock the tables of a sweep; false: the sweep is skipped.  owner is that of the first table. */
 static bool
 lock_tables(Visit *visit, const IdemSweep *sweep, Oid *owner)
 {
@@ -189,7 +194,8 @@ lock_tables(Visit *visit, const IdemSweep *sweep, Oid *owner)
 		if (!lock_table(visit, extension, sweep->tables[i], RowExclusiveLock))
 			return false;
 	}
-	if (sweep->read_table != NULL && !lock_table(visit, extension, sweep->read_table, AccessShareLock))
+	if (sweep->read_table != NULL &&
+		!lock_table(visit, extension, sweep->read_table, AccessShareLock))
 		return false;
 	*owner = get_owner(find_member(extension, sweep->tables[0]));
 	return true;
@@ -257,7 +263,7 @@ publish_batch(IdemPhase phase, const IdemCleanup *cleanup, int64 took)
 	publish_progress();
 }
 
-/* Let other sessions work; the launcher waits for the part of the pause beyond the end of the visit */
+/* Let other sessions work; a pause that lasts beyond the visit is continued by the launcher */
 static void
 pause_for(Visit *visit, int64 length)
 {
