@@ -68,7 +68,7 @@ typedef struct IdemCounters
 typedef struct IdemCounterSlot
 {
 	IdemCounters *counters; /* NULL: there is no room, or no shared memory */
-	volatile bool *used;	/* of a database: set when the functions are used, see W5; may be NULL */
+	volatile bool *used;	/* of a database: set when the functions are used (W5); may be NULL */
 } IdemCounterSlot;
 
 /* Counters of a database or a queue, copied */
@@ -195,7 +195,7 @@ typedef struct IdemLauncher
 	int64 visits;
 	TimestampTz last_visit_at;
 	int64 memory;		  /* bytes */
-	int64 awake_at;		  /* steady clock: when it wakes up at the latest; while awake: since when */
+	int64 awake_at;		  /* steady clock: latest time to wake up; while awake: since when */
 	TimestampTz error_at; /* of the last error of the launcher itself; 0: none */
 	char error[IDEM_ERROR_TEXT_LEN];
 } IdemLauncher;
