@@ -1,0 +1,98 @@
+/* src/sql/jobs_views.sql: jobs and queues for people */
+
+/*
+ * Jobs for people.  job_status shows keys and is for administrators;
+ * queue_status is for monitors.  Neither shows a payload.  The states are those
+ * of state_name() in jobrow.c; a job that runs in an open transaction
+ * looks as if it were waiting.
+ */
+CREATE VIEW idem.job_status AS
+SELECT j.job_id,
+	   j.queue,
+	   j.key,
+	   CASE
+	   WHEN j.lease_until OPERATOR(pg_catalog.>) c.now THEN 'running'
+	   WHEN j.lease_until IS NOT NULL THEN 'expired'
+	   WHEN j.after_job IS NOT NULL
+			AND EXISTS (SELECT FROM idem.jobs AS o WHERE o.job_id OPERATOR(pg_catalog.=) j.after_job) THEN 'blocked'
+	   WHEN j.run_at OPERATOR(pg_catalog.>) c.now THEN 'scheduled'
+	   ELSE 'waiting'
+	   END AS state,
+	   j.priority,
+	   c.now OPERATOR(pg_catalog.-) j.enqueued_at AS age,
+	   COALESCE(j.attempt, 0) AS attempt,
+	   COALESCE(j.max_attempts, q.max_attempts, 25) AS max_attempts,
+	   j.worker,
+	   j.error AS last_error,
+	   j.run_at,
+	   j.lease_until,
+	   NULL::timestamp with time zone AS ended_at
+  FROM idem.jobs AS j
+ CROSS JOIN (SELECT pg_catalog.idem_clock() AS now OFFSET 0) AS c
+  LEFT JOIN idem.queues AS q ON q.queue OPERATOR(pg_catalog.=) j.queue
+UNION ALL
+SELECT l.job_id,
+	   l.queue,
+	   l.key,
+	   l.state,
+	   l.priority,
+	   c.now OPERATOR(pg_catalog.-) l.enqueued_at,
+	   l.attempt,
+	   COALESCE(l.max_attempts, q.max_attempts, 25),
+	   l.worker,
+	   l.error,
+	   NULL,
+	   NULL,
+	   l.ended_at
+  FROM idem.job_log AS l
+ CROSS JOIN (SELECT pg_catalog.idem_clock() AS now OFFSET 0) AS c
+  LEFT JOIN idem.queues AS q ON q.queue OPERATOR(pg_catalog.=) l.queue;
+COMMENT ON VIEW idem.job_status IS 'every job, live or in the history, with its state, for administrators';
+COMMENT ON COLUMN idem.job_status.job_id IS 'number of the job';
+COMMENT ON COLUMN idem.job_status.queue IS 'name of the queue';
+COMMENT ON COLUMN idem.job_status.key IS 'the key, or null';
+COMMENT ON COLUMN idem.job_status.state IS 'waiting, scheduled (for later), blocked (another job has to end before), running (leased), expired (its lease ran out: the next fetch gets it); done, dead, cancelled';
+COMMENT ON COLUMN idem.job_status.priority IS 'lower numbers are fetched first';
+COMMENT ON COLUMN idem.job_status.age IS 'time since the job was enqueued';
+COMMENT ON COLUMN idem.job_status.attempt IS 'how often the job was fetched';
+COMMENT ON COLUMN idem.job_status.max_attempts IS 'how often it may be fetched';
+COMMENT ON COLUMN idem.job_status.worker IS 'name that the worker has given; null if nobody has the job';
+COMMENT ON COLUMN idem.job_status.last_error IS 'what idem_fail() was given last, or why the job is dead';
+COMMENT ON COLUMN idem.job_status.run_at IS 'from when on the job may be fetched; null if it has ended';
+COMMENT ON COLUMN idem.job_status.lease_until IS 'until when the worker has the job; null if nobody has it';
+COMMENT ON COLUMN idem.job_status.ended_at IS 'when the job ended; null for a live one';
+
+CREATE VIEW idem.queue_status AS
+SELECT COALESCE(j.queue, q.queue) AS queue,
+	   COALESCE(j.ready, 0) AS ready,
+	   COALESCE(j.scheduled, 0) AS scheduled,
+	   COALESCE(j.blocked, 0) AS blocked,
+	   COALESCE(j.running, 0) AS running,
+	   COALESCE(j.expired, 0) AS expired,
+	   COALESCE(j.dead, 0) AS dead,
+	   j.oldest_ready,
+	   q.paused_at IS NOT NULL AS paused,
+	   q.owner
+  FROM (SELECT s.queue,
+			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'waiting') AS ready,
+			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'scheduled') AS scheduled,
+			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'blocked') AS blocked,
+			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'running') AS running,
+			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'expired') AS expired,
+			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'dead') AS dead,
+			   pg_catalog.max(pg_catalog.idem_clock() OPERATOR(pg_catalog.-) s.run_at)
+				   FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'waiting') AS oldest_ready
+		  FROM idem.job_status AS s
+		 GROUP BY s.queue) AS j
+  FULL JOIN idem.queues AS q ON q.queue OPERATOR(pg_catalog.=) j.queue;
+COMMENT ON VIEW idem.queue_status IS 'number of jobs in each queue by state, for monitors: shows no keys';
+COMMENT ON COLUMN idem.queue_status.queue IS 'name of the queue';
+COMMENT ON COLUMN idem.queue_status.ready IS 'jobs that wait for a worker';
+COMMENT ON COLUMN idem.queue_status.scheduled IS 'jobs for later, retries included';
+COMMENT ON COLUMN idem.queue_status.blocked IS 'jobs that wait for the end of another one: reruns';
+COMMENT ON COLUMN idem.queue_status.running IS 'jobs that are leased';
+COMMENT ON COLUMN idem.queue_status.expired IS 'jobs whose lease ran out: the next fetch gets them';
+COMMENT ON COLUMN idem.queue_status.dead IS 'jobs that were given up and are still kept';
+COMMENT ON COLUMN idem.queue_status.oldest_ready IS 'for how long the oldest of the ready ones has been due';
+COMMENT ON COLUMN idem.queue_status.paused IS 'whether nothing is fetched';
+COMMENT ON COLUMN idem.queue_status.owner IS 'role whose members may use the queue, or null';

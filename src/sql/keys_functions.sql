@@ -1,0 +1,169 @@
+/* src/sql/keys_functions.sql: claims, leases and calls */
+
+CREATE FUNCTION pg_catalog.idem_claim(
+	key text,
+	request jsonb DEFAULT NULL,
+	ttl interval DEFAULT NULL,
+	wait interval DEFAULT NULL,
+	scope text DEFAULT NULL,
+	OUT claimed boolean,
+	OUT status text,
+	OUT result jsonb,
+	OUT created_at timestamp with time zone,
+	OUT expires_at timestamp with time zone)
+RETURNS record
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_claim';
+COMMENT ON FUNCTION pg_catalog.idem_claim(text, jsonb, interval, interval, text) IS
+	'claim an idempotency key in this transaction, or get the result stored under it';
+
+CREATE FUNCTION pg_catalog.idem_finish(
+	key text,
+	result jsonb DEFAULT NULL,
+	token bigint DEFAULT NULL,
+	scope text DEFAULT NULL)
+RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_finish';
+COMMENT ON FUNCTION pg_catalog.idem_finish(text, jsonb, bigint, text) IS
+	'store the result of a key that this transaction has claimed, or of a lease with its token; false if it was stored before';
+
+CREATE FUNCTION pg_catalog.idem_release(
+	key text,
+	token bigint DEFAULT NULL,
+	scope text DEFAULT NULL)
+RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_release';
+COMMENT ON FUNCTION pg_catalog.idem_release(text, bigint, text) IS
+	'give up a key that this transaction has claimed, as if it had never been claimed; with the token of a lease: let the next one have it at once; returns true, or raises an error';
+
+CREATE FUNCTION pg_catalog.idem_get(
+	key text,
+	scope text DEFAULT NULL,
+	OUT status text,
+	OUT result jsonb,
+	OUT owner name,
+	OUT worker text,
+	OUT attempt integer,
+	OUT token bigint,
+	OUT checkpoint jsonb,
+	OUT created_at timestamp with time zone,
+	OUT finished_at timestamp with time zone,
+	OUT lease_until timestamp with time zone,
+	OUT expires_at timestamp with time zone)
+RETURNS SETOF record
+LANGUAGE C STABLE PARALLEL RESTRICTED ROWS 1
+AS 'MODULE_PATHNAME', 'idem_get';
+COMMENT ON FUNCTION pg_catalog.idem_get(text, text) IS
+	'look at an idempotency key without claiming it; no row if there is none';
+
+CREATE FUNCTION pg_catalog.idem_forget(
+	key text,
+	scope text DEFAULT NULL)
+RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_forget';
+COMMENT ON FUNCTION pg_catalog.idem_forget(text, text) IS
+	'for operators: remove a key of any role, so that it may run again';
+
+CREATE FUNCTION pg_catalog.idem_lease(
+	key text,
+	lease interval,
+	request jsonb DEFAULT NULL,
+	ttl interval DEFAULT NULL,
+	worker text DEFAULT NULL,
+	max_attempts integer DEFAULT NULL,
+	on_expiry text DEFAULT 'retry',
+	wait interval DEFAULT NULL,
+	scope text DEFAULT NULL,
+	OUT claimed boolean,
+	OUT status text,
+	OUT result jsonb,
+	OUT token bigint,
+	OUT attempt integer,
+	OUT checkpoint jsonb,
+	OUT lease_until timestamp with time zone,
+	OUT expires_at timestamp with time zone)
+RETURNS record
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_lease';
+COMMENT ON FUNCTION pg_catalog.idem_lease(text, interval, jsonb, interval, text, integer, text, interval, text) IS
+	'claim an idempotency key for a time that outlives this transaction, for work outside the database, and get a fencing token';
+
+CREATE FUNCTION pg_catalog.idem_renew(
+	key text,
+	token bigint,
+	lease interval,
+	scope text DEFAULT NULL)
+RETURNS timestamp with time zone
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_renew';
+COMMENT ON FUNCTION pg_catalog.idem_renew(text, bigint, interval, text) IS
+	'let a lease run from now on for the time given; returns its new end';
+
+CREATE FUNCTION pg_catalog.idem_checkpoint(
+	key text,
+	token bigint,
+	data jsonb,
+	scope text DEFAULT NULL)
+RETURNS timestamp with time zone
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_checkpoint';
+COMMENT ON FUNCTION pg_catalog.idem_checkpoint(text, bigint, jsonb, text) IS
+	'store a recovery point for the next attempt and renew the lease; returns its new end';
+
+CREATE FUNCTION pg_catalog.idem_fence(
+	key text,
+	token bigint,
+	scope text DEFAULT NULL)
+RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_fence';
+COMMENT ON FUNCTION pg_catalog.idem_fence(text, bigint, text) IS
+	'check a fencing token and keep others from taking over until this transaction ends; returns true, or raises an error';
+
+CREATE FUNCTION pg_catalog.idem_call(
+	key text,
+	handler regproc,
+	payload jsonb DEFAULT NULL,
+	ttl interval DEFAULT NULL,
+	wait interval DEFAULT NULL,
+	scope text DEFAULT NULL,
+	OUT status text,
+	OUT result jsonb,
+	OUT replayed boolean)
+RETURNS record
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_call';
+COMMENT ON FUNCTION pg_catalog.idem_call(text, regproc, jsonb, interval, interval, text) IS
+	'claim a key for a handler and a payload, run handler(payload) with the rights of the caller, and finish the key with what it returns';
+
+CREATE FUNCTION pg_catalog.idem_claim_many(
+	keys text[],
+	requests jsonb[] DEFAULT NULL,
+	ttl interval DEFAULT NULL,
+	wait interval DEFAULT NULL,
+	scope text DEFAULT NULL,
+	OUT ord integer,
+	OUT key text,
+	OUT claimed boolean,
+	OUT status text,
+	OUT result jsonb,
+	OUT created_at timestamp with time zone,
+	OUT expires_at timestamp with time zone)
+RETURNS SETOF record
+LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
+AS 'MODULE_PATHNAME', 'idem_claim_many';
+COMMENT ON FUNCTION pg_catalog.idem_claim_many(text[], jsonb[], interval, interval, text) IS
+	'claim many keys in an order that cannot deadlock; one row per element';
+
+CREATE FUNCTION pg_catalog.idem_finish_many(
+	keys text[],
+	results jsonb[] DEFAULT NULL,
+	scope text DEFAULT NULL)
+RETURNS integer
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_finish_many';
+COMMENT ON FUNCTION pg_catalog.idem_finish_many(text[], jsonb[], text) IS
+	'store the results of many keys that this transaction has claimed, all or none; returns how many were not stored before';

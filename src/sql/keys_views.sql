@@ -1,0 +1,94 @@
+/* src/sql/keys_views.sql: keys and leases for people */
+
+/*
+ * Views for people.  key_status and lease_status show keys and are for
+ * administrators; key_summary holds no keys and is for monitors.  The states
+ * are those of idem_keyrow_judge() in keyrow.c.
+ */
+CREATE FUNCTION pg_catalog.idem_key_state(
+	xmin xid,
+	finished_at timestamp with time zone,
+	expires_at timestamp with time zone)
+RETURNS text
+LANGUAGE C VOLATILE PARALLEL RESTRICTED
+AS 'MODULE_PATHNAME', 'idem_key_state';
+COMMENT ON FUNCTION pg_catalog.idem_key_state(xid, timestamp with time zone, timestamp with time zone) IS
+	'state of a row of idem.keys: held, finished or expired';
+
+CREATE VIEW idem.key_status AS
+SELECT k.key,
+	   k.scope,
+	   k.owner,
+	   CASE
+	   WHEN k.lease_until IS NULL OR k.finished_at IS NOT NULL
+	   THEN pg_catalog.idem_key_state(k.xmin, k.finished_at, k.expires_at)
+	   WHEN k.lease_until OPERATOR(pg_catalog.>) c.now THEN 'live'
+	   WHEN k.park THEN 'parked'
+	   WHEN k.expires_at OPERATOR(pg_catalog.<=) c.now THEN 'expired'
+	   WHEN k.attempt OPERATOR(pg_catalog.>=) k.max_attempts THEN 'exhausted'
+	   ELSE 'expired'
+	   END AS status,
+	   c.now OPERATOR(pg_catalog.-) k.created_at AS age,
+	   k.expires_at OPERATOR(pg_catalog.-) c.now AS time_left,
+	   k.worker,
+	   k.attempt,
+	   k.token,
+	   k.lease_until OPERATOR(pg_catalog.-) c.now AS lease_left,
+	   k.max_attempts
+  FROM idem.keys AS k
+ CROSS JOIN (SELECT pg_catalog.idem_clock() AS now OFFSET 0) AS c;
+COMMENT ON VIEW idem.key_status IS 'every key with its state, age and time left, for administrators';
+COMMENT ON COLUMN idem.key_status.key IS 'the key';
+COMMENT ON COLUMN idem.key_status.scope IS 'name space of the key';
+COMMENT ON COLUMN idem.key_status.owner IS 'the role the key belongs to';
+COMMENT ON COLUMN idem.key_status.status IS 'held (by this transaction), finished, expired; of a lease also live, parked, exhausted';
+COMMENT ON COLUMN idem.key_status.age IS 'time since this life of the key began';
+COMMENT ON COLUMN idem.key_status.time_left IS 'time until the key expires, negative once it has';
+COMMENT ON COLUMN idem.key_status.worker IS 'name that the holder of the lease has given';
+COMMENT ON COLUMN idem.key_status.attempt IS 'number of leases of this key';
+COMMENT ON COLUMN idem.key_status.token IS 'fencing token of the last lease';
+COMMENT ON COLUMN idem.key_status.lease_left IS 'time until the lease runs out, negative once it has, null for a plain claim';
+COMMENT ON COLUMN idem.key_status.max_attempts IS 'how many leases there may be, or null for no limit';
+
+CREATE VIEW idem.key_summary AS
+SELECT s.owner,
+	   s.status,
+	   pg_catalog.count(*) AS keys,
+	   pg_catalog.max(s.age) AS oldest,
+	   pg_catalog.min(s.time_left) AS next_expiry
+  FROM idem.key_status AS s
+ GROUP BY s.owner, s.status;
+COMMENT ON VIEW idem.key_summary IS 'number of keys by role and state, for monitors: shows no keys';
+COMMENT ON COLUMN idem.key_summary.owner IS 'the role the keys belong to';
+COMMENT ON COLUMN idem.key_summary.status IS 'held (by this transaction), finished, expired; of leases also live, parked, exhausted';
+COMMENT ON COLUMN idem.key_summary.keys IS 'number of keys';
+COMMENT ON COLUMN idem.key_summary.oldest IS 'age of the oldest of them';
+COMMENT ON COLUMN idem.key_summary.next_expiry IS 'time left of the one that expires first, negative once it has';
+
+CREATE VIEW idem.lease_status AS
+SELECT s.key,
+	   s.scope,
+	   s.owner,
+	   s.worker,
+	   s.attempt,
+	   s.token,
+	   s.age,
+	   s.lease_left AS time_left,
+	   s.status AS state,
+	   s.max_attempts
+  FROM idem.key_status AS s
+ WHERE s.lease_left IS NOT NULL
+   AND (s.status OPERATOR(pg_catalog.=) ANY (ARRAY['live', 'parked', 'exhausted'])
+		OR (s.status OPERATOR(pg_catalog.=) 'expired'
+			AND s.time_left OPERATOR(pg_catalog.>) interval '0'));
+COMMENT ON VIEW idem.lease_status IS 'every lease that is not finished, with what hangs, for administrators';
+COMMENT ON COLUMN idem.lease_status.key IS 'the key';
+COMMENT ON COLUMN idem.lease_status.scope IS 'name space of the key';
+COMMENT ON COLUMN idem.lease_status.owner IS 'the role the key belongs to';
+COMMENT ON COLUMN idem.lease_status.worker IS 'name that the holder has given';
+COMMENT ON COLUMN idem.lease_status.attempt IS 'number of leases of this key, this one included';
+COMMENT ON COLUMN idem.lease_status.token IS 'fencing token, to finish or release a parked key with';
+COMMENT ON COLUMN idem.lease_status.age IS 'time since the key was leased first';
+COMMENT ON COLUMN idem.lease_status.time_left IS 'time until the lease runs out, negative once it has';
+COMMENT ON COLUMN idem.lease_status.max_attempts IS 'how many leases there may be, or null for no limit';
+COMMENT ON COLUMN idem.lease_status.state IS 'live, expired (the next claim gets the key), parked (an operator is to decide) or exhausted (no attempts left)';
