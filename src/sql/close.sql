@@ -9,9 +9,9 @@ CREATE FUNCTION pg_catalog.idem_close_members()
 RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_close_members';
-COMMENT ON FUNCTION pg_catalog.idem_close_members() IS
+COMMENT ON FUNCTION pg_catalog.idem_close_members IS
 	'for the scripts of the extension: revoke what anybody but the owner has on members made in this transaction';
-SELECT pg_catalog.idem_close_members();
+SELECT idem_close_members();
 
 /* Members of pg_monitor see numbers and health without idem_grant(). */
 GRANT USAGE ON SCHEMA idem TO pg_monitor;
@@ -26,13 +26,13 @@ GRANT SELECT ON
 	idem.health
 TO pg_monitor;
 GRANT EXECUTE ON FUNCTION
-	pg_catalog.idem_stat_databases(),
-	pg_catalog.idem_stat_queues(),
-	pg_catalog.idem_stat_cleanup(),
-	pg_catalog.idem_stat_worker(),
-	pg_catalog.idem_version(),
-	pg_catalog.idem_checks(text),
-	pg_catalog.idem_doctor(),
-	pg_catalog.idem_clock(),
-	pg_catalog.idem_key_state(xid, timestamp with time zone, timestamp with time zone)
+	pg_catalog.idem_stat_databases,
+	pg_catalog.idem_stat_queues,
+	pg_catalog.idem_stat_cleanup,
+	pg_catalog.idem_stat_worker,
+	pg_catalog.idem_version,
+	pg_catalog.idem_checks,
+	pg_catalog.idem_doctor,
+	pg_catalog.idem_clock,
+	pg_catalog.idem_key_state
 TO pg_monitor;

@@ -9,110 +9,110 @@
 CREATE VIEW idem.checks AS
 WITH w AS (
 	SELECT s.*,
-		   pg_catalog.pg_is_in_recovery() AS standby,
-		   pg_catalog.current_setting('max_worker_processes')::integer AS max_workers
-	  FROM pg_catalog.idem_stat_worker() AS s),
+		   pg_is_in_recovery() AS standby,
+		   current_setting('max_worker_processes')::integer AS max_workers
+	  FROM idem_stat_worker() AS s),
 c AS (
 	SELECT s.*
-	  FROM pg_catalog.idem_stat_cleanup() AS s
-	  JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid
-	 WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+	  FROM idem_stat_cleanup() AS s
+	  JOIN pg_database AS d ON d.oid = s.datid
+	 WHERE d.datname = current_database()
 	   AND NOT d.datistemplate),
 t AS (
-	SELECT pg_catalog.idem_clock() AS now,
-		   GREATEST(10 OPERATOR(pg_catalog.*) COALESCE(pg_catalog.current_setting('idem.cleanup_naptime', true), '60s')::interval,
+	SELECT idem_clock() AS now,
+		   GREATEST(10 * COALESCE(current_setting('idem.cleanup_naptime', true), '60s')::interval,
 					interval '15 minutes') AS patience
 	OFFSET 0),
 r AS (
 	SELECT k.oid,
-		   pg_catalog.format('idem.%I', k.relname) AS name,
+		   format('idem.%I', k.relname) AS name,
 		   k.reloptions,
-		   pg_catalog.pg_stat_get_live_tuples(k.oid) AS live,
+		   pg_stat_get_live_tuples(k.oid) AS live,
 		   /* after a crash the server counts from zero until the next VACUUM or ANALYZE; -1: it knows nothing */
-		   GREATEST(pg_catalog.pg_stat_get_live_tuples(k.oid), k.reltuples::bigint) AS n,
-		   k.reltuples OPERATOR(pg_catalog.>=) 0 AS is_known,
-		   pg_catalog.pg_stat_get_dead_tuples(k.oid) AS dead
-	  FROM pg_catalog.pg_class AS k
-	 WHERE k.oid OPERATOR(pg_catalog.=) ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log']::regclass[])),
+		   GREATEST(pg_stat_get_live_tuples(k.oid), k.reltuples::bigint) AS n,
+		   k.reltuples >= 0 AS is_known,
+		   pg_stat_get_dead_tuples(k.oid) AS dead
+	  FROM pg_class AS k
+	 WHERE k.oid = ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log']::regclass[])),
 i AS (
-	SELECT pg_catalog.format('idem.%I', k.relname) AS name,
-		   pg_catalog.pg_relation_size(k.oid) AS size
+	SELECT format('idem.%I', k.relname) AS name,
+		   pg_relation_size(k.oid) AS size
 	  FROM r
-	  JOIN pg_catalog.pg_index AS x ON x.indrelid OPERATOR(pg_catalog.=) r.oid
-	  JOIN pg_catalog.pg_class AS k ON k.oid OPERATOR(pg_catalog.=) x.indexrelid
+	  JOIN pg_index AS x ON x.indrelid = r.oid
+	  JOIN pg_class AS k ON k.oid = x.indexrelid
 	 CROSS JOIN LATERAL (
-			SELECT COALESCE(pg_catalog.sum(s.stawidth), 0) AS width
-			  FROM pg_catalog.pg_statistic AS s
-			 WHERE s.starelid OPERATOR(pg_catalog.=) r.oid AND s.staattnum OPERATOR(pg_catalog.=) ANY (x.indkey) AND NOT s.stainherit) AS e
+			SELECT COALESCE(sum(s.stawidth), 0) AS width
+			  FROM pg_statistic AS s
+			 WHERE s.starelid = r.oid AND s.staattnum = ANY (x.indkey) AND NOT s.stainherit) AS e
 	 WHERE r.is_known
-	   AND pg_catalog.pg_relation_size(k.oid) OPERATOR(pg_catalog.>) 33554432
-	   AND pg_catalog.pg_relation_size(k.oid) OPERATOR(pg_catalog.>) ((r.n OPERATOR(pg_catalog.+) 1) OPERATOR(pg_catalog.*) GREATEST(500, 4 OPERATOR(pg_catalog.*) (e.width OPERATOR(pg_catalog.+) 32)))),
+	   AND pg_relation_size(k.oid) > 33554432
+	   AND pg_relation_size(k.oid) > ((r.n + 1) * GREATEST(500, 4 * (e.width + 32)))),
 b AS (
-	SELECT pg_catalog.count(*) AS expired
+	SELECT count(*) AS expired
 	  FROM (SELECT 1
 			  FROM (SELECT FROM idem.keys AS k, t
-					 WHERE k.expires_at OPERATOR(pg_catalog.<=) t.now
+					 WHERE k.expires_at <= t.now
 					   AND NOT (k.lease_until IS NOT NULL AND k.finished_at IS NULL AND k.park IS TRUE)
 					 LIMIT 100001) AS e1
 			UNION ALL
-			SELECT 1 FROM (SELECT FROM idem.job_keys AS k, t WHERE k.expires_at OPERATOR(pg_catalog.<=) t.now LIMIT 100001) AS e2
+			SELECT 1 FROM (SELECT FROM idem.job_keys AS k, t WHERE k.expires_at <= t.now LIMIT 100001) AS e2
 			UNION ALL
-			SELECT 1 FROM (SELECT FROM idem.job_log AS l, t WHERE l.expires_at OPERATOR(pg_catalog.<=) t.now LIMIT 100001) AS e3) AS e),
+			SELECT 1 FROM (SELECT FROM idem.job_log AS l, t WHERE l.expires_at <= t.now LIMIT 100001) AS e3) AS e),
 l AS (
-	SELECT pg_catalog.count(*) FILTER (WHERE k.park IS NOT TRUE AND k.expires_at OPERATOR(pg_catalog.>) t.now) AS expired,
-		   pg_catalog.min(k.lease_until) FILTER (WHERE k.park IS NOT TRUE AND k.expires_at OPERATOR(pg_catalog.>) t.now) AS oldest,
-		   pg_catalog.count(*) FILTER (WHERE k.park) AS parked,
-		   pg_catalog.min(k.lease_until) FILTER (WHERE k.park) AS oldest_parked
+	SELECT count(*) FILTER (WHERE k.park IS NOT TRUE AND k.expires_at > t.now) AS expired,
+		   min(k.lease_until) FILTER (WHERE k.park IS NOT TRUE AND k.expires_at > t.now) AS oldest,
+		   count(*) FILTER (WHERE k.park) AS parked,
+		   min(k.lease_until) FILTER (WHERE k.park) AS oldest_parked
 	  FROM idem.keys AS k, t
-	 WHERE k.lease_until OPERATOR(pg_catalog.<=) t.now
+	 WHERE k.lease_until <= t.now
 	   AND k.finished_at IS NULL),
 j AS (
-	SELECT pg_catalog.count(*) AS dead,
-		   pg_catalog.count(DISTINCT g.queue) AS queues
+	SELECT count(*) AS dead,
+		   count(DISTINCT g.queue) AS queues
 	  FROM idem.job_log AS g
-	 WHERE g.state OPERATOR(pg_catalog.=) 'dead'),
+	 WHERE g.state = 'dead'),
 f AS (
-	SELECT pg_catalog.max(e.made_at) AS made_at
+	SELECT max(e.made_at) AS made_at
 	  FROM (SELECT k.created_at AS made_at FROM (SELECT k.created_at FROM idem.keys AS k ORDER BY k.expires_at DESC LIMIT 100) AS k
 			UNION ALL
 			SELECT q.enqueued_at FROM (SELECT q.enqueued_at FROM idem.jobs AS q ORDER BY q.job_id DESC LIMIT 100) AS q) AS e),
 n AS (
 	SELECT m.highest,
 		   s.last_value AS at,
-		   COALESCE(m.highest OPERATOR(pg_catalog.>) s.last_value
-					OR (m.highest OPERATOR(pg_catalog.=) s.last_value AND NOT s.is_called), false) AS behind
+		   COALESCE(m.highest > s.last_value
+					OR (m.highest = s.last_value AND NOT s.is_called), false) AS behind
 	  FROM idem.jobs_job_id_seq AS s
-	 CROSS JOIN (SELECT GREATEST((SELECT pg_catalog.max(j.job_id) FROM idem.jobs AS j),
-								 (SELECT pg_catalog.max(g.job_id) FROM idem.job_log AS g),
-								 (SELECT pg_catalog.max(k.job_id)
+	 CROSS JOIN (SELECT GREATEST((SELECT max(j.job_id) FROM idem.jobs AS j),
+								 (SELECT max(g.job_id) FROM idem.job_log AS g),
+								 (SELECT max(k.job_id)
 									FROM (SELECT k.job_id FROM idem.job_keys AS k ORDER BY k.expires_at DESC LIMIT 100) AS k)) AS highest) AS m),
 u AS (
-	SELECT pg_catalog.string_agg(DISTINCT pg_catalog.quote_ident(s.subname), ', ') AS names,
-		   pg_catalog.string_agg(DISTINCT pg_catalog.format('idem.%I', k.relname), ', ') AS tables,
-		   pg_catalog.bool_or(s.subbinary) AS is_binary,
-		   pg_catalog.min(pg_catalog.quote_ident(s.subname)) FILTER (WHERE s.subbinary) AS binary_name
-	  FROM pg_catalog.pg_subscription_rel AS x
-	  JOIN pg_catalog.pg_subscription AS s ON s.oid OPERATOR(pg_catalog.=) x.srsubid
-	  JOIN pg_catalog.pg_class AS k ON k.oid OPERATOR(pg_catalog.=) x.srrelid
-	 WHERE k.oid OPERATOR(pg_catalog.=) ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log', 'idem.queues']::regclass[]))
+	SELECT string_agg(DISTINCT quote_ident(s.subname), ', ') AS names,
+		   string_agg(DISTINCT format('idem.%I', k.relname), ', ') AS tables,
+		   bool_or(s.subbinary) AS is_binary,
+		   min(quote_ident(s.subname)) FILTER (WHERE s.subbinary) AS binary_name
+	  FROM pg_subscription_rel AS x
+	  JOIN pg_subscription AS s ON s.oid = x.srsubid
+	  JOIN pg_class AS k ON k.oid = x.srrelid
+	 WHERE k.oid = ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log', 'idem.queues']::regclass[]))
 SELECT h."check",
 	   h.status,
 	   h.detail,
 	   /* a standby cannot run what writes */
-	   CASE WHEN NOT h.writes OR NOT pg_catalog.pg_is_in_recovery() THEN h.fix END AS fix
+	   CASE WHEN NOT h.writes OR NOT pg_is_in_recovery() THEN h.fix END AS fix
   FROM (
 SELECT 1 AS ord, false AS writes, 'preload' AS "check",
 	   CASE WHEN w.preloaded THEN 'ok' ELSE 'warn' END AS status,
 	   CASE WHEN w.preloaded THEN 'the library is in shared_preload_libraries'
 	   ELSE 'the library is not in shared_preload_libraries: no background worker, no statistics; a restart is needed after the fix' END AS detail,
 	   CASE WHEN NOT w.preloaded
-	   THEN COALESCE((SELECT 'ALTER SYSTEM SET shared_preload_libraries = ' OPERATOR(pg_catalog.||)
-							 pg_catalog.string_agg(pg_catalog.quote_literal(x.name), ', ' ORDER BY x.ord) OPERATOR(pg_catalog.||) ';'
-						FROM pg_catalog.pg_settings AS s
-					   CROSS JOIN LATERAL ROWS FROM (pg_catalog.regexp_split_to_table(
-							CASE WHEN s.setting OPERATOR(pg_catalog.=) '' THEN 'idem' ELSE s.setting OPERATOR(pg_catalog.||) ', idem' END, '\s*,\s*'))
+	   THEN COALESCE((SELECT 'ALTER SYSTEM SET shared_preload_libraries = ' ||
+							 string_agg(quote_literal(x.name), ', ' ORDER BY x.ord) || ';'
+						FROM pg_settings AS s
+					   CROSS JOIN LATERAL ROWS FROM (regexp_split_to_table(
+							CASE WHEN s.setting = '' THEN 'idem' ELSE s.setting || ', idem' END, '\s*,\s*'))
 							WITH ORDINALITY AS x (name, ord)
-					   WHERE s.name OPERATOR(pg_catalog.=) 'shared_preload_libraries'),
+					   WHERE s.name = 'shared_preload_libraries'),
 					 'SHOW shared_preload_libraries;') END AS fix
   FROM w
 UNION ALL
@@ -125,31 +125,31 @@ UNION ALL
 SELECT 3, false, 'worker',
 	   CASE WHEN s.trouble IS NOT NULL THEN 'fail' WHEN s.launcher_pid IS NOT NULL OR s.standby THEN 'ok' WHEN s.preloaded THEN 'fail' ELSE 'warn' END,
 	   CASE WHEN s.trouble IS NOT NULL THEN s.trouble
-	   WHEN s.launcher_pid IS NOT NULL THEN pg_catalog.format('process %s, %s, %s visits', s.launcher_pid, s.state, s.runs)
+	   WHEN s.launcher_pid IS NOT NULL THEN format('process %s, %s, %s visits', s.launcher_pid, s.state, s.runs)
 	   WHEN s.standby THEN 'none on a standby'
 	   WHEN NOT s.preloaded THEN 'none without preload; clean up with pg_cron until then'
 	   ELSE 'none is running: just being restarted, or max_worker_processes is too small for it (a restart is needed after the fix, of standbys first)' END,
 	   CASE WHEN s.trouble IS NOT NULL
-	   THEN pg_catalog.format('SELECT pid, wait_event_type, wait_event, pg_catalog.pg_blocking_pids(pid) FROM pg_catalog.pg_stat_activity WHERE pid OPERATOR(pg_catalog.=) %s;', s.launcher_pid)
+	   THEN format('SELECT pid, wait_event_type, wait_event, pg_catalog.pg_blocking_pids(pid) FROM pg_catalog.pg_stat_activity WHERE pid OPERATOR(pg_catalog.=) %s;', s.launcher_pid)
 	   WHEN s.launcher_pid IS NOT NULL OR s.standby THEN NULL
-	   WHEN NOT s.preloaded THEN CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname OPERATOR(pg_catalog.=) 'pg_cron')
+	   WHEN NOT s.preloaded THEN CASE WHEN EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'pg_cron')
 			THEN 'SELECT cron.schedule(''idem-cleanup'', ''* * * * *'', ''SELECT pg_catalog.idem_cleanup(10000)'');'
 			ELSE 'SELECT pg_catalog.idem_cleanup(10000);' END
-	   ELSE pg_catalog.format('ALTER SYSTEM SET max_worker_processes = %s;', s.max_workers OPERATOR(pg_catalog.+) 8) END
+	   ELSE format('ALTER SYSTEM SET max_worker_processes = %s;', s.max_workers + 8) END
   FROM (SELECT w.*,
-			   CASE WHEN w.state OPERATOR(pg_catalog.=) 'failing'
-			   THEN pg_catalog.format('process %s fails, last at %s: %s', w.launcher_pid, w.last_error_at, w.last_error)
-			   WHEN w.overdue_seconds OPERATOR(pg_catalog.>) 60
-			   THEN pg_catalog.format('process %s has not gone on for %s s: it is stuck or stopped', w.launcher_pid, pg_catalog.round(w.overdue_seconds)) END AS trouble
+			   CASE WHEN w.state = 'failing'
+			   THEN format('process %s fails, last at %s: %s', w.launcher_pid, w.last_error_at, w.last_error)
+			   WHEN w.overdue_seconds > 60
+			   THEN format('process %s has not gone on for %s s: it is stuck or stopped', w.launcher_pid, round(w.overdue_seconds)) END AS trouble
 		  FROM w) AS s
 UNION ALL
 SELECT 4, false, 'worker slots',
-	   CASE WHEN w.no_slot_since IS NOT NULL THEN 'fail' WHEN w.used_slots OPERATOR(pg_catalog.>=) w.max_workers THEN 'warn' ELSE 'ok' END,
+	   CASE WHEN w.no_slot_since IS NOT NULL THEN 'fail' WHEN w.used_slots >= w.max_workers THEN 'warn' ELSE 'ok' END,
 	   CASE WHEN w.no_slot_since IS NOT NULL
-	   THEN pg_catalog.format('none was free for cleanup since %s; a restart is needed after the fix, of standbys first', w.no_slot_since)
-	   ELSE pg_catalog.format('%s of %s in use', w.used_slots, w.max_workers) END,
-	   CASE WHEN w.no_slot_since IS NOT NULL OR w.used_slots OPERATOR(pg_catalog.>=) w.max_workers
-	   THEN pg_catalog.format('ALTER SYSTEM SET max_worker_processes = %s;', w.max_workers OPERATOR(pg_catalog.+) 8) END
+	   THEN format('none was free for cleanup since %s; a restart is needed after the fix, of standbys first', w.no_slot_since)
+	   ELSE format('%s of %s in use', w.used_slots, w.max_workers) END,
+	   CASE WHEN w.no_slot_since IS NOT NULL OR w.used_slots >= w.max_workers
+	   THEN format('ALTER SYSTEM SET max_worker_processes = %s;', w.max_workers + 8) END
   FROM w
 UNION ALL
 SELECT 5, false, 'last cleanup',
@@ -158,12 +158,12 @@ SELECT 5, false, 'last cleanup',
 	   WHEN 'not preloaded' THEN 'not known without preload'
 	   WHEN 'left out' THEN 'not known: this database is a template, which is left out, or there is no room for its statistics'
 	   WHEN 'off' THEN 'switched off in this database by idem.cleanup; the fix counts from the next visit on, or the next reload'
-	   WHEN 'failing' THEN pg_catalog.format('failing, last at %s: %s', s.last_error_at, s.last_error)
+	   WHEN 'failing' THEN format('failing, last at %s: %s', s.last_error_at, s.last_error)
 	   WHEN 'not installed' THEN 'the worker has not seen yet that the extension was created again; it comes within idem.cleanup_naptime, or with the next reload'
 	   ELSE CASE WHEN s.last_finished_at IS NULL THEN 'none has finished yet'
-			ELSE pg_catalog.format('last finished at %s', s.last_finished_at) END
-			OPERATOR(pg_catalog.||) CASE WHEN s.state OPERATOR(pg_catalog.=) 'locked' THEN '; somebody has locked a table' ELSE '' END END,
-	   CASE s.state WHEN 'off' THEN pg_catalog.format('ALTER DATABASE %I SET idem.cleanup = on;', pg_catalog.current_database())
+			ELSE format('last finished at %s', s.last_finished_at) END
+			|| CASE WHEN s.state = 'locked' THEN '; somebody has locked a table' ELSE '' END END,
+	   CASE s.state WHEN 'off' THEN format('ALTER DATABASE %I SET idem.cleanup = on;', current_database())
 	   WHEN 'failing' THEN 'SELECT pg_catalog.idem_cleanup(1);'
 	   WHEN 'not preloaded' THEN 'SELECT pg_catalog.idem_cleanup(10000);'
 	   WHEN 'left out' THEN 'SELECT pg_catalog.idem_cleanup(10000);'
@@ -174,79 +174,79 @@ SELECT 5, false, 'last cleanup',
 			   CASE WHEN w.standby THEN 'standby'
 			   WHEN NOT w.preloaded THEN 'not preloaded'
 			   WHEN c.datid IS NULL THEN 'left out'
-			   WHEN c.phase OPERATOR(pg_catalog.=) ANY (ARRAY['off', 'failing', 'not installed']) THEN c.phase
-			   WHEN COALESCE(c.last_finished_at, c.started_at, w.started_at) OPERATOR(pg_catalog.>) (pg_catalog.now() OPERATOR(pg_catalog.-) t.patience)
-			   OR (c.started_at OPERATOR(pg_catalog.>) c.last_finished_at AND c.removed OPERATOR(pg_catalog.>) 0 AND c.phase OPERATOR(pg_catalog.<>) 'locked') THEN 'fine'
-			   WHEN c.phase OPERATOR(pg_catalog.=) 'locked' THEN 'locked'
+			   WHEN c.phase = ANY (ARRAY['off', 'failing', 'not installed']) THEN c.phase
+			   WHEN COALESCE(c.last_finished_at, c.started_at, w.started_at) > (now() - t.patience)
+			   OR (c.started_at > c.last_finished_at AND c.removed > 0 AND c.phase <> 'locked') THEN 'fine'
+			   WHEN c.phase = 'locked' THEN 'locked'
 			   ELSE 'late' END AS state
 		  FROM w CROSS JOIN t LEFT JOIN c ON true) AS s
 UNION ALL
 SELECT 6, true, 'backlog',
-	   CASE WHEN b.expired OPERATOR(pg_catalog.>) 100000 THEN 'warn' ELSE 'ok' END,
-	   CASE WHEN b.expired OPERATOR(pg_catalog.>) 100000 THEN 'more than 100000' ELSE b.expired::text END OPERATOR(pg_catalog.||) ' rows have expired and are not removed yet',
-	   CASE WHEN b.expired OPERATOR(pg_catalog.>) 100000 THEN 'DO $$ BEGIN WHILE pg_catalog.idem_cleanup(1000) OPERATOR(pg_catalog.>) 0 LOOP COMMIT; END LOOP; END $$;' END
+	   CASE WHEN b.expired > 100000 THEN 'warn' ELSE 'ok' END,
+	   CASE WHEN b.expired > 100000 THEN 'more than 100000' ELSE b.expired::text END || ' rows have expired and are not removed yet',
+	   CASE WHEN b.expired > 100000 THEN 'DO $$ BEGIN WHILE pg_catalog.idem_cleanup(1000) OPERATOR(pg_catalog.>) 0 LOOP COMMIT; END LOOP; END $$;' END
   FROM b
 UNION ALL
 SELECT 7, true, 'table bloat',
 	   CASE WHEN d.names IS NULL THEN 'ok' ELSE 'warn' END,
-	   COALESCE('more dead rows than live ones in ' OPERATOR(pg_catalog.||) d.names, 'no table has more dead rows than live ones'),
+	   COALESCE('more dead rows than live ones in ' || d.names, 'no table has more dead rows than live ones'),
 	   d.fix
-  FROM (SELECT pg_catalog.string_agg(r.name, ', ' ORDER BY r.name) AS names,
-			   'VACUUM ' OPERATOR(pg_catalog.||) pg_catalog.string_agg(r.name, ', ' ORDER BY r.name) OPERATOR(pg_catalog.||) ';' AS fix
+  FROM (SELECT string_agg(r.name, ', ' ORDER BY r.name) AS names,
+			   'VACUUM ' || string_agg(r.name, ', ' ORDER BY r.name) || ';' AS fix
 		  FROM r
-		 WHERE r.dead OPERATOR(pg_catalog.>) r.live AND r.dead OPERATOR(pg_catalog.>) 10000) AS d
+		 WHERE r.dead > r.live AND r.dead > 10000) AS d
 UNION ALL
 SELECT 8, true, 'index bloat',
 	   CASE WHEN d.names IS NULL THEN 'ok' ELSE 'warn' END,
-	   COALESCE('much larger than its rows need: ' OPERATOR(pg_catalog.||) d.names, 'no index is much larger than its rows need'),
+	   COALESCE('much larger than its rows need: ' || d.names, 'no index is much larger than its rows need'),
 	   d.fix
-  FROM (SELECT pg_catalog.string_agg(i.name, ', ' ORDER BY i.name) AS names,
-			   'REINDEX INDEX CONCURRENTLY ' OPERATOR(pg_catalog.||) (pg_catalog.array_agg(i.name ORDER BY i.size DESC))[1] OPERATOR(pg_catalog.||) ';' AS fix
+  FROM (SELECT string_agg(i.name, ', ' ORDER BY i.name) AS names,
+			   'REINDEX INDEX CONCURRENTLY ' || (array_agg(i.name ORDER BY i.size DESC))[1] || ';' AS fix
 		  FROM i) AS d
 UNION ALL
 SELECT 9, false, 'expired leases',
-	   CASE WHEN l.oldest OPERATOR(pg_catalog.<) (t.now OPERATOR(pg_catalog.-) interval '1 hour') THEN 'warn' ELSE 'ok' END,
-	   CASE WHEN l.expired OPERATOR(pg_catalog.=) 0 THEN 'no lease has run out unfinished'
-	   ELSE pg_catalog.format('%s leases have run out unfinished, the oldest %s ago', l.expired, pg_catalog.date_trunc('second', t.now OPERATOR(pg_catalog.-) l.oldest)) END,
-	   CASE WHEN l.oldest OPERATOR(pg_catalog.<) (t.now OPERATOR(pg_catalog.-) interval '1 hour')
+	   CASE WHEN l.oldest < (t.now - interval '1 hour') THEN 'warn' ELSE 'ok' END,
+	   CASE WHEN l.expired = 0 THEN 'no lease has run out unfinished'
+	   ELSE format('%s leases have run out unfinished, the oldest %s ago', l.expired, date_trunc('second', t.now - l.oldest)) END,
+	   CASE WHEN l.oldest < (t.now - interval '1 hour')
 	   THEN 'SELECT * FROM idem.lease_status WHERE state OPERATOR(pg_catalog.=) ANY (ARRAY[''expired'', ''exhausted'']) ORDER BY time_left LIMIT 20;' END
   FROM l, t
 UNION ALL
 SELECT 10, false, 'parked keys',
-	   CASE WHEN l.parked OPERATOR(pg_catalog.>) 0 THEN 'warn' ELSE 'ok' END,
-	   CASE WHEN l.parked OPERATOR(pg_catalog.=) 0 THEN 'no key waits for a decision'
-	   ELSE pg_catalog.format('%s keys wait for a decision, the oldest for %s', l.parked, pg_catalog.date_trunc('second', t.now OPERATOR(pg_catalog.-) l.oldest_parked)) END,
-	   CASE WHEN l.parked OPERATOR(pg_catalog.>) 0 THEN 'SELECT * FROM idem.lease_status WHERE state OPERATOR(pg_catalog.=) ''parked'' ORDER BY time_left LIMIT 20;' END
+	   CASE WHEN l.parked > 0 THEN 'warn' ELSE 'ok' END,
+	   CASE WHEN l.parked = 0 THEN 'no key waits for a decision'
+	   ELSE format('%s keys wait for a decision, the oldest for %s', l.parked, date_trunc('second', t.now - l.oldest_parked)) END,
+	   CASE WHEN l.parked > 0 THEN 'SELECT * FROM idem.lease_status WHERE state OPERATOR(pg_catalog.=) ''parked'' ORDER BY time_left LIMIT 20;' END
   FROM l, t
 UNION ALL
 SELECT 11, false, 'dead jobs',
-	   CASE WHEN j.dead OPERATOR(pg_catalog.>) 0 THEN 'warn' ELSE 'ok' END,
-	   CASE WHEN j.dead OPERATOR(pg_catalog.=) 0 THEN 'no job was given up' ELSE pg_catalog.format('%s jobs in %s queues were given up and are still kept', j.dead, j.queues) END,
-	   CASE WHEN j.dead OPERATOR(pg_catalog.>) 0
+	   CASE WHEN j.dead > 0 THEN 'warn' ELSE 'ok' END,
+	   CASE WHEN j.dead = 0 THEN 'no job was given up' ELSE format('%s jobs in %s queues were given up and are still kept', j.dead, j.queues) END,
+	   CASE WHEN j.dead > 0
 	   THEN 'SELECT job_id, queue, attempt, ended_at, last_error FROM idem.job_status WHERE state OPERATOR(pg_catalog.=) ''dead'' ORDER BY ended_at DESC LIMIT 20;' END
   FROM j
 UNION ALL
 SELECT 12, true, 'autovacuum',
-	   CASE WHEN a.global OPERATOR(pg_catalog.=) 'off' OR a.names IS NOT NULL THEN 'fail' ELSE 'ok' END,
-	   CASE WHEN a.global OPERATOR(pg_catalog.=) 'off' THEN 'autovacuum is off; reload after the fix' WHEN a.names IS NOT NULL THEN 'autovacuum is off for ' OPERATOR(pg_catalog.||) a.names ELSE 'on for all tables' END,
-	   CASE WHEN a.global OPERATOR(pg_catalog.=) 'off' THEN 'ALTER SYSTEM SET autovacuum = on;' ELSE a.fix END
-  FROM (SELECT pg_catalog.current_setting('autovacuum') AS global,
-			   pg_catalog.string_agg(r.name, ', ' ORDER BY r.name) AS names,
-			   pg_catalog.string_agg('ALTER TABLE ' OPERATOR(pg_catalog.||) r.name OPERATOR(pg_catalog.||) ' RESET (autovacuum_enabled);', ' ' ORDER BY r.name) AS fix
+	   CASE WHEN a.global = 'off' OR a.names IS NOT NULL THEN 'fail' ELSE 'ok' END,
+	   CASE WHEN a.global = 'off' THEN 'autovacuum is off; reload after the fix' WHEN a.names IS NOT NULL THEN 'autovacuum is off for ' || a.names ELSE 'on for all tables' END,
+	   CASE WHEN a.global = 'off' THEN 'ALTER SYSTEM SET autovacuum = on;' ELSE a.fix END
+  FROM (SELECT current_setting('autovacuum') AS global,
+			   string_agg(r.name, ', ' ORDER BY r.name) AS names,
+			   string_agg('ALTER TABLE ' || r.name || ' RESET (autovacuum_enabled);', ' ' ORDER BY r.name) AS fix
 		  FROM r
-		 WHERE EXISTS (SELECT FROM pg_catalog.pg_options_to_table(r.reloptions) AS o
-						WHERE o.option_name OPERATOR(pg_catalog.=) 'autovacuum_enabled' AND NOT o.option_value::boolean)) AS a
+		 WHERE EXISTS (SELECT FROM pg_options_to_table(r.reloptions) AS o
+						WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean)) AS a
 UNION ALL
 SELECT 13, false, 'clock',
 	   CASE WHEN s.ahead IS NOT NULL THEN 'fail' WHEN s.recent THEN 'warn' ELSE 'ok' END,
 	   CASE WHEN s.ahead IS NOT NULL
-	   THEN pg_catalog.format('the clock has gone back: there are rows made %s from now; keys and leases last that much longer', s.ahead)
-	   WHEN s.recent THEN pg_catalog.format('the clock went back by %s s at %s', pg_catalog.round(s.clock_back_seconds), s.clock_back_at)
+	   THEN format('the clock has gone back: there are rows made %s from now; keys and leases last that much longer', s.ahead)
+	   WHEN s.recent THEN format('the clock went back by %s s at %s', round(s.clock_back_seconds), s.clock_back_at)
 	   ELSE 'has not gone back as far as is known' END,
 	   CASE WHEN s.ahead IS NOT NULL OR s.recent
 	   THEN 'SELECT pg_catalog.clock_timestamp(), pg_catalog.current_setting(''idem.clock_offset'', true) AS clock_offset;' END
-  FROM (SELECT CASE WHEN f.made_at OPERATOR(pg_catalog.>) (t.now OPERATOR(pg_catalog.+) interval '1 second') THEN f.made_at OPERATOR(pg_catalog.-) t.now END AS ahead,
-			   w.clock_back_at OPERATOR(pg_catalog.>) (pg_catalog.now() OPERATOR(pg_catalog.-) interval '1 day') AS recent,
+  FROM (SELECT CASE WHEN f.made_at > (t.now + interval '1 second') THEN f.made_at - t.now END AS ahead,
+			   w.clock_back_at > (now() - interval '1 day') AS recent,
 			   w.clock_back_at,
 			   w.clock_back_seconds
 		  FROM w, f, t) AS s
@@ -255,59 +255,59 @@ SELECT 14, false, 'statistics',
 	   CASE WHEN w.stats_full IS TRUE THEN 'warn' ELSE 'ok' END,
 	   CASE WHEN w.stats_full THEN 'more databases and queues than idem.stats_max: some are not counted; a restart is needed after the fix'
 	   WHEN NOT w.preloaded THEN 'none without preload' ELSE 'all databases and queues are counted' END,
-	   CASE WHEN w.stats_full THEN pg_catalog.format('ALTER SYSTEM SET idem.stats_max = %s;', LEAST(2 OPERATOR(pg_catalog.*) COALESCE(pg_catalog.current_setting('idem.stats_max', true), '1000')::integer, 100000)) END
+	   CASE WHEN w.stats_full THEN format('ALTER SYSTEM SET idem.stats_max = %s;', LEAST(2 * COALESCE(current_setting('idem.stats_max', true), '1000')::integer, 100000)) END
   FROM w
 UNION ALL
 SELECT 15, false, 'functions',
-	   CASE WHEN p.n OPERATOR(pg_catalog.>) 0 THEN 'warn' ELSE 'ok' END,
-	   CASE WHEN p.n OPERATOR(pg_catalog.=) 0 THEN 'no function outside pg_catalog is named idem_*'
-	   ELSE pg_catalog.format('%s functions outside pg_catalog are named idem_*: an unqualified call may reach them; the first is %s of role %s', p.n, p.first[1], p.first[2]) END,
-	   CASE WHEN p.n OPERATOR(pg_catalog.>) 0
+	   CASE WHEN p.n > 0 THEN 'warn' ELSE 'ok' END,
+	   CASE WHEN p.n = 0 THEN 'no function outside pg_catalog is named idem_*'
+	   ELSE format('%s functions outside pg_catalog are named idem_*: an unqualified call may reach them; the first is %s of role %s', p.n, p.first[1], p.first[2]) END,
+	   CASE WHEN p.n > 0
 	   THEN 'SELECT p.oid::pg_catalog.regprocedure AS function, p.proowner::pg_catalog.regrole AS owner FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace WHERE p.proname OPERATOR(pg_catalog.~) ''^idem_'' AND n.nspname OPERATOR(pg_catalog.<>) ''pg_catalog'';' END
-  FROM (SELECT pg_catalog.count(*) AS n,
-			   pg_catalog.min(ARRAY[pg_catalog.format('%I.%I', n.nspname, p.proname), pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(p.proowner))]) AS first
-		  FROM pg_catalog.pg_proc AS p
-		  JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
-		 WHERE p.proname OPERATOR(pg_catalog.~) '^idem_'
-		   AND n.nspname OPERATOR(pg_catalog.<>) 'pg_catalog') AS p
+  FROM (SELECT count(*) AS n,
+			   min(ARRAY[format('%I.%I', n.nspname, p.proname), quote_ident(pg_get_userbyid(p.proowner))]) AS first
+		  FROM pg_proc AS p
+		  JOIN pg_namespace AS n ON n.oid = p.pronamespace
+		 WHERE p.proname ~ '^idem_'
+		   AND n.nspname <> 'pg_catalog') AS p
 UNION ALL
 SELECT 16, true, 'job numbers',
 	   CASE WHEN n.behind THEN CASE WHEN u.names IS NULL THEN 'fail' ELSE 'warn' END ELSE 'ok' END,
 	   CASE WHEN n.behind
-	   THEN pg_catalog.format('the sequence is at %s, and there is a job %s: new jobs get numbers that were given out before', n.at, n.highest)
+	   THEN format('the sequence is at %s, and there is a job %s: new jobs get numbers that were given out before', n.at, n.highest)
 	   ELSE 'the sequence is past all jobs' END,
-	   CASE WHEN n.behind THEN pg_catalog.format('SELECT pg_catalog.setval(''idem.jobs_job_id_seq'', %s);', n.highest) END
+	   CASE WHEN n.behind THEN format('SELECT pg_catalog.setval(''idem.jobs_job_id_seq'', %s);', n.highest) END
   FROM n, u
 UNION ALL
 SELECT 17, true, 'subscription',
 	   CASE WHEN u.is_binary THEN 'fail' WHEN u.names IS NOT NULL THEN 'warn' ELSE 'ok' END,
 	   CASE WHEN u.names IS NULL THEN 'no subscription writes the tables'
-	   WHEN u.is_binary THEN pg_catalog.format('subscription %s is binary: owners arrive as numbers, which are other roles here; copy the tables anew after the fix', u.binary_name)
-	   ELSE pg_catalog.format('%s: written by subscription %s, so cleanup skips them, and functions that write them are refused; at the cutover: all roles of the publisher are here, it takes no more writes, all of them have arrived, then the fix, DROP SUBSCRIPTION, reload', u.tables, u.names) END,
-	   CASE WHEN u.is_binary THEN pg_catalog.format('ALTER SUBSCRIPTION %s SET (binary = false);', u.binary_name)
+	   WHEN u.is_binary THEN format('subscription %s is binary: owners arrive as numbers, which are other roles here; copy the tables anew after the fix', u.binary_name)
+	   ELSE format('%s: written by subscription %s, so cleanup skips them, and functions that write them are refused; at the cutover: all roles of the publisher are here, it takes no more writes, all of them have arrived, then the fix, DROP SUBSCRIPTION, reload', u.tables, u.names) END,
+	   CASE WHEN u.is_binary THEN format('ALTER SUBSCRIPTION %s SET (binary = false);', u.binary_name)
 	   WHEN u.names IS NOT NULL
 	   THEN 'SELECT pg_catalog.setval(''idem.jobs_job_id_seq'', 1000000 OPERATOR(pg_catalog.+) GREATEST((SELECT last_value FROM idem.jobs_job_id_seq), (SELECT pg_catalog.max(job_id) FROM idem.jobs), (SELECT pg_catalog.max(job_id) FROM idem.job_log), (SELECT pg_catalog.max(job_id) FROM idem.job_keys)));' END
   FROM u
 UNION ALL
 SELECT 18, true, 'settings',
 	   CASE WHEN g.names IS NULL THEN 'ok' ELSE 'warn' END,
-	   COALESCE(g.names OPERATOR(pg_catalog.||) ': no effect on cleanup, which goes by idem.cleanup and idem.cleanup_batch_size of the database or the server, and by the real clock',
+	   COALESCE(g.names || ': no effect on cleanup, which goes by idem.cleanup and idem.cleanup_batch_size of the database or the server, and by the real clock',
 				'every stored setting of idem has an effect'),
 	   g.fix
-  FROM (SELECT pg_catalog.string_agg(pg_catalog.format('%s of %s', e.name, e.place), ', ' ORDER BY e.name, e.place) AS names,
-			   pg_catalog.string_agg(pg_catalog.format('ALTER %s RESET %s;', e.place, e.name), ' ' ORDER BY e.name, e.place) AS fix
-		  FROM (SELECT pg_catalog.lower(pg_catalog.split_part(x.setting, '=', 1)) AS name,
-					   CASE WHEN s.setrole OPERATOR(pg_catalog.<>) 0::oid OR d.datname IS NULL
-					   THEN 'ROLE ' OPERATOR(pg_catalog.||) CASE WHEN s.setrole OPERATOR(pg_catalog.=) 0::oid THEN 'ALL' ELSE pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(s.setrole)) END
-							OPERATOR(pg_catalog.||) COALESCE(' IN DATABASE ' OPERATOR(pg_catalog.||) pg_catalog.quote_ident(d.datname), '')
-					   ELSE 'DATABASE ' OPERATOR(pg_catalog.||) pg_catalog.quote_ident(d.datname) END AS place,
-					   s.setrole OPERATOR(pg_catalog.<>) 0::oid AS is_of_role
-				  FROM pg_catalog.pg_db_role_setting AS s
-				 CROSS JOIN LATERAL pg_catalog.unnest(s.setconfig) AS x (setting)
-				  LEFT JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.setdatabase
-				 WHERE s.setdatabase OPERATOR(pg_catalog.=) 0::oid OR d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()) AS e
-		 WHERE e.name OPERATOR(pg_catalog.=) 'idem.clock_offset'
-			OR (e.is_of_role AND e.name OPERATOR(pg_catalog.=) ANY (ARRAY['idem.cleanup', 'idem.cleanup_batch_size']))) AS g) AS h
+  FROM (SELECT string_agg(format('%s of %s', e.name, e.place), ', ' ORDER BY e.name, e.place) AS names,
+			   string_agg(format('ALTER %s RESET %s;', e.place, e.name), ' ' ORDER BY e.name, e.place) AS fix
+		  FROM (SELECT lower(split_part(x.setting, '=', 1)) AS name,
+					   CASE WHEN s.setrole <> 0::oid OR d.datname IS NULL
+					   THEN 'ROLE ' || CASE WHEN s.setrole = 0::oid THEN 'ALL' ELSE quote_ident(pg_get_userbyid(s.setrole)) END
+							|| COALESCE(' IN DATABASE ' || quote_ident(d.datname), '')
+					   ELSE 'DATABASE ' || quote_ident(d.datname) END AS place,
+					   s.setrole <> 0::oid AS is_of_role
+				  FROM pg_db_role_setting AS s
+				 CROSS JOIN LATERAL unnest(s.setconfig) AS x (setting)
+				  LEFT JOIN pg_database AS d ON d.oid = s.setdatabase
+				 WHERE s.setdatabase = 0::oid OR d.datname = current_database()) AS e
+		 WHERE e.name = 'idem.clock_offset'
+			OR (e.is_of_role AND e.name = ANY (ARRAY['idem.cleanup', 'idem.cleanup_batch_size']))) AS g) AS h
  ORDER BY h.ord;
 COMMENT ON VIEW idem.checks IS 'for idem.health: every check but that of the version';
 COMMENT ON COLUMN idem.checks."check" IS 'what was looked at';
@@ -321,38 +321,38 @@ LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 18
 BEGIN ATOMIC
 	SELECT c."check", c.status, c.detail, c.fix FROM idem.checks AS c;
 END;
-COMMENT ON FUNCTION pg_catalog.idem_checks(text) IS
+COMMENT ON FUNCTION pg_catalog.idem_checks IS
 	'for idem.health: reads idem.checks when it is called and not before; the argument makes the caller look at the version first';
 
 CREATE VIEW idem.health AS
 WITH v AS (
-	SELECT pg_catalog.idem_version() AS library,
+	SELECT idem_version() AS library,
 		   e.extversion AS objects
-	  FROM pg_catalog.pg_extension AS e
-	 WHERE e.extname OPERATOR(pg_catalog.=) 'idem')
+	  FROM pg_extension AS e
+	 WHERE e.extname = 'idem')
 SELECT 'version' AS "check",
-	   CASE WHEN v.library OPERATOR(pg_catalog.=) v.objects THEN 'ok' ELSE 'fail' END AS status,
-	   pg_catalog.format('library %s, SQL objects %s', v.library, v.objects)
-	   OPERATOR(pg_catalog.||) CASE WHEN o.is_old THEN ': the server, or this session, still has the old library; no other check was made'
-	   WHEN v.library OPERATOR(pg_catalog.=) v.objects THEN '' ELSE ': no other check was made' END AS detail,
+	   CASE WHEN v.library = v.objects THEN 'ok' ELSE 'fail' END AS status,
+	   format('library %s, SQL objects %s', v.library, v.objects)
+	   || CASE WHEN o.is_old THEN ': the server, or this session, still has the old library; no other check was made'
+	   WHEN v.library = v.objects THEN '' ELSE ': no other check was made' END AS detail,
 	   CASE WHEN o.is_old THEN CASE WHEN p.is_preloaded THEN 'pg_ctl restart' ELSE '\connect' END
 	   /* a standby cannot run what writes */
-	   WHEN v.library OPERATOR(pg_catalog.<>) v.objects AND NOT pg_catalog.pg_is_in_recovery() THEN 'ALTER EXTENSION idem UPDATE;' END AS fix
+	   WHEN v.library <> v.objects AND NOT pg_is_in_recovery() THEN 'ALTER EXTENSION idem UPDATE;' END AS fix
   FROM v
  CROSS JOIN LATERAL (
-		SELECT COALESCE(pg_catalog.string_to_array(v.library, '.')::integer[] OPERATOR(pg_catalog.<)
-						CASE WHEN v.objects OPERATOR(pg_catalog.~) '^[0-9]+([.][0-9]+)*$' THEN pg_catalog.string_to_array(v.objects, '.')::integer[] END, false) AS is_old) AS o
+		SELECT COALESCE(string_to_array(v.library, '.')::integer[] <
+						CASE WHEN v.objects ~ '^[0-9]+([.][0-9]+)*$' THEN string_to_array(v.objects, '.')::integer[] END, false) AS is_old) AS o
  CROSS JOIN LATERAL (
 		/* not every role sees the setting */
-		SELECT pg_catalog.count(*) OPERATOR(pg_catalog.>) 0 AS is_preloaded
-		  FROM pg_catalog.pg_settings AS g
-		 WHERE g.name OPERATOR(pg_catalog.=) 'shared_preload_libraries'
-		   AND g.setting OPERATOR(pg_catalog.~) '\midem\M') AS p
+		SELECT count(*) > 0 AS is_preloaded
+		  FROM pg_settings AS g
+		 WHERE g.name = 'shared_preload_libraries'
+		   AND g.setting ~ '\midem\M') AS p
 UNION ALL
 SELECT c."check", c.status, c.detail, c.fix
   FROM v
- CROSS JOIN LATERAL pg_catalog.idem_checks(v.objects) AS c
- WHERE v.library OPERATOR(pg_catalog.=) v.objects;
+ CROSS JOIN LATERAL idem_checks(v.objects) AS c
+ WHERE v.library = v.objects;
 COMMENT ON VIEW idem.health IS 'what idem_doctor() returns';
 COMMENT ON COLUMN idem.health."check" IS 'what was looked at';
 COMMENT ON COLUMN idem.health.status IS 'ok, warn (have a look) or fail (something does not work)';
@@ -365,5 +365,5 @@ LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 19
 BEGIN ATOMIC
 	SELECT h."check", h.status, h.detail, h.fix FROM idem.health AS h;
 END;
-COMMENT ON FUNCTION pg_catalog.idem_doctor() IS
+COMMENT ON FUNCTION pg_catalog.idem_doctor IS
 	'looks after the health of the extension: what was checked, how that is, and what to do';

@@ -159,8 +159,8 @@ COMMENT ON COLUMN idem.queues.keep_dead IS 'how long dead and cancelled jobs sta
 COMMENT ON CONSTRAINT queues_pkey ON idem.queues IS 'one declaration per queue';
 COMMENT ON INDEX idem.queues_pkey IS 'one declaration per queue';
 
-SELECT pg_catalog.pg_extension_config_dump('idem.jobs_job_id_seq', '');
-SELECT pg_catalog.pg_extension_config_dump('idem.jobs', '');
-SELECT pg_catalog.pg_extension_config_dump('idem.job_keys', '');
-SELECT pg_catalog.pg_extension_config_dump('idem.job_log', '');
-SELECT pg_catalog.pg_extension_config_dump('idem.queues', '');
+SELECT pg_extension_config_dump('idem.jobs_job_id_seq', '');
+SELECT pg_extension_config_dump('idem.jobs', '');
+SELECT pg_extension_config_dump('idem.job_keys', '');
+SELECT pg_extension_config_dump('idem.job_log', '');
+SELECT pg_extension_config_dump('idem.queues', '');

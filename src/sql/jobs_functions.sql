@@ -18,7 +18,7 @@ CREATE FUNCTION pg_catalog.idem_queue_set(
 RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_queue_set';
-COMMENT ON FUNCTION pg_catalog.idem_queue_set(text, text, text, text, interval, boolean, interval, interval, integer, interval, interval, interval, interval, regrole) IS
+COMMENT ON FUNCTION pg_catalog.idem_queue_set IS
 	'declare what holds for a queue; what is left out stays as it is';
 
 CREATE FUNCTION pg_catalog.idem_queue_drop(
@@ -26,7 +26,7 @@ CREATE FUNCTION pg_catalog.idem_queue_drop(
 RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_queue_drop';
-COMMENT ON FUNCTION pg_catalog.idem_queue_drop(text) IS
+COMMENT ON FUNCTION pg_catalog.idem_queue_drop IS
 	'take back what was declared for a queue that has no live jobs and no owner; false if nothing was';
 
 CREATE FUNCTION pg_catalog.idem_pause(
@@ -34,7 +34,7 @@ CREATE FUNCTION pg_catalog.idem_pause(
 RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_pause';
-COMMENT ON FUNCTION pg_catalog.idem_pause(text) IS
+COMMENT ON FUNCTION pg_catalog.idem_pause IS
 	'let nothing be fetched from a queue; false if it was paused before';
 
 CREATE FUNCTION pg_catalog.idem_resume(
@@ -42,7 +42,7 @@ CREATE FUNCTION pg_catalog.idem_resume(
 RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_resume';
-COMMENT ON FUNCTION pg_catalog.idem_resume(text) IS
+COMMENT ON FUNCTION pg_catalog.idem_resume IS
 	'end the pause of a queue; false if it was not paused';
 
 CREATE FUNCTION pg_catalog.idem_enqueue(
@@ -64,7 +64,7 @@ CREATE FUNCTION pg_catalog.idem_enqueue(
 RETURNS record
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_enqueue';
-COMMENT ON FUNCTION pg_catalog.idem_enqueue(text, jsonb, text, text, text, text, interval, boolean, interval, timestamp with time zone, integer, integer) IS
+COMMENT ON FUNCTION pg_catalog.idem_enqueue IS
 	'put a job into a queue in this transaction, or say which job has absorbed it';
 
 CREATE FUNCTION pg_catalog.idem_enqueue_many(
@@ -87,7 +87,7 @@ CREATE FUNCTION pg_catalog.idem_enqueue_many(
 RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
 AS 'MODULE_PATHNAME', 'idem_enqueue_many';
-COMMENT ON FUNCTION pg_catalog.idem_enqueue_many(text, jsonb[], text[], text, text, text, interval, boolean, interval, timestamp with time zone, integer, integer) IS
+COMMENT ON FUNCTION pg_catalog.idem_enqueue_many IS
 	'put many jobs into a queue, in an order that cannot deadlock; one row per element';
 
 CREATE FUNCTION pg_catalog.idem_fetch(
@@ -107,7 +107,7 @@ CREATE FUNCTION pg_catalog.idem_fetch(
 RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 1
 AS 'MODULE_PATHNAME', 'idem_fetch';
-COMMENT ON FUNCTION pg_catalog.idem_fetch(text, integer, interval, text) IS
+COMMENT ON FUNCTION pg_catalog.idem_fetch IS
 	'take jobs that are due, for this transaction or with a lease for longer, and get a fencing token for each';
 
 CREATE FUNCTION pg_catalog.idem_complete(
@@ -117,7 +117,7 @@ CREATE FUNCTION pg_catalog.idem_complete(
 RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_complete';
-COMMENT ON FUNCTION pg_catalog.idem_complete(bigint, bigint, jsonb) IS
+COMMENT ON FUNCTION pg_catalog.idem_complete IS
 	'end a job that is done: it is deleted, and its result kept if the queue says so; returns true, or raises an error';
 
 CREATE FUNCTION pg_catalog.idem_complete_many(
@@ -129,7 +129,7 @@ CREATE FUNCTION pg_catalog.idem_complete_many(
 RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
 AS 'MODULE_PATHNAME', 'idem_complete_many';
-COMMENT ON FUNCTION pg_catalog.idem_complete_many(bigint[], bigint[]) IS
+COMMENT ON FUNCTION pg_catalog.idem_complete_many IS
 	'end many jobs that are done; one row per element: completed, stale or not_held';
 
 CREATE FUNCTION pg_catalog.idem_fail(
@@ -141,7 +141,7 @@ CREATE FUNCTION pg_catalog.idem_fail(
 RETURNS text
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_fail';
-COMMENT ON FUNCTION pg_catalog.idem_fail(bigint, bigint, text, interval, boolean) IS
+COMMENT ON FUNCTION pg_catalog.idem_fail IS
 	'end an attempt that has failed: retry the job later, or give it up if there were enough attempts; returns retry or dead';
 
 CREATE FUNCTION pg_catalog.idem_heartbeat(
@@ -155,7 +155,7 @@ CREATE FUNCTION pg_catalog.idem_heartbeat(
 RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
 AS 'MODULE_PATHNAME', 'idem_heartbeat';
-COMMENT ON FUNCTION pg_catalog.idem_heartbeat(bigint[], bigint[], interval) IS
+COMMENT ON FUNCTION pg_catalog.idem_heartbeat IS
 	'let the leases of jobs run from now on for the time given; one row per element: renewed, stale or not_held';
 
 CREATE FUNCTION pg_catalog.idem_snooze(
@@ -165,7 +165,7 @@ CREATE FUNCTION pg_catalog.idem_snooze(
 RETURNS timestamp with time zone
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_snooze';
-COMMENT ON FUNCTION pg_catalog.idem_snooze(bigint, bigint, interval) IS
+COMMENT ON FUNCTION pg_catalog.idem_snooze IS
 	'give a job back until later, without counting the attempt; returns when it is due';
 
 CREATE FUNCTION pg_catalog.idem_cancel(
@@ -173,7 +173,7 @@ CREATE FUNCTION pg_catalog.idem_cancel(
 RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_cancel';
-COMMENT ON FUNCTION pg_catalog.idem_cancel(bigint) IS
+COMMENT ON FUNCTION pg_catalog.idem_cancel IS
 	'end a job that waits or is leased; false if there is no such job';
 
 CREATE FUNCTION pg_catalog.idem_retry(
@@ -181,7 +181,7 @@ CREATE FUNCTION pg_catalog.idem_retry(
 RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_retry';
-COMMENT ON FUNCTION pg_catalog.idem_retry(bigint) IS
+COMMENT ON FUNCTION pg_catalog.idem_retry IS
 	'let a dead or cancelled job wait again, with all its attempts; false if there is no such job';
 
 CREATE FUNCTION pg_catalog.idem_job(
@@ -203,5 +203,5 @@ CREATE FUNCTION pg_catalog.idem_job(
 RETURNS SETOF record
 LANGUAGE C STABLE PARALLEL UNSAFE ROWS 1
 AS 'MODULE_PATHNAME', 'idem_job';
-COMMENT ON FUNCTION pg_catalog.idem_job(bigint) IS
+COMMENT ON FUNCTION pg_catalog.idem_job IS
 	'where a job is and what became of it; no row if it is not known, or not any more';

@@ -11,15 +11,15 @@ SELECT j.job_id,
 	   j.queue,
 	   j.key,
 	   CASE
-	   WHEN j.lease_until OPERATOR(pg_catalog.>) c.now THEN 'running'
+	   WHEN j.lease_until > c.now THEN 'running'
 	   WHEN j.lease_until IS NOT NULL THEN 'expired'
 	   WHEN j.after_job IS NOT NULL
-			AND EXISTS (SELECT FROM idem.jobs AS o WHERE o.job_id OPERATOR(pg_catalog.=) j.after_job) THEN 'blocked'
-	   WHEN j.run_at OPERATOR(pg_catalog.>) c.now THEN 'scheduled'
+			AND EXISTS (SELECT FROM idem.jobs AS o WHERE o.job_id = j.after_job) THEN 'blocked'
+	   WHEN j.run_at > c.now THEN 'scheduled'
 	   ELSE 'waiting'
 	   END AS state,
 	   j.priority,
-	   c.now OPERATOR(pg_catalog.-) j.enqueued_at AS age,
+	   c.now - j.enqueued_at AS age,
 	   COALESCE(j.attempt, 0) AS attempt,
 	   COALESCE(j.max_attempts, q.max_attempts, 25) AS max_attempts,
 	   j.worker,
@@ -28,15 +28,15 @@ SELECT j.job_id,
 	   j.lease_until,
 	   NULL::timestamp with time zone AS ended_at
   FROM idem.jobs AS j
- CROSS JOIN (SELECT pg_catalog.idem_clock() AS now OFFSET 0) AS c
-  LEFT JOIN idem.queues AS q ON q.queue OPERATOR(pg_catalog.=) j.queue
+ CROSS JOIN (SELECT idem_clock() AS now OFFSET 0) AS c
+  LEFT JOIN idem.queues AS q ON q.queue = j.queue
 UNION ALL
 SELECT l.job_id,
 	   l.queue,
 	   l.key,
 	   l.state,
 	   l.priority,
-	   c.now OPERATOR(pg_catalog.-) l.enqueued_at,
+	   c.now - l.enqueued_at,
 	   l.attempt,
 	   COALESCE(l.max_attempts, q.max_attempts, 25),
 	   l.worker,
@@ -45,8 +45,8 @@ SELECT l.job_id,
 	   NULL,
 	   l.ended_at
   FROM idem.job_log AS l
- CROSS JOIN (SELECT pg_catalog.idem_clock() AS now OFFSET 0) AS c
-  LEFT JOIN idem.queues AS q ON q.queue OPERATOR(pg_catalog.=) l.queue;
+ CROSS JOIN (SELECT idem_clock() AS now OFFSET 0) AS c
+  LEFT JOIN idem.queues AS q ON q.queue = l.queue;
 COMMENT ON VIEW idem.job_status IS 'every job, live or in the history, with its state, for administrators';
 COMMENT ON COLUMN idem.job_status.job_id IS 'number of the job';
 COMMENT ON COLUMN idem.job_status.queue IS 'name of the queue';
@@ -74,17 +74,17 @@ SELECT COALESCE(j.queue, q.queue) AS queue,
 	   q.paused_at IS NOT NULL AS paused,
 	   q.owner
   FROM (SELECT s.queue,
-			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'waiting') AS ready,
-			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'scheduled') AS scheduled,
-			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'blocked') AS blocked,
-			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'running') AS running,
-			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'expired') AS expired,
-			   pg_catalog.count(*) FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'dead') AS dead,
-			   pg_catalog.max(pg_catalog.idem_clock() OPERATOR(pg_catalog.-) s.run_at)
-				   FILTER (WHERE s.state OPERATOR(pg_catalog.=) 'waiting') AS oldest_ready
+			   count(*) FILTER (WHERE s.state = 'waiting') AS ready,
+			   count(*) FILTER (WHERE s.state = 'scheduled') AS scheduled,
+			   count(*) FILTER (WHERE s.state = 'blocked') AS blocked,
+			   count(*) FILTER (WHERE s.state = 'running') AS running,
+			   count(*) FILTER (WHERE s.state = 'expired') AS expired,
+			   count(*) FILTER (WHERE s.state = 'dead') AS dead,
+			   max(idem_clock() - s.run_at)
+				   FILTER (WHERE s.state = 'waiting') AS oldest_ready
 		  FROM idem.job_status AS s
 		 GROUP BY s.queue) AS j
-  FULL JOIN idem.queues AS q ON q.queue OPERATOR(pg_catalog.=) j.queue;
+  FULL JOIN idem.queues AS q ON q.queue = j.queue;
 COMMENT ON VIEW idem.queue_status IS 'number of jobs in each queue by state, for monitors: shows no keys';
 COMMENT ON COLUMN idem.queue_status.queue IS 'name of the queue';
 COMMENT ON COLUMN idem.queue_status.ready IS 'jobs that wait for a worker';

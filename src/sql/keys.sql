@@ -53,4 +53,4 @@ COMMENT ON CONSTRAINT keys_pkey ON idem.keys IS 'decides which of several claime
 COMMENT ON INDEX idem.keys_pkey IS 'decides which of several claimers runs';
 COMMENT ON INDEX idem.keys_expires_at_idx IS 'lets cleanup find expired keys, oldest first';
 
-SELECT pg_catalog.pg_extension_config_dump('idem.keys', '');
+SELECT pg_extension_config_dump('idem.keys', '');

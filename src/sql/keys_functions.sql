@@ -14,7 +14,7 @@ CREATE FUNCTION pg_catalog.idem_claim(
 RETURNS record
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_claim';
-COMMENT ON FUNCTION pg_catalog.idem_claim(text, jsonb, interval, interval, text) IS
+COMMENT ON FUNCTION pg_catalog.idem_claim IS
 	'claim an idempotency key in this transaction, or get the result stored under it';
 
 CREATE FUNCTION pg_catalog.idem_finish(
@@ -25,7 +25,7 @@ CREATE FUNCTION pg_catalog.idem_finish(
 RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_finish';
-COMMENT ON FUNCTION pg_catalog.idem_finish(text, jsonb, bigint, text) IS
+COMMENT ON FUNCTION pg_catalog.idem_finish IS
 	'store the result of a key that this transaction has claimed, or of a lease with its token; false if it was stored before';
 
 CREATE FUNCTION pg_catalog.idem_release(
@@ -35,7 +35,7 @@ CREATE FUNCTION pg_catalog.idem_release(
 RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_release';
-COMMENT ON FUNCTION pg_catalog.idem_release(text, bigint, text) IS
+COMMENT ON FUNCTION pg_catalog.idem_release IS
 	'give up a key that this transaction has claimed, as if it had never been claimed; with the token of a lease: let the next one have it at once; returns true, or raises an error';
 
 CREATE FUNCTION pg_catalog.idem_get(
@@ -55,7 +55,7 @@ CREATE FUNCTION pg_catalog.idem_get(
 RETURNS SETOF record
 LANGUAGE C STABLE PARALLEL RESTRICTED ROWS 1
 AS 'MODULE_PATHNAME', 'idem_get';
-COMMENT ON FUNCTION pg_catalog.idem_get(text, text) IS
+COMMENT ON FUNCTION pg_catalog.idem_get IS
 	'look at an idempotency key without claiming it; no row if there is none';
 
 CREATE FUNCTION pg_catalog.idem_forget(
@@ -64,7 +64,7 @@ CREATE FUNCTION pg_catalog.idem_forget(
 RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_forget';
-COMMENT ON FUNCTION pg_catalog.idem_forget(text, text) IS
+COMMENT ON FUNCTION pg_catalog.idem_forget IS
 	'for operators: remove a key of any role, so that it may run again';
 
 CREATE FUNCTION pg_catalog.idem_lease(
@@ -88,7 +88,7 @@ CREATE FUNCTION pg_catalog.idem_lease(
 RETURNS record
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_lease';
-COMMENT ON FUNCTION pg_catalog.idem_lease(text, interval, jsonb, interval, text, integer, text, interval, text) IS
+COMMENT ON FUNCTION pg_catalog.idem_lease IS
 	'claim an idempotency key for a time that outlives this transaction, for work outside the database, and get a fencing token';
 
 CREATE FUNCTION pg_catalog.idem_renew(
@@ -99,7 +99,7 @@ CREATE FUNCTION pg_catalog.idem_renew(
 RETURNS timestamp with time zone
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_renew';
-COMMENT ON FUNCTION pg_catalog.idem_renew(text, bigint, interval, text) IS
+COMMENT ON FUNCTION pg_catalog.idem_renew IS
 	'let a lease run from now on for the time given; returns its new end';
 
 CREATE FUNCTION pg_catalog.idem_checkpoint(
@@ -110,7 +110,7 @@ CREATE FUNCTION pg_catalog.idem_checkpoint(
 RETURNS timestamp with time zone
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_checkpoint';
-COMMENT ON FUNCTION pg_catalog.idem_checkpoint(text, bigint, jsonb, text) IS
+COMMENT ON FUNCTION pg_catalog.idem_checkpoint IS
 	'store a recovery point for the next attempt and renew the lease; returns its new end';
 
 CREATE FUNCTION pg_catalog.idem_fence(
@@ -120,7 +120,7 @@ CREATE FUNCTION pg_catalog.idem_fence(
 RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_fence';
-COMMENT ON FUNCTION pg_catalog.idem_fence(text, bigint, text) IS
+COMMENT ON FUNCTION pg_catalog.idem_fence IS
 	'check a fencing token and keep others from taking over until this transaction ends; returns true, or raises an error';
 
 CREATE FUNCTION pg_catalog.idem_call(
@@ -136,7 +136,7 @@ CREATE FUNCTION pg_catalog.idem_call(
 RETURNS record
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_call';
-COMMENT ON FUNCTION pg_catalog.idem_call(text, regproc, jsonb, interval, interval, text) IS
+COMMENT ON FUNCTION pg_catalog.idem_call IS
 	'claim a key for a handler and a payload, run handler(payload) with the rights of the caller, and finish the key with what it returns';
 
 CREATE FUNCTION pg_catalog.idem_claim_many(
@@ -155,7 +155,7 @@ CREATE FUNCTION pg_catalog.idem_claim_many(
 RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
 AS 'MODULE_PATHNAME', 'idem_claim_many';
-COMMENT ON FUNCTION pg_catalog.idem_claim_many(text[], jsonb[], interval, interval, text) IS
+COMMENT ON FUNCTION pg_catalog.idem_claim_many IS
 	'claim many keys in an order that cannot deadlock; one row per element';
 
 CREATE FUNCTION pg_catalog.idem_finish_many(
@@ -165,5 +165,5 @@ CREATE FUNCTION pg_catalog.idem_finish_many(
 RETURNS integer
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_finish_many';
-COMMENT ON FUNCTION pg_catalog.idem_finish_many(text[], jsonb[], text) IS
+COMMENT ON FUNCTION pg_catalog.idem_finish_many IS
 	'store the results of many keys that this transaction has claimed, all or none; returns how many were not stored before';

@@ -12,7 +12,7 @@ CREATE FUNCTION pg_catalog.idem_key_state(
 RETURNS text
 LANGUAGE C VOLATILE PARALLEL RESTRICTED
 AS 'MODULE_PATHNAME', 'idem_key_state';
-COMMENT ON FUNCTION pg_catalog.idem_key_state(xid, timestamp with time zone, timestamp with time zone) IS
+COMMENT ON FUNCTION pg_catalog.idem_key_state IS
 	'state of a row of idem.keys: held, finished or expired';
 
 CREATE VIEW idem.key_status AS
@@ -21,22 +21,22 @@ SELECT k.key,
 	   k.owner,
 	   CASE
 	   WHEN k.lease_until IS NULL OR k.finished_at IS NOT NULL
-	   THEN pg_catalog.idem_key_state(k.xmin, k.finished_at, k.expires_at)
-	   WHEN k.lease_until OPERATOR(pg_catalog.>) c.now THEN 'live'
+	   THEN idem_key_state(k.xmin, k.finished_at, k.expires_at)
+	   WHEN k.lease_until > c.now THEN 'live'
 	   WHEN k.park THEN 'parked'
-	   WHEN k.expires_at OPERATOR(pg_catalog.<=) c.now THEN 'expired'
-	   WHEN k.attempt OPERATOR(pg_catalog.>=) k.max_attempts THEN 'exhausted'
+	   WHEN k.expires_at <= c.now THEN 'expired'
+	   WHEN k.attempt >= k.max_attempts THEN 'exhausted'
 	   ELSE 'expired'
 	   END AS status,
-	   c.now OPERATOR(pg_catalog.-) k.created_at AS age,
-	   k.expires_at OPERATOR(pg_catalog.-) c.now AS time_left,
+	   c.now - k.created_at AS age,
+	   k.expires_at - c.now AS time_left,
 	   k.worker,
 	   k.attempt,
 	   k.token,
-	   k.lease_until OPERATOR(pg_catalog.-) c.now AS lease_left,
+	   k.lease_until - c.now AS lease_left,
 	   k.max_attempts
   FROM idem.keys AS k
- CROSS JOIN (SELECT pg_catalog.idem_clock() AS now OFFSET 0) AS c;
+ CROSS JOIN (SELECT idem_clock() AS now OFFSET 0) AS c;
 COMMENT ON VIEW idem.key_status IS 'every key with its state, age and time left, for administrators';
 COMMENT ON COLUMN idem.key_status.key IS 'the key';
 COMMENT ON COLUMN idem.key_status.scope IS 'name space of the key';
@@ -53,9 +53,9 @@ COMMENT ON COLUMN idem.key_status.max_attempts IS 'how many leases there may be,
 CREATE VIEW idem.key_summary AS
 SELECT s.owner,
 	   s.status,
-	   pg_catalog.count(*) AS keys,
-	   pg_catalog.max(s.age) AS oldest,
-	   pg_catalog.min(s.time_left) AS next_expiry
+	   count(*) AS keys,
+	   max(s.age) AS oldest,
+	   min(s.time_left) AS next_expiry
   FROM idem.key_status AS s
  GROUP BY s.owner, s.status;
 COMMENT ON VIEW idem.key_summary IS 'number of keys by role and state, for monitors: shows no keys';
@@ -78,9 +78,9 @@ SELECT s.key,
 	   s.max_attempts
   FROM idem.key_status AS s
  WHERE s.lease_left IS NOT NULL
-   AND (s.status OPERATOR(pg_catalog.=) ANY (ARRAY['live', 'parked', 'exhausted'])
-		OR (s.status OPERATOR(pg_catalog.=) 'expired'
-			AND s.time_left OPERATOR(pg_catalog.>) interval '0'));
+   AND (s.status = ANY (ARRAY['live', 'parked', 'exhausted'])
+		OR (s.status = 'expired'
+			AND s.time_left > interval '0'));
 COMMENT ON VIEW idem.lease_status IS 'every lease that is not finished, with what hangs, for administrators';
 COMMENT ON COLUMN idem.lease_status.key IS 'the key';
 COMMENT ON COLUMN idem.lease_status.scope IS 'name space of the key';

@@ -25,7 +25,7 @@ CREATE FUNCTION pg_catalog.idem_stat_databases(
 RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 10
 AS 'MODULE_PATHNAME', 'idem_stat_databases';
-COMMENT ON FUNCTION pg_catalog.idem_stat_databases() IS
+COMMENT ON FUNCTION pg_catalog.idem_stat_databases IS
 	'what idem.stats is made of; no rows if the library is not preloaded';
 
 CREATE VIEW idem.stats AS
@@ -46,8 +46,8 @@ SELECT s.datid,
 	   s.expired_job_keys,
 	   s.expired_job_history,
 	   s.stats_reset
-  FROM pg_catalog.idem_stat_databases() AS s
-  LEFT JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid;
+  FROM idem_stat_databases() AS s
+  LEFT JOIN pg_database AS d ON d.oid = s.datid;
 COMMENT ON VIEW idem.stats IS 'what was counted in each database of the server since stats_reset';
 COMMENT ON COLUMN idem.stats.datid IS 'the database';
 COMMENT ON COLUMN idem.stats.datname IS 'its name';
@@ -88,7 +88,7 @@ CREATE FUNCTION pg_catalog.idem_stat_queues(
 RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 100
 AS 'MODULE_PATHNAME', 'idem_stat_queues';
-COMMENT ON FUNCTION pg_catalog.idem_stat_queues() IS
+COMMENT ON FUNCTION pg_catalog.idem_stat_queues IS
 	'what idem.queue_stats is made of; no rows if the library is not preloaded';
 
 CREATE VIEW idem.queue_stats AS
@@ -110,8 +110,8 @@ SELECT s.datid,
 	   s.cancelled,
 	   s.retried,
 	   s.stats_reset
-  FROM pg_catalog.idem_stat_queues() AS s
-  LEFT JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid;
+  FROM idem_stat_queues() AS s
+  LEFT JOIN pg_database AS d ON d.oid = s.datid;
 COMMENT ON VIEW idem.queue_stats IS 'what was counted for each queue of the server since stats_reset';
 COMMENT ON COLUMN idem.queue_stats.datid IS 'the database';
 COMMENT ON COLUMN idem.queue_stats.datname IS 'its name';
@@ -145,7 +145,7 @@ CREATE FUNCTION pg_catalog.idem_stat_cleanup(
 RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 10
 AS 'MODULE_PATHNAME', 'idem_stat_cleanup';
-COMMENT ON FUNCTION pg_catalog.idem_stat_cleanup() IS
+COMMENT ON FUNCTION pg_catalog.idem_stat_cleanup IS
 	'what idem.cleanup_progress is made of; no rows if the library is not preloaded';
 
 CREATE VIEW idem.cleanup_progress AS
@@ -159,8 +159,8 @@ SELECT c.datid,
 	   c.last_finished_at,
 	   c.last_error,
 	   c.last_error_at
-  FROM pg_catalog.idem_stat_cleanup() AS c
-  LEFT JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) c.datid;
+  FROM idem_stat_cleanup() AS c
+  LEFT JOIN pg_database AS d ON d.oid = c.datid;
 COMMENT ON VIEW idem.cleanup_progress IS 'what the background worker does and has done in each database that has the extension';
 COMMENT ON COLUMN idem.cleanup_progress.datid IS 'the database';
 COMMENT ON COLUMN idem.cleanup_progress.datname IS 'its name';
@@ -195,7 +195,7 @@ CREATE FUNCTION pg_catalog.idem_stat_worker(
 RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 1
 AS 'MODULE_PATHNAME', 'idem_stat_worker';
-COMMENT ON FUNCTION pg_catalog.idem_stat_worker() IS
+COMMENT ON FUNCTION pg_catalog.idem_stat_worker IS
 	'what idem.worker_status is made of';
 
 CREATE VIEW idem.worker_status AS
@@ -213,8 +213,8 @@ SELECT w.preloaded,
 	   w.library_version,
 	   w.last_error,
 	   w.last_error_at
-  FROM pg_catalog.idem_stat_worker() AS w
-  LEFT JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) w.datid;
+  FROM idem_stat_worker() AS w
+  LEFT JOIN pg_database AS d ON d.oid = w.datid;
 COMMENT ON VIEW idem.worker_status IS 'the background worker of the server, one row';
 COMMENT ON COLUMN idem.worker_status.preloaded IS 'whether the library is in shared_preload_libraries; without that there is no worker';
 COMMENT ON COLUMN idem.worker_status.state IS 'sleeping, working (in a database), waiting for a free slot, failing, stopped';
@@ -235,5 +235,5 @@ CREATE FUNCTION pg_catalog.idem_stats_reset()
 RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_stats_reset';
-COMMENT ON FUNCTION pg_catalog.idem_stats_reset() IS
+COMMENT ON FUNCTION pg_catalog.idem_stats_reset IS
 	'let the statistics of this database and its queues begin anew';
