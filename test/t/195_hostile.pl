@@ -125,18 +125,23 @@ $node->safe_psql(
 	SELECT pg_catalog.idem_enqueue('waiting')});
 
 # the fixes of the doctor that are whole statements, whether there is anything to fix or not
+my $texts = q{
+	  FROM pg_catalog.pg_class AS c,
+		   pg_catalog.pg_get_viewdef(c.oid) AS d,
+		   pg_catalog.regexp_matches(d, %s, 'g') AS m
+	 WHERE c.relnamespace OPERATOR(pg_catalog.=) 'idem'::pg_catalog.regnamespace
+	   AND c.relname OPERATOR(pg_catalog.~) '^checks'};
 @fixes = grep { !/cron\.schedule|%s/ } split /\n/,
   $node->safe_psql(
-	'shop', q{
-	SELECT pg_catalog.replace(m[1], '''''', '''')
-	  FROM pg_catalog.pg_get_viewdef('idem.checks'::pg_catalog.regclass) AS d,
-		   pg_catalog.regexp_matches(d, $re$'((?:SELECT|DO) (?:[^']|'')*;)'$re$, 'g') AS m});
+	'shop',
+	q{SELECT pg_catalog.replace(m[1], '''''', '''')}
+	  . sprintf($texts, q{$re$'((?:SELECT|DO) (?:[^']|'')*;)'$re$}));
 cmp_ok(scalar @fixes, '>=', 8, 'there are fixes');
 is( $node->safe_psql(
-		'shop', q{
-		SELECT m[1] FROM pg_catalog.pg_get_viewdef('idem.checks'::pg_catalog.regclass) AS d,
-			   pg_catalog.regexp_matches(d, $re$'((?:[^']|'')*)'$re$, 'g') AS m
-		 WHERE m[1] ~ $re$(^|[^.])\midem_\w+\($re$}),
+		'shop',
+		'SELECT m[1]'
+		  . sprintf($texts, q{$re$'((?:[^']|'')*)'$re$})
+		  . q{ AND m[1] OPERATOR(pg_catalog.~) $re$(^|[^.])\midem_\w+\($re$}),
 	'', 'H1: no text of the doctor calls a function of idem without its schema');
 
 #
