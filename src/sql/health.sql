@@ -315,7 +315,7 @@ COMMENT ON COLUMN idem.checks_work.detail IS 'what was found';
 COMMENT ON COLUMN idem.checks_work.fix IS 'a command to be run; null if there is nothing to be done';
 
 CREATE VIEW idem.checks_replication AS
-WITH n AS (
+WITH n AS MATERIALIZED (
 	SELECT m.highest,
 		   s.last_value AS at,
 		   COALESCE(m.highest > s.last_value OR (m.highest = s.last_value AND NOT s.is_called), false) AS behind

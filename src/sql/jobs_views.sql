@@ -7,46 +7,59 @@
  * looks as if it were waiting.
  */
 CREATE VIEW idem.job_status AS
-SELECT j.job_id,
-	   j.queue,
-	   j.key,
-	   CASE
-	   WHEN j.lease_until > c.now THEN 'running'
-	   WHEN j.lease_until IS NOT NULL THEN 'expired'
-	   WHEN j.after_job IS NOT NULL
-			AND EXISTS (SELECT FROM idem.jobs AS o WHERE o.job_id = j.after_job) THEN 'blocked'
-	   WHEN j.run_at > c.now THEN 'scheduled'
-	   ELSE 'waiting'
-	   END AS state,
-	   j.priority,
-	   c.now - j.enqueued_at AS age,
-	   COALESCE(j.attempt, 0) AS attempt,
-	   COALESCE(j.max_attempts, q.max_attempts, 25) AS max_attempts,
-	   j.worker,
-	   j.error AS last_error,
-	   j.run_at,
-	   j.lease_until,
-	   NULL::timestamp with time zone AS ended_at
-  FROM idem.jobs AS j
- CROSS JOIN (SELECT idem_clock() AS now OFFSET 0) AS c
-  LEFT JOIN idem.queues AS q ON q.queue = j.queue
-UNION ALL
-SELECT l.job_id,
-	   l.queue,
-	   l.key,
-	   l.state,
-	   l.priority,
-	   c.now - l.enqueued_at,
-	   l.attempt,
-	   COALESCE(l.max_attempts, q.max_attempts, 25),
-	   l.worker,
-	   l.error,
-	   NULL,
-	   NULL,
-	   l.ended_at
-  FROM idem.job_log AS l
- CROSS JOIN (SELECT idem_clock() AS now OFFSET 0) AS c
-  LEFT JOIN idem.queues AS q ON q.queue = l.queue;
+SELECT s.job_id,
+	   s.queue,
+	   s.key,
+	   s.state,
+	   s.priority,
+	   s.age,
+	   s.attempt,
+	   /* the default of idem_queue_set() */
+	   COALESCE(s.max_attempts, q.max_attempts, 25) AS max_attempts,
+	   s.worker,
+	   s.last_error,
+	   s.run_at,
+	   s.lease_until,
+	   s.ended_at
+  FROM (SELECT j.job_id,
+			   j.queue,
+			   j.key,
+			   CASE
+			   WHEN j.lease_until > c.now THEN 'running'
+			   WHEN j.lease_until IS NOT NULL THEN 'expired'
+			   WHEN j.after_job IS NOT NULL
+					AND EXISTS (SELECT FROM idem.jobs AS o WHERE o.job_id = j.after_job) THEN 'blocked'
+			   WHEN j.run_at > c.now THEN 'scheduled'
+			   ELSE 'waiting'
+			   END AS state,
+			   j.priority,
+			   c.now - j.enqueued_at AS age,
+			   COALESCE(j.attempt, 0) AS attempt,
+			   j.max_attempts,
+			   j.worker,
+			   j.error AS last_error,
+			   j.run_at,
+			   j.lease_until,
+			   NULL::timestamp with time zone AS ended_at
+		  FROM idem.jobs AS j
+		 CROSS JOIN (SELECT idem_clock() AS now OFFSET 0) AS c
+		UNION ALL
+		SELECT l.job_id,
+			   l.queue,
+			   l.key,
+			   l.state,
+			   l.priority,
+			   c.now - l.enqueued_at,
+			   l.attempt,
+			   l.max_attempts,
+			   l.worker,
+			   l.error,
+			   NULL,
+			   NULL,
+			   l.ended_at
+		  FROM idem.job_log AS l
+		 CROSS JOIN (SELECT idem_clock() AS now OFFSET 0) AS c) AS s
+  LEFT JOIN idem.queues AS q ON q.queue = s.queue;
 COMMENT ON VIEW idem.job_status IS 'every job, live or in the history, with its state, for administrators';
 COMMENT ON COLUMN idem.job_status.job_id IS 'number of the job';
 COMMENT ON COLUMN idem.job_status.queue IS 'name of the queue';
