@@ -6,7 +6,7 @@ RETURNS integer
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_cleanup';
 COMMENT ON FUNCTION pg_catalog.idem_cleanup IS
-	'remove expired keys and the history of jobs that is kept no longer, oldest first, and give up jobs whose last lease has run out, at most batch of each; returns how many';
+	'remove expired keys, expired keys of jobs and expired rows of the job history, oldest first, and make jobs dead whose last lease has expired; handles at most batch rows of each kind; returns the number of rows';
 
 CREATE FUNCTION pg_catalog.idem_grant(
 	role text,
@@ -24,4 +24,4 @@ RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_revoke';
 COMMENT ON FUNCTION pg_catalog.idem_revoke IS
-	'take back what idem_grant() has granted';
+	'revoke the privileges that idem_grant() granted';

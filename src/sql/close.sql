@@ -1,19 +1,24 @@
-/* src/sql/close.sql: privileges of members; the last part */
+/* src/sql/close.sql: privileges on all members; the last part */
 
 /*
- * Nothing is open to anybody but its owner: neither what PUBLIC has by default
- * nor what ALTER DEFAULT PRIVILEGES has given stays.  Grants come after this;
- * idem_grant() hands out sets of privileges.
+ * Only the owner has privileges on a member.  idem_close_members() revokes the
+ * default privileges of PUBLIC and those that ALTER DEFAULT PRIVILEGES granted, so
+ * no function needs a REVOKE of its own.  Grants come after it.  idem_grant()
+ * grants sets of privileges later.
  */
 CREATE FUNCTION pg_catalog.idem_close_members()
 RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_close_members';
 COMMENT ON FUNCTION pg_catalog.idem_close_members IS
-	'for the scripts of the extension: revoke what anybody but the owner has on members made in this transaction';
+	'for the scripts of the extension: revoke all privileges of other roles than the owner on members made in this transaction';
 SELECT idem_close_members();
 
-/* Members of pg_monitor see numbers and health without idem_grant(). */
+/*
+ * Members of pg_monitor see numbers and health without idem_grant().  Views read
+ * other views with the privileges of their owner, but call functions with those of
+ * the caller.
+ */
 GRANT USAGE ON SCHEMA idem TO pg_monitor;
 GRANT SELECT ON
 	idem.key_summary,

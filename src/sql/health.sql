@@ -1,10 +1,10 @@
 /* src/sql/health.sql: the checks of idem_doctor() */
 
 /*
- * One view per group of checks, so that checks of a group share what they read.
- * Numbers in the column ord give the order in idem.checks, which unites the
- * groups.  These views need no grants: idem.checks reads them with the rights of
- * its owner.  A new check belongs into a group.
+ * Each group of checks is a view; the checks of a group share the rows that they
+ * read.  idem.checks unites the groups, in the order of the column ord.  Only
+ * idem.checks needs grants, because it reads the groups with the privileges of its
+ * owner.  Add a new check to a group.
  */
 CREATE VIEW idem.checks_server AS
 WITH w AS (
@@ -21,7 +21,7 @@ SELECT 1 AS ord,
 	   ELSE 'the library is not in shared_preload_libraries: no background worker, no statistics; a restart is needed after the fix'
 	   END AS detail,
 	   CASE WHEN NOT w.preloaded THEN
-			/* not every role sees the setting */
+			/* only some roles see this setting */
 			COALESCE((SELECT 'ALTER SYSTEM SET shared_preload_libraries = '
 							 || string_agg(quote_literal(x.name), ', ' ORDER BY x.ord) || ';'
 						FROM pg_settings AS s
@@ -124,7 +124,7 @@ COMMENT ON COLUMN idem.checks_server.writes IS 'whether the fix writes, so that 
 COMMENT ON COLUMN idem.checks_server."check" IS 'name of the check';
 COMMENT ON COLUMN idem.checks_server.status IS 'ok, warn or fail';
 COMMENT ON COLUMN idem.checks_server.detail IS 'what was found';
-COMMENT ON COLUMN idem.checks_server.fix IS 'a command to be run; null if there is nothing to be done';
+COMMENT ON COLUMN idem.checks_server.fix IS 'command that repairs or shows the problem; null if there is none';
 
 CREATE VIEW idem.checks_cleanup AS
 WITH t AS (
@@ -196,7 +196,7 @@ COMMENT ON COLUMN idem.checks_cleanup.writes IS 'whether the fix writes, so that
 COMMENT ON COLUMN idem.checks_cleanup."check" IS 'name of the check';
 COMMENT ON COLUMN idem.checks_cleanup.status IS 'ok, warn or fail';
 COMMENT ON COLUMN idem.checks_cleanup.detail IS 'what was found';
-COMMENT ON COLUMN idem.checks_cleanup.fix IS 'a command to be run; null if there is nothing to be done';
+COMMENT ON COLUMN idem.checks_cleanup.fix IS 'command that repairs or shows the problem; null if there is none';
 
 CREATE VIEW idem.checks_tables AS
 WITH r AS (
@@ -205,7 +205,7 @@ WITH r AS (
 		   k.reloptions,
 		   pg_stat_get_live_tuples(k.oid) AS live,
 		   pg_stat_get_dead_tuples(k.oid) AS dead,
-		   /* after a crash the server counts from zero until the next VACUUM or ANALYZE; -1: it knows nothing */
+		   /* a crash resets the live tuples to zero until the next VACUUM or ANALYZE; reltuples -1: unknown */
 		   GREATEST(pg_stat_get_live_tuples(k.oid), k.reltuples::bigint) AS n,
 		   k.reltuples >= 0 AS is_known
 	  FROM pg_class AS k
@@ -259,7 +259,7 @@ COMMENT ON COLUMN idem.checks_tables.writes IS 'whether the fix writes, so that 
 COMMENT ON COLUMN idem.checks_tables."check" IS 'name of the check';
 COMMENT ON COLUMN idem.checks_tables.status IS 'ok, warn or fail';
 COMMENT ON COLUMN idem.checks_tables.detail IS 'what was found';
-COMMENT ON COLUMN idem.checks_tables.fix IS 'a command to be run; null if there is nothing to be done';
+COMMENT ON COLUMN idem.checks_tables.fix IS 'command that repairs or shows the problem; null if there is none';
 
 CREATE VIEW idem.checks_work AS
 WITH t AS (
@@ -312,7 +312,7 @@ COMMENT ON COLUMN idem.checks_work.writes IS 'whether the fix writes, so that a 
 COMMENT ON COLUMN idem.checks_work."check" IS 'name of the check';
 COMMENT ON COLUMN idem.checks_work.status IS 'ok, warn or fail';
 COMMENT ON COLUMN idem.checks_work.detail IS 'what was found';
-COMMENT ON COLUMN idem.checks_work.fix IS 'a command to be run; null if there is nothing to be done';
+COMMENT ON COLUMN idem.checks_work.fix IS 'command that repairs or shows the problem; null if there is none';
 
 CREATE VIEW idem.checks_replication AS
 WITH n AS MATERIALIZED (
@@ -337,7 +337,7 @@ u AS (
 SELECT 16 AS ord,
 	   true AS writes,
 	   'job numbers' AS "check",
-	   /* as long as a subscription writes the tables, no function here takes a number */
+	   /* while a subscription writes the tables, no function takes a number from the sequence */
 	   CASE WHEN NOT n.behind THEN 'ok' WHEN u.names IS NULL THEN 'fail' ELSE 'warn' END AS status,
 	   CASE
 	   WHEN n.behind
@@ -367,7 +367,7 @@ COMMENT ON COLUMN idem.checks_replication.writes IS 'whether the fix writes, so 
 COMMENT ON COLUMN idem.checks_replication."check" IS 'name of the check';
 COMMENT ON COLUMN idem.checks_replication.status IS 'ok, warn or fail';
 COMMENT ON COLUMN idem.checks_replication.detail IS 'what was found';
-COMMENT ON COLUMN idem.checks_replication.fix IS 'a command to be run; null if there is nothing to be done';
+COMMENT ON COLUMN idem.checks_replication.fix IS 'command that repairs or shows the problem; null if there is none';
 
 CREATE VIEW idem.checks_catalog AS
 SELECT 15 AS ord,
@@ -413,7 +413,7 @@ COMMENT ON COLUMN idem.checks_catalog.writes IS 'whether the fix writes, so that
 COMMENT ON COLUMN idem.checks_catalog."check" IS 'name of the check';
 COMMENT ON COLUMN idem.checks_catalog.status IS 'ok, warn or fail';
 COMMENT ON COLUMN idem.checks_catalog.detail IS 'what was found';
-COMMENT ON COLUMN idem.checks_catalog.fix IS 'a command to be run; null if there is nothing to be done';
+COMMENT ON COLUMN idem.checks_catalog.fix IS 'command that repairs or shows the problem; null if there is none';
 
 CREATE VIEW idem.checks AS
 SELECT h."check",
@@ -432,16 +432,17 @@ SELECT h."check",
 		UNION ALL
 		SELECT * FROM idem.checks_catalog) AS h
  ORDER BY h.ord;
-COMMENT ON VIEW idem.checks IS 'for idem.health: every check but that of the version';
-COMMENT ON COLUMN idem.checks."check" IS 'what was looked at';
-COMMENT ON COLUMN idem.checks.status IS 'ok, warn (have a look) or fail (something does not work)';
+COMMENT ON VIEW idem.checks IS 'for idem.health: all checks except that of the version';
+COMMENT ON COLUMN idem.checks."check" IS 'name of the check';
+COMMENT ON COLUMN idem.checks.status IS 'ok, warn (an operator should look at it) or fail (something does not work)';
 COMMENT ON COLUMN idem.checks.detail IS 'what was found';
-COMMENT ON COLUMN idem.checks.fix IS 'a command to be run; null if there is nothing to be done';
+COMMENT ON COLUMN idem.checks.fix IS 'command that repairs or shows the problem; null if there is none';
 
 /*
- * The executor looks up every C function of a query before it runs the query.
- * So idem.health asks for the version alone, and calls idem_checks(), which is
- * not inlined because it is volatile, only if library and objects agree.
+ * The executor looks up every C function of a query before it runs the query, and
+ * a library of another version may lack some.  So idem.health itself calls
+ * idem_version() only.  It calls idem_checks() if the versions are equal;
+ * idem_checks() is volatile, so the planner does not inline it.
  */
 CREATE FUNCTION pg_catalog.idem_checks(version text)
 RETURNS TABLE ("check" text, status text, detail text, fix text)
@@ -450,7 +451,7 @@ BEGIN ATOMIC
 	SELECT c."check", c.status, c.detail, c.fix FROM idem.checks AS c;
 END;
 COMMENT ON FUNCTION pg_catalog.idem_checks IS
-	'for idem.health: reads idem.checks when it is called and not before; the argument makes the caller look at the version first';
+	'for idem.health: reads idem.checks only when it is called; the argument makes the caller read the version first';
 
 CREATE VIEW idem.health AS
 WITH v AS (
@@ -464,14 +465,14 @@ SELECT 'version' AS "check",
 	   || CASE WHEN o.is_old THEN ': the server, or this session, still has the old library; no other check was made'
 	   WHEN v.library = v.objects THEN '' ELSE ': no other check was made' END AS detail,
 	   CASE WHEN o.is_old THEN CASE WHEN p.is_preloaded THEN 'pg_ctl restart' ELSE '\connect' END
-	   /* a standby cannot run what writes */
+	   /* a standby cannot run a command that writes */
 	   WHEN v.library <> v.objects AND NOT pg_is_in_recovery() THEN 'ALTER EXTENSION idem UPDATE;' END AS fix
   FROM v
  CROSS JOIN LATERAL (
 		SELECT COALESCE(string_to_array(v.library, '.')::integer[] <
 						CASE WHEN v.objects ~ '^[0-9]+([.][0-9]+)*$' THEN string_to_array(v.objects, '.')::integer[] END, false) AS is_old) AS o
  CROSS JOIN LATERAL (
-		/* not every role sees the setting */
+		/* only some roles see this setting */
 		SELECT count(*) > 0 AS is_preloaded
 		  FROM pg_settings AS g
 		 WHERE g.name = 'shared_preload_libraries'
@@ -481,11 +482,11 @@ SELECT c."check", c.status, c.detail, c.fix
   FROM v
  CROSS JOIN LATERAL idem_checks(v.objects) AS c
  WHERE v.library = v.objects;
-COMMENT ON VIEW idem.health IS 'what idem_doctor() returns';
-COMMENT ON COLUMN idem.health."check" IS 'what was looked at';
-COMMENT ON COLUMN idem.health.status IS 'ok, warn (have a look) or fail (something does not work)';
+COMMENT ON VIEW idem.health IS 'rows of idem_doctor()';
+COMMENT ON COLUMN idem.health."check" IS 'name of the check';
+COMMENT ON COLUMN idem.health.status IS 'ok, warn (an operator should look at it) or fail (something does not work)';
 COMMENT ON COLUMN idem.health.detail IS 'what was found';
-COMMENT ON COLUMN idem.health.fix IS 'a command to be run; null if there is nothing to be done';
+COMMENT ON COLUMN idem.health.fix IS 'command that repairs or shows the problem; null if there is none';
 
 CREATE FUNCTION pg_catalog.idem_doctor()
 RETURNS TABLE ("check" text, status text, detail text, fix text)
@@ -494,4 +495,4 @@ BEGIN ATOMIC
 	SELECT h."check", h.status, h.detail, h.fix FROM idem.health AS h;
 END;
 COMMENT ON FUNCTION pg_catalog.idem_doctor IS
-	'looks after the health of the extension: what was checked, how that is, and what to do';
+	'check the health of the extension: one row per check, with its status and a command that helps';

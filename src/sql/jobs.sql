@@ -1,15 +1,16 @@
 /* src/sql/jobs.sql: the tables of jobs and queues */
 
 /*
- * Jobs.  Live ones only: what has ended is removed, and kept in job_log as long
- * as its queue wants.  There is no state column: what a job is like follows from
- * run_at, lease_until and row locks.  Column order: what never changes stands
- * first; the rows of jobs that nobody has fetched yet end with the payload.  Every
- * job leaves dead entries at the head of an index, so VACUUM comes early.  The pages
- * have room for the jobs that a batch fetches all at once to stay where they are.
+ * idem.jobs holds live jobs only.  A job that ends is removed, and kept in
+ * idem.job_log for as long as its queue says.  There is no state column: the state
+ * follows from run_at, lease_until and row locks.  Columns that never change come
+ * first; the row of a job that was never fetched ends with the payload.  Every job
+ * leaves dead entries at the head of an index, so autovacuum starts early.  The low
+ * fillfactor leaves room for the new row versions of a whole fetched batch on the
+ * same page.
  */
 CREATE SEQUENCE idem.jobs_job_id_seq AS bigint;
-COMMENT ON SEQUENCE idem.jobs_job_id_seq IS 'numbers of jobs';
+COMMENT ON SEQUENCE idem.jobs_job_id_seq IS 'source of job_id';
 
 CREATE TABLE idem.jobs (
 	job_id bigint NOT NULL,
@@ -34,26 +35,26 @@ ALTER TABLE idem.jobs ALTER COLUMN queue SET STORAGE MAIN, ALTER COLUMN key SET 
 CREATE INDEX jobs_fetch_idx ON idem.jobs USING btree (queue, priority, run_at, job_id);
 CREATE INDEX jobs_key_idx ON idem.jobs USING btree (key_hash) WHERE key_hash IS NOT NULL;
 
-COMMENT ON TABLE idem.jobs IS 'jobs that wait or run; read and written by the idem_* functions only';
+COMMENT ON TABLE idem.jobs IS 'jobs that have not ended; read and written by the idem_* functions only';
 COMMENT ON COLUMN idem.jobs.job_id IS 'number of the job';
-COMMENT ON COLUMN idem.jobs.run_at IS 'from when on the job may be fetched';
+COMMENT ON COLUMN idem.jobs.run_at IS 'time from which the job may be fetched';
 COMMENT ON COLUMN idem.jobs.enqueued_at IS 'when the job was enqueued';
-COMMENT ON COLUMN idem.jobs.key_hash IS 'hash of queue and key if duplicates of the job are looked for, else null';
+COMMENT ON COLUMN idem.jobs.key_hash IS 'hash of queue and key; null if enqueues do not look for duplicates of this job';
 COMMENT ON COLUMN idem.jobs.priority IS 'lower numbers are fetched first';
 COMMENT ON COLUMN idem.jobs.queue IS 'name of the queue, 1 to 255 bytes';
-COMMENT ON COLUMN idem.jobs.key IS 'what tells duplicates, 1 to 1024 bytes, or null';
-COMMENT ON COLUMN idem.jobs.payload IS 'what the worker gets';
-COMMENT ON COLUMN idem.jobs.max_attempts IS 'how often the job may be fetched, or null for what its queue says';
-COMMENT ON COLUMN idem.jobs.key_until IS 'until_expired: until when duplicates are absorbed, else null';
-COMMENT ON COLUMN idem.jobs.after_job IS 'a rerun: the job that has to end before, else null';
-COMMENT ON COLUMN idem.jobs.attempt IS 'how often the job was fetched';
-COMMENT ON COLUMN idem.jobs.token IS 'fencing token of the last fetch, or one that nobody has';
-COMMENT ON COLUMN idem.jobs.lease_until IS 'until when the worker has the job; null if nobody has it';
-COMMENT ON COLUMN idem.jobs.worker IS 'name that the worker has given';
-COMMENT ON COLUMN idem.jobs.error IS 'what idem_fail() was given last';
+COMMENT ON COLUMN idem.jobs.key IS 'key by which duplicates are found, 1 to 1024 bytes; null: no key';
+COMMENT ON COLUMN idem.jobs.payload IS 'data for the worker';
+COMMENT ON COLUMN idem.jobs.max_attempts IS 'maximum number of fetches; null: the value of the queue';
+COMMENT ON COLUMN idem.jobs.key_until IS 'with until_expired: time until which duplicates are absorbed; otherwise null';
+COMMENT ON COLUMN idem.jobs.after_job IS 'for a follow-up job: the job that must end first; otherwise null';
+COMMENT ON COLUMN idem.jobs.attempt IS 'number of fetches so far';
+COMMENT ON COLUMN idem.jobs.token IS 'fencing token of the last fetch, or a new token that no worker has';
+COMMENT ON COLUMN idem.jobs.lease_until IS 'when the lease of the worker expires; null if no worker holds a lease';
+COMMENT ON COLUMN idem.jobs.worker IS 'name of the worker, as given to idem_fetch()';
+COMMENT ON COLUMN idem.jobs.error IS 'error that idem_fail() stored last';
 COMMENT ON CONSTRAINT jobs_pkey ON idem.jobs IS 'finds a job by its number';
 COMMENT ON INDEX idem.jobs_pkey IS 'finds a job by its number';
-COMMENT ON INDEX idem.jobs_fetch_idx IS 'the order in which jobs are fetched';
+COMMENT ON INDEX idem.jobs_fetch_idx IS 'gives the order in which jobs are fetched';
 COMMENT ON INDEX idem.jobs_key_idx IS 'finds the jobs of a key';
 
 CREATE TABLE idem.job_keys (
@@ -68,13 +69,13 @@ CREATE TABLE idem.job_keys (
 ALTER TABLE idem.job_keys ALTER COLUMN queue SET STORAGE MAIN, ALTER COLUMN key SET STORAGE MAIN;
 CREATE INDEX job_keys_expires_at_idx ON idem.job_keys USING btree (expires_at);
 
-COMMENT ON TABLE idem.job_keys IS 'keys that outlive their job: until_expired, and the job is done';
+COMMENT ON TABLE idem.job_keys IS 'keys of until_expired jobs that are done; a key is kept until it expires';
 COMMENT ON COLUMN idem.job_keys.key_hash IS 'hash of queue and key';
-COMMENT ON COLUMN idem.job_keys.expires_at IS 'from when on the key counts as absent';
-COMMENT ON COLUMN idem.job_keys.job_id IS 'the job that is done';
+COMMENT ON COLUMN idem.job_keys.expires_at IS 'time from which the key counts as absent';
+COMMENT ON COLUMN idem.job_keys.job_id IS 'number of the job that is done';
 COMMENT ON COLUMN idem.job_keys.queue IS 'name of the queue';
 COMMENT ON COLUMN idem.job_keys.key IS 'the key';
-COMMENT ON COLUMN idem.job_keys.result IS 'what idem_complete() was given';
+COMMENT ON COLUMN idem.job_keys.result IS 'result that idem_complete() stored';
 COMMENT ON CONSTRAINT job_keys_pkey ON idem.job_keys IS 'finds a key by its hash';
 COMMENT ON INDEX idem.job_keys_pkey IS 'finds a key by its hash';
 COMMENT ON INDEX idem.job_keys_expires_at_idx IS 'lets cleanup find expired keys, oldest first';
@@ -100,26 +101,26 @@ CREATE TABLE idem.job_log (
 ) USING heap;
 CREATE INDEX job_log_expires_at_idx ON idem.job_log USING btree (expires_at);
 
-COMMENT ON TABLE idem.job_log IS 'jobs that have ended, for as long as their queue keeps them';
+COMMENT ON TABLE idem.job_log IS 'history: jobs that have ended, kept for as long as their queue says';
 COMMENT ON COLUMN idem.job_log.job_id IS 'number of the job';
 COMMENT ON COLUMN idem.job_log.ended_at IS 'when the job ended';
-COMMENT ON COLUMN idem.job_log.expires_at IS 'until when the row is kept';
+COMMENT ON COLUMN idem.job_log.expires_at IS 'time until which the row is kept';
 COMMENT ON COLUMN idem.job_log.enqueued_at IS 'when the job was enqueued';
 COMMENT ON COLUMN idem.job_log.priority IS 'priority of the job';
-COMMENT ON COLUMN idem.job_log.attempt IS 'how often the job was fetched';
-COMMENT ON COLUMN idem.job_log.max_attempts IS 'how often the job might be fetched, or null for what its queue says';
-COMMENT ON COLUMN idem.job_log.key_until IS 'until_expired: until when duplicates are absorbed, else null';
-COMMENT ON COLUMN idem.job_log.took_key IS 'true if duplicates of the job were looked for, else null; idem_retry() gives the key back only then';
+COMMENT ON COLUMN idem.job_log.attempt IS 'number of fetches so far';
+COMMENT ON COLUMN idem.job_log.max_attempts IS 'maximum number of fetches; null: the value of the queue';
+COMMENT ON COLUMN idem.job_log.key_until IS 'with until_expired: time until which duplicates are absorbed; otherwise null';
+COMMENT ON COLUMN idem.job_log.took_key IS 'true if enqueues looked for duplicates of this job, otherwise null; only then idem_retry() gives the job its key back';
 COMMENT ON COLUMN idem.job_log.state IS 'done, dead or cancelled';
 COMMENT ON COLUMN idem.job_log.queue IS 'name of the queue';
-COMMENT ON COLUMN idem.job_log.key IS 'the key, or null';
-COMMENT ON COLUMN idem.job_log.worker IS 'name that the last worker has given';
-COMMENT ON COLUMN idem.job_log.error IS 'what idem_fail() was given last, or why the job is dead';
-COMMENT ON COLUMN idem.job_log.payload IS 'what the worker got';
-COMMENT ON COLUMN idem.job_log.result IS 'what idem_complete() was given';
+COMMENT ON COLUMN idem.job_log.key IS 'the key; null: no key';
+COMMENT ON COLUMN idem.job_log.worker IS 'name of the last worker, as given to idem_fetch()';
+COMMENT ON COLUMN idem.job_log.error IS 'error that idem_fail() stored last, or the reason why the job is dead';
+COMMENT ON COLUMN idem.job_log.payload IS 'data for the worker';
+COMMENT ON COLUMN idem.job_log.result IS 'result that idem_complete() stored';
 COMMENT ON CONSTRAINT job_log_pkey ON idem.job_log IS 'finds a job by its number';
 COMMENT ON INDEX idem.job_log_pkey IS 'finds a job by its number';
-COMMENT ON INDEX idem.job_log_expires_at_idx IS 'lets cleanup find what is kept no longer, oldest first';
+COMMENT ON INDEX idem.job_log_expires_at_idx IS 'lets cleanup find expired rows, oldest first';
 
 CREATE TABLE idem.queues (
 	queue text COLLATE "C" NOT NULL,
@@ -140,20 +141,20 @@ CREATE TABLE idem.queues (
 	CONSTRAINT queues_pkey PRIMARY KEY (queue)
 ) USING heap;
 
-COMMENT ON TABLE idem.queues IS 'what was declared with idem_queue_set(); null: the default';
+COMMENT ON TABLE idem.queues IS 'settings declared with idem_queue_set(); null: the default';
 COMMENT ON COLUMN idem.queues.queue IS 'name of the queue';
 COMMENT ON COLUMN idem.queues.owner IS 'role whose members may use the queue; null: every role that may call the functions';
-COMMENT ON COLUMN idem.queues.paused_at IS 'since when nothing is fetched; null: it is not paused';
+COMMENT ON COLUMN idem.queues.paused_at IS 'when the queue was paused; null: it is not paused';
 COMMENT ON COLUMN idem.queues.dedup IS 'until_executing, until_executed or until_expired';
 COMMENT ON COLUMN idem.queues.on_duplicate IS 'skip, replace, debounce or error';
 COMMENT ON COLUMN idem.queues.if_running IS 'skip or rerun';
-COMMENT ON COLUMN idem.queues.key_ttl IS 'until_expired: how long duplicates are absorbed';
-COMMENT ON COLUMN idem.queues.include_scheduled IS 'whether jobs for later take their key, too';
-COMMENT ON COLUMN idem.queues.debounce_max IS 'debounce: how long after the first enqueue the job runs at the latest';
-COMMENT ON COLUMN idem.queues.lease IS 'how long a fetch leases jobs; zero: for its transaction';
-COMMENT ON COLUMN idem.queues.max_attempts IS 'how often a job may be fetched';
-COMMENT ON COLUMN idem.queues.backoff IS 'time until the first retry; doubles with each one';
-COMMENT ON COLUMN idem.queues.backoff_max IS 'time until a retry at most';
+COMMENT ON COLUMN idem.queues.key_ttl IS 'with until_expired: how long duplicates are absorbed';
+COMMENT ON COLUMN idem.queues.include_scheduled IS 'whether jobs that are scheduled for later also take their key';
+COMMENT ON COLUMN idem.queues.debounce_max IS 'with debounce: maximum delay of the job after the first enqueue';
+COMMENT ON COLUMN idem.queues.lease IS 'how long a fetch leases jobs; zero: until its transaction ends';
+COMMENT ON COLUMN idem.queues.max_attempts IS 'maximum number of fetches of a job';
+COMMENT ON COLUMN idem.queues.backoff IS 'delay of the first retry; each further retry doubles it';
+COMMENT ON COLUMN idem.queues.backoff_max IS 'maximum delay of a retry';
 COMMENT ON COLUMN idem.queues.keep IS 'how long done jobs stay in idem.job_log';
 COMMENT ON COLUMN idem.queues.keep_dead IS 'how long dead and cancelled jobs stay in idem.job_log';
 COMMENT ON CONSTRAINT queues_pkey ON idem.queues IS 'one declaration per queue';

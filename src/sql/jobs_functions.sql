@@ -1,4 +1,4 @@
-/* src/sql/jobs_functions.sql: queues and jobs */
+/* src/sql/jobs_functions.sql: functions of queues and jobs */
 
 CREATE FUNCTION pg_catalog.idem_queue_set(
 	queue text,
@@ -19,7 +19,7 @@ RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_queue_set';
 COMMENT ON FUNCTION pg_catalog.idem_queue_set IS
-	'declare what holds for a queue; what is left out stays as it is';
+	'declare settings of a queue; settings that are left out keep their values';
 
 CREATE FUNCTION pg_catalog.idem_queue_drop(
 	queue text)
@@ -27,7 +27,7 @@ RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_queue_drop';
 COMMENT ON FUNCTION pg_catalog.idem_queue_drop IS
-	'take back what was declared for a queue that has no live jobs and no owner; false if nothing was';
+	'remove the settings of a queue that has no live jobs and no owner; returns false if there were none';
 
 CREATE FUNCTION pg_catalog.idem_pause(
 	queue text)
@@ -35,7 +35,7 @@ RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_pause';
 COMMENT ON FUNCTION pg_catalog.idem_pause IS
-	'let nothing be fetched from a queue; false if it was paused before';
+	'pause a queue: its jobs are not fetched; returns false if it was paused before';
 
 CREATE FUNCTION pg_catalog.idem_resume(
 	queue text)
@@ -43,7 +43,7 @@ RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_resume';
 COMMENT ON FUNCTION pg_catalog.idem_resume IS
-	'end the pause of a queue; false if it was not paused';
+	'end the pause of a queue; returns false if it was not paused';
 
 CREATE FUNCTION pg_catalog.idem_enqueue(
 	queue text,
@@ -65,7 +65,7 @@ RETURNS record
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_enqueue';
 COMMENT ON FUNCTION pg_catalog.idem_enqueue IS
-	'put a job into a queue in this transaction, or say which job has absorbed it';
+	'put a job into a queue in this transaction, or return the job that absorbed it';
 
 CREATE FUNCTION pg_catalog.idem_enqueue_many(
 	queue text,
@@ -88,7 +88,7 @@ RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
 AS 'MODULE_PATHNAME', 'idem_enqueue_many';
 COMMENT ON FUNCTION pg_catalog.idem_enqueue_many IS
-	'put many jobs into a queue, in an order that cannot deadlock; one row per element';
+	'put many jobs into a queue in an order that prevents deadlocks; returns one row per element';
 
 CREATE FUNCTION pg_catalog.idem_fetch(
 	queue text,
@@ -108,7 +108,7 @@ RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 1
 AS 'MODULE_PATHNAME', 'idem_fetch';
 COMMENT ON FUNCTION pg_catalog.idem_fetch IS
-	'take jobs that are due, for this transaction or with a lease for longer, and get a fencing token for each';
+	'fetch jobs that are due, until this transaction ends or with a lease; returns a fencing token for each';
 
 CREATE FUNCTION pg_catalog.idem_complete(
 	job_id bigint,
@@ -118,7 +118,7 @@ RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_complete';
 COMMENT ON FUNCTION pg_catalog.idem_complete IS
-	'end a job that is done: it is deleted, and its result kept if the queue says so; returns true, or raises an error';
+	'end a job that is done: delete it, and keep its result if the queue says so; returns true or raises an error';
 
 CREATE FUNCTION pg_catalog.idem_complete_many(
 	ids bigint[],
@@ -130,7 +130,7 @@ RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
 AS 'MODULE_PATHNAME', 'idem_complete_many';
 COMMENT ON FUNCTION pg_catalog.idem_complete_many IS
-	'end many jobs that are done; one row per element: completed, stale or not_held';
+	'end many jobs that are done; returns one row per element: completed, stale or not_held';
 
 CREATE FUNCTION pg_catalog.idem_fail(
 	job_id bigint,
@@ -142,7 +142,7 @@ RETURNS text
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_fail';
 COMMENT ON FUNCTION pg_catalog.idem_fail IS
-	'end an attempt that has failed: retry the job later, or give it up if there were enough attempts; returns retry or dead';
+	'end an attempt that failed: retry the job later, or make it dead if it has no attempts left; returns retry or dead';
 
 CREATE FUNCTION pg_catalog.idem_heartbeat(
 	ids bigint[],
@@ -156,7 +156,7 @@ RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
 AS 'MODULE_PATHNAME', 'idem_heartbeat';
 COMMENT ON FUNCTION pg_catalog.idem_heartbeat IS
-	'let the leases of jobs run from now on for the time given; one row per element: renewed, stale or not_held';
+	'extend the leases of jobs to the given time from now; returns one row per element: renewed, stale or not_held';
 
 CREATE FUNCTION pg_catalog.idem_snooze(
 	job_id bigint,
@@ -166,7 +166,7 @@ RETURNS timestamp with time zone
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_snooze';
 COMMENT ON FUNCTION pg_catalog.idem_snooze IS
-	'give a job back until later, without counting the attempt; returns when it is due';
+	'give a job back and postpone it, without counting the attempt; returns when it is due';
 
 CREATE FUNCTION pg_catalog.idem_cancel(
 	job_id bigint)
@@ -174,7 +174,7 @@ RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_cancel';
 COMMENT ON FUNCTION pg_catalog.idem_cancel IS
-	'end a job that waits or is leased; false if there is no such job';
+	'cancel a job that waits or is leased; returns false if there is no such job';
 
 CREATE FUNCTION pg_catalog.idem_retry(
 	job_id bigint)
@@ -182,7 +182,7 @@ RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_retry';
 COMMENT ON FUNCTION pg_catalog.idem_retry IS
-	'let a dead or cancelled job wait again, with all its attempts; false if there is no such job';
+	'put a dead or cancelled job back into its queue, with all its attempts; returns false if there is no such job';
 
 CREATE FUNCTION pg_catalog.idem_job(
 	job_id bigint,
@@ -204,4 +204,4 @@ RETURNS SETOF record
 LANGUAGE C STABLE PARALLEL UNSAFE ROWS 1
 AS 'MODULE_PATHNAME', 'idem_job';
 COMMENT ON FUNCTION pg_catalog.idem_job IS
-	'where a job is and what became of it; no row if it is not known, or not any more';
+	'show the state of a job and its result; returns no row if there is no such job, or if it is no longer kept';

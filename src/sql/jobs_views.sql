@@ -1,10 +1,9 @@
-/* src/sql/jobs_views.sql: jobs and queues for people */
+/* src/sql/jobs_views.sql: views of jobs and queues */
 
 /*
- * Jobs for people.  job_status shows keys and is for administrators;
- * queue_status is for monitors.  Neither shows a payload.  The states are those
- * of state_name() in jobrow.c; a job that runs in an open transaction
- * looks as if it were waiting.
+ * idem.job_status shows keys and is for administrators; idem.queue_status is for
+ * monitors.  Neither shows a payload.  The states are the same as in jobrow.c.  A
+ * job that an open transaction runs is shown as waiting.
  */
 CREATE VIEW idem.job_status AS
 SELECT s.job_id,
@@ -14,7 +13,7 @@ SELECT s.job_id,
 	   s.priority,
 	   s.age,
 	   s.attempt,
-	   /* the default of idem_queue_set() */
+	   /* the default, as in queuestore.c */
 	   COALESCE(s.max_attempts, q.max_attempts, 25) AS max_attempts,
 	   s.worker,
 	   s.last_error,
@@ -60,20 +59,20 @@ SELECT s.job_id,
 		  FROM idem.job_log AS l
 		 CROSS JOIN (SELECT idem_clock() AS now OFFSET 0) AS c) AS s
   LEFT JOIN idem.queues AS q ON q.queue = s.queue;
-COMMENT ON VIEW idem.job_status IS 'every job, live or in the history, with its state, for administrators';
+COMMENT ON VIEW idem.job_status IS 'every job, live or in the history, with its state; for administrators';
 COMMENT ON COLUMN idem.job_status.job_id IS 'number of the job';
 COMMENT ON COLUMN idem.job_status.queue IS 'name of the queue';
-COMMENT ON COLUMN idem.job_status.key IS 'the key, or null';
-COMMENT ON COLUMN idem.job_status.state IS 'waiting, scheduled (for later), blocked (another job has to end before), running (leased), expired (its lease ran out: the next fetch gets it); done, dead, cancelled';
+COMMENT ON COLUMN idem.job_status.key IS 'the key; null: no key';
+COMMENT ON COLUMN idem.job_status.state IS 'waiting, scheduled (for later), blocked (another job must end first), running (leased), expired (its lease has expired: the next fetch gets it); in the history: done, dead, cancelled';
 COMMENT ON COLUMN idem.job_status.priority IS 'lower numbers are fetched first';
 COMMENT ON COLUMN idem.job_status.age IS 'time since the job was enqueued';
-COMMENT ON COLUMN idem.job_status.attempt IS 'how often the job was fetched';
-COMMENT ON COLUMN idem.job_status.max_attempts IS 'how often it may be fetched';
-COMMENT ON COLUMN idem.job_status.worker IS 'name that the worker has given; null if nobody has the job';
-COMMENT ON COLUMN idem.job_status.last_error IS 'what idem_fail() was given last, or why the job is dead';
-COMMENT ON COLUMN idem.job_status.run_at IS 'from when on the job may be fetched; null if it has ended';
-COMMENT ON COLUMN idem.job_status.lease_until IS 'until when the worker has the job; null if nobody has it';
-COMMENT ON COLUMN idem.job_status.ended_at IS 'when the job ended; null for a live one';
+COMMENT ON COLUMN idem.job_status.attempt IS 'number of fetches so far';
+COMMENT ON COLUMN idem.job_status.max_attempts IS 'maximum number of fetches';
+COMMENT ON COLUMN idem.job_status.worker IS 'name of the worker, as given to idem_fetch(); null if no worker holds the job';
+COMMENT ON COLUMN idem.job_status.last_error IS 'error that idem_fail() stored last, or the reason why the job is dead';
+COMMENT ON COLUMN idem.job_status.run_at IS 'time from which the job may be fetched; null if the job has ended';
+COMMENT ON COLUMN idem.job_status.lease_until IS 'when the lease of the worker expires; null if no worker holds a lease';
+COMMENT ON COLUMN idem.job_status.ended_at IS 'when the job ended; null if it has not ended';
 
 CREATE VIEW idem.queue_status AS
 SELECT COALESCE(j.queue, q.queue) AS queue,
@@ -98,14 +97,14 @@ SELECT COALESCE(j.queue, q.queue) AS queue,
 		  FROM idem.job_status AS s
 		 GROUP BY s.queue) AS j
   FULL JOIN idem.queues AS q ON q.queue = j.queue;
-COMMENT ON VIEW idem.queue_status IS 'number of jobs in each queue by state, for monitors: shows no keys';
+COMMENT ON VIEW idem.queue_status IS 'number of jobs in each queue by state; for monitors: shows no keys';
 COMMENT ON COLUMN idem.queue_status.queue IS 'name of the queue';
 COMMENT ON COLUMN idem.queue_status.ready IS 'jobs that wait for a worker';
-COMMENT ON COLUMN idem.queue_status.scheduled IS 'jobs for later, retries included';
-COMMENT ON COLUMN idem.queue_status.blocked IS 'jobs that wait for the end of another one: reruns';
+COMMENT ON COLUMN idem.queue_status.scheduled IS 'jobs scheduled for later, including retries';
+COMMENT ON COLUMN idem.queue_status.blocked IS 'follow-up jobs that wait until another job ends';
 COMMENT ON COLUMN idem.queue_status.running IS 'jobs that are leased';
-COMMENT ON COLUMN idem.queue_status.expired IS 'jobs whose lease ran out: the next fetch gets them';
-COMMENT ON COLUMN idem.queue_status.dead IS 'jobs that were given up and are still kept';
-COMMENT ON COLUMN idem.queue_status.oldest_ready IS 'for how long the oldest of the ready ones has been due';
-COMMENT ON COLUMN idem.queue_status.paused IS 'whether nothing is fetched';
-COMMENT ON COLUMN idem.queue_status.owner IS 'role whose members may use the queue, or null';
+COMMENT ON COLUMN idem.queue_status.expired IS 'jobs whose lease has expired: the next fetch gets them';
+COMMENT ON COLUMN idem.queue_status.dead IS 'dead jobs that are still in the history';
+COMMENT ON COLUMN idem.queue_status.oldest_ready IS 'time since the oldest ready job became due';
+COMMENT ON COLUMN idem.queue_status.paused IS 'whether the queue is paused';
+COMMENT ON COLUMN idem.queue_status.owner IS 'role whose members may use the queue; null: every role that may call the functions';

@@ -1,4 +1,4 @@
-/* src/sql/keys_functions.sql: claims, leases and calls */
+/* src/sql/keys_functions.sql: functions of claims, leases and calls */
 
 CREATE FUNCTION pg_catalog.idem_claim(
 	key text,
@@ -15,7 +15,7 @@ RETURNS record
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_claim';
 COMMENT ON FUNCTION pg_catalog.idem_claim IS
-	'claim an idempotency key in this transaction, or get the result stored under it';
+	'claim an idempotency key in this transaction, or return the result stored under it';
 
 CREATE FUNCTION pg_catalog.idem_finish(
 	key text,
@@ -26,7 +26,7 @@ RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_finish';
 COMMENT ON FUNCTION pg_catalog.idem_finish IS
-	'store the result of a key that this transaction has claimed, or of a lease with its token; false if it was stored before';
+	'store the result of a key that this transaction claimed, or that the caller holds by a lease with this token; returns false if the result was stored before';
 
 CREATE FUNCTION pg_catalog.idem_release(
 	key text,
@@ -36,7 +36,7 @@ RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_release';
 COMMENT ON FUNCTION pg_catalog.idem_release IS
-	'give up a key that this transaction has claimed, as if it had never been claimed; with the token of a lease: let the next one have it at once; returns true, or raises an error';
+	'undo the claim of this transaction, as if the key had never been claimed; with the token of a lease: end the lease, so that the next claim gets the key; returns true or raises an error';
 
 CREATE FUNCTION pg_catalog.idem_get(
 	key text,
@@ -56,7 +56,7 @@ RETURNS SETOF record
 LANGUAGE C STABLE PARALLEL RESTRICTED ROWS 1
 AS 'MODULE_PATHNAME', 'idem_get';
 COMMENT ON FUNCTION pg_catalog.idem_get IS
-	'look at an idempotency key without claiming it; no row if there is none';
+	'show an idempotency key without claiming it; returns no row if there is no such key';
 
 CREATE FUNCTION pg_catalog.idem_forget(
 	key text,
@@ -65,7 +65,7 @@ RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_forget';
 COMMENT ON FUNCTION pg_catalog.idem_forget IS
-	'for operators: remove a key of any role, so that it may run again';
+	'for operators: remove a key of any role, so that it can be claimed again';
 
 CREATE FUNCTION pg_catalog.idem_lease(
 	key text,
@@ -89,7 +89,7 @@ RETURNS record
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_lease';
 COMMENT ON FUNCTION pg_catalog.idem_lease IS
-	'claim an idempotency key for a time that outlives this transaction, for work outside the database, and get a fencing token';
+	'claim an idempotency key for a limited time that outlives this transaction, for work outside the database; returns a fencing token';
 
 CREATE FUNCTION pg_catalog.idem_renew(
 	key text,
@@ -100,7 +100,7 @@ RETURNS timestamp with time zone
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_renew';
 COMMENT ON FUNCTION pg_catalog.idem_renew IS
-	'let a lease run from now on for the time given; returns its new end';
+	'extend a lease to the given time from now; returns its new end';
 
 CREATE FUNCTION pg_catalog.idem_checkpoint(
 	key text,
@@ -111,7 +111,7 @@ RETURNS timestamp with time zone
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_checkpoint';
 COMMENT ON FUNCTION pg_catalog.idem_checkpoint IS
-	'store a recovery point for the next attempt and renew the lease; returns its new end';
+	'store a recovery point for the next attempt and renew the lease; returns the new end of the lease';
 
 CREATE FUNCTION pg_catalog.idem_fence(
 	key text,
@@ -121,7 +121,7 @@ RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_fence';
 COMMENT ON FUNCTION pg_catalog.idem_fence IS
-	'check a fencing token and keep others from taking over until this transaction ends; returns true, or raises an error';
+	'check a fencing token and prevent a takeover until this transaction ends; returns true or raises an error';
 
 CREATE FUNCTION pg_catalog.idem_call(
 	key text,
@@ -137,7 +137,7 @@ RETURNS record
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_call';
 COMMENT ON FUNCTION pg_catalog.idem_call IS
-	'claim a key for a handler and a payload, run handler(payload) with the rights of the caller, and finish the key with what it returns';
+	'claim a key for a handler and a payload, run handler(payload) with the privileges of the caller, and store its result under the key';
 
 CREATE FUNCTION pg_catalog.idem_claim_many(
 	keys text[],
@@ -156,7 +156,7 @@ RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
 AS 'MODULE_PATHNAME', 'idem_claim_many';
 COMMENT ON FUNCTION pg_catalog.idem_claim_many IS
-	'claim many keys in an order that cannot deadlock; one row per element';
+	'claim many keys in an order that prevents deadlocks; returns one row per element';
 
 CREATE FUNCTION pg_catalog.idem_finish_many(
 	keys text[],
@@ -166,4 +166,4 @@ RETURNS integer
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_finish_many';
 COMMENT ON FUNCTION pg_catalog.idem_finish_many IS
-	'store the results of many keys that this transaction has claimed, all or none; returns how many were not stored before';
+	'store the results of many keys that this transaction claimed, all or none; returns the number of results that were not stored before';

@@ -1,9 +1,9 @@
-/* src/sql/keys_views.sql: keys and leases for people */
+/* src/sql/keys_views.sql: views of keys and leases */
 
 /*
- * Views for people.  key_status and lease_status show keys and are for
- * administrators; key_summary holds no keys and is for monitors.  The states
- * are those of idem_keyrow_judge() in keyrow.c.
+ * idem.key_status and idem.lease_status show keys and are for administrators;
+ * idem.key_summary shows no keys and is for monitors.  The states are the same as in
+ * keyrow.c.
  */
 CREATE FUNCTION pg_catalog.idem_key_state(
 	xmin xid,
@@ -13,7 +13,7 @@ RETURNS text
 LANGUAGE C VOLATILE PARALLEL RESTRICTED
 AS 'MODULE_PATHNAME', 'idem_key_state';
 COMMENT ON FUNCTION pg_catalog.idem_key_state IS
-	'state of a row of idem.keys: held, finished or expired';
+	'state of a row of idem.keys that is a plain claim or finished: held, finished or expired';
 
 CREATE VIEW idem.key_status AS
 SELECT k.key,
@@ -37,18 +37,18 @@ SELECT k.key,
 	   k.max_attempts
   FROM idem.keys AS k
  CROSS JOIN (SELECT idem_clock() AS now OFFSET 0) AS c;
-COMMENT ON VIEW idem.key_status IS 'every key with its state, age and time left, for administrators';
+COMMENT ON VIEW idem.key_status IS 'every key with its state, age and time left; for administrators';
 COMMENT ON COLUMN idem.key_status.key IS 'the key';
-COMMENT ON COLUMN idem.key_status.scope IS 'name space of the key';
-COMMENT ON COLUMN idem.key_status.owner IS 'the role the key belongs to';
-COMMENT ON COLUMN idem.key_status.status IS 'held (by this transaction), finished, expired; of a lease also live, parked, exhausted';
-COMMENT ON COLUMN idem.key_status.age IS 'time since this life of the key began';
-COMMENT ON COLUMN idem.key_status.time_left IS 'time until the key expires, negative once it has';
-COMMENT ON COLUMN idem.key_status.worker IS 'name that the holder of the lease has given';
+COMMENT ON COLUMN idem.key_status.scope IS 'scope of the key';
+COMMENT ON COLUMN idem.key_status.owner IS 'role that owns the key';
+COMMENT ON COLUMN idem.key_status.status IS 'held (by this transaction), finished or expired; a lease can also be live, parked or exhausted';
+COMMENT ON COLUMN idem.key_status.age IS 'time since the key was first claimed';
+COMMENT ON COLUMN idem.key_status.time_left IS 'time until the key expires; negative once it has expired';
+COMMENT ON COLUMN idem.key_status.worker IS 'name of the worker that holds the lease, as given to idem_lease()';
 COMMENT ON COLUMN idem.key_status.attempt IS 'number of leases of this key';
 COMMENT ON COLUMN idem.key_status.token IS 'fencing token of the last lease';
-COMMENT ON COLUMN idem.key_status.lease_left IS 'time until the lease runs out, negative once it has, null for a plain claim';
-COMMENT ON COLUMN idem.key_status.max_attempts IS 'how many leases there may be, or null for no limit';
+COMMENT ON COLUMN idem.key_status.lease_left IS 'time until the lease expires; negative once it has expired; null for a plain claim';
+COMMENT ON COLUMN idem.key_status.max_attempts IS 'maximum number of leases; null: no limit';
 
 CREATE VIEW idem.key_summary AS
 SELECT s.owner,
@@ -58,12 +58,12 @@ SELECT s.owner,
 	   min(s.time_left) AS next_expiry
   FROM idem.key_status AS s
  GROUP BY s.owner, s.status;
-COMMENT ON VIEW idem.key_summary IS 'number of keys by role and state, for monitors: shows no keys';
-COMMENT ON COLUMN idem.key_summary.owner IS 'the role the keys belong to';
-COMMENT ON COLUMN idem.key_summary.status IS 'held (by this transaction), finished, expired; of leases also live, parked, exhausted';
+COMMENT ON VIEW idem.key_summary IS 'number of keys by role and state; for monitors: shows no keys';
+COMMENT ON COLUMN idem.key_summary.owner IS 'role that owns the keys';
+COMMENT ON COLUMN idem.key_summary.status IS 'held (by this transaction), finished or expired; leases can also be live, parked or exhausted';
 COMMENT ON COLUMN idem.key_summary.keys IS 'number of keys';
-COMMENT ON COLUMN idem.key_summary.oldest IS 'age of the oldest of them';
-COMMENT ON COLUMN idem.key_summary.next_expiry IS 'time left of the one that expires first, negative once it has';
+COMMENT ON COLUMN idem.key_summary.oldest IS 'age of the oldest key';
+COMMENT ON COLUMN idem.key_summary.next_expiry IS 'time until the first of the keys expires; negative once it has expired';
 
 CREATE VIEW idem.lease_status AS
 SELECT s.key,
@@ -81,14 +81,14 @@ SELECT s.key,
    AND (s.status = ANY (ARRAY['live', 'parked', 'exhausted'])
 		OR (s.status = 'expired'
 			AND s.time_left > interval '0'));
-COMMENT ON VIEW idem.lease_status IS 'every lease that is not finished, with what hangs, for administrators';
+COMMENT ON VIEW idem.lease_status IS 'every lease that is not finished, including those that are stuck; for administrators';
 COMMENT ON COLUMN idem.lease_status.key IS 'the key';
-COMMENT ON COLUMN idem.lease_status.scope IS 'name space of the key';
-COMMENT ON COLUMN idem.lease_status.owner IS 'the role the key belongs to';
-COMMENT ON COLUMN idem.lease_status.worker IS 'name that the holder has given';
-COMMENT ON COLUMN idem.lease_status.attempt IS 'number of leases of this key, this one included';
-COMMENT ON COLUMN idem.lease_status.token IS 'fencing token, to finish or release a parked key with';
-COMMENT ON COLUMN idem.lease_status.age IS 'time since the key was leased first';
-COMMENT ON COLUMN idem.lease_status.time_left IS 'time until the lease runs out, negative once it has';
-COMMENT ON COLUMN idem.lease_status.max_attempts IS 'how many leases there may be, or null for no limit';
-COMMENT ON COLUMN idem.lease_status.state IS 'live, expired (the next claim gets the key), parked (an operator is to decide) or exhausted (no attempts left)';
+COMMENT ON COLUMN idem.lease_status.scope IS 'scope of the key';
+COMMENT ON COLUMN idem.lease_status.owner IS 'role that owns the key';
+COMMENT ON COLUMN idem.lease_status.worker IS 'name of the worker that holds the lease, as given to idem_lease()';
+COMMENT ON COLUMN idem.lease_status.attempt IS 'number of leases of this key, including this one';
+COMMENT ON COLUMN idem.lease_status.token IS 'fencing token; an operator finishes or releases a parked key with it';
+COMMENT ON COLUMN idem.lease_status.age IS 'time since the key was first claimed';
+COMMENT ON COLUMN idem.lease_status.time_left IS 'time until the lease expires; negative once it has expired';
+COMMENT ON COLUMN idem.lease_status.max_attempts IS 'maximum number of leases; null: no limit';
+COMMENT ON COLUMN idem.lease_status.state IS 'live, expired (the next claim gets the key), parked (an operator must decide) or exhausted (no attempts are left)';

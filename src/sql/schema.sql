@@ -4,31 +4,31 @@
 \echo Use "CREATE EXTENSION idem" to load this file. \quit
 
 /*
- * Names.  The server runs this script with search_path pg_catalog, pg_temp, and
- * views and functions with BEGIN ATOMIC store the OIDs of what they use.  So
- * operators, functions, types and catalogs stand without their schema; a test
- * installs beside hostile ones.  Objects of the schema idem, and functions where
- * they are made, stand with it.  Commands in the column fix of idem_doctor() stand with it, too:
- * they run later, under the search_path of another session.
+ * Names.  The server runs this script with search_path pg_catalog, pg_temp; views
+ * and BEGIN ATOMIC functions store the OIDs of the objects that they use.  So the
+ * script does not qualify operators, functions, types and catalogs of pg_catalog; a
+ * test installs it beside hostile objects.  Only the names of new functions, in
+ * CREATE, COMMENT and GRANT, are qualified, and commands in string literals:
+ * operators run the fixes of idem_doctor() later, under another search_path.
  */
 
 /*
- * Data.  A plain CREATE SCHEMA: it fails if somebody made the schema first,
- * so nothing of theirs can be adopted.
+ * Without IF NOT EXISTS: the command fails if the schema exists, so the extension
+ * cannot adopt objects of another role.
  */
 CREATE SCHEMA idem;
 COMMENT ON SCHEMA idem IS 'idem: data and views of the idempotency extension';
 
 /*
- * Functions.  They live in pg_catalog, so an unqualified call reaches them
- * under any search_path.  None is STRICT: a null key must be loud.
+ * All functions are in pg_catalog, so that an unqualified call finds them under any
+ * search_path.  None is STRICT: a null key must raise an error.
  */
 CREATE FUNCTION pg_catalog.idem_clock()
 RETURNS timestamp with time zone
 LANGUAGE C VOLATILE PARALLEL RESTRICTED
 AS 'MODULE_PATHNAME', 'idem_clock';
 COMMENT ON FUNCTION pg_catalog.idem_clock IS
-	'the clock by which keys expire: wall clock plus idem.clock_offset';
+	'the clock by which keys expire: the wall clock plus idem.clock_offset';
 
 CREATE FUNCTION pg_catalog.idem_version()
 RETURNS text

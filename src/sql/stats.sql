@@ -1,8 +1,8 @@
-/* src/sql/stats.sql: statistics, each function with its view */
+/* src/sql/stats.sql: statistics; each view after its function */
 
 /*
- * Statistics and health, for monitors: no keys, no payloads.  The numbers live in
- * the shared memory of a server that preloads the library.
+ * For monitors: these views show no keys and no payloads.  The counters are in
+ * shared memory, so they need a server that preloads the library.
  */
 
 CREATE FUNCTION pg_catalog.idem_stat_databases(
@@ -26,7 +26,7 @@ RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 10
 AS 'MODULE_PATHNAME', 'idem_stat_databases';
 COMMENT ON FUNCTION pg_catalog.idem_stat_databases IS
-	'what idem.stats is made of; no rows if the library is not preloaded';
+	'rows of idem.stats; returns none if the library is not preloaded';
 
 CREATE VIEW idem.stats AS
 SELECT s.datid,
@@ -48,24 +48,24 @@ SELECT s.datid,
 	   s.stats_reset
   FROM idem_stat_databases() AS s
   LEFT JOIN pg_database AS d ON d.oid = s.datid;
-COMMENT ON VIEW idem.stats IS 'what was counted in each database of the server since stats_reset';
-COMMENT ON COLUMN idem.stats.datid IS 'the database';
-COMMENT ON COLUMN idem.stats.datname IS 'its name';
-COMMENT ON COLUMN idem.stats.claims IS 'claims and leases that got the key';
-COMMENT ON COLUMN idem.stats.resumed IS 'leases that the same worker has asked for again';
-COMMENT ON COLUMN idem.stats.busy IS 'claims that were told that somebody else is at it';
-COMMENT ON COLUMN idem.stats.held IS 'claims of a key that the transaction had claimed before';
+COMMENT ON VIEW idem.stats IS 'counters of each database of the server since stats_reset';
+COMMENT ON COLUMN idem.stats.datid IS 'OID of the database';
+COMMENT ON COLUMN idem.stats.datname IS 'name of the database';
+COMMENT ON COLUMN idem.stats.claims IS 'claims and leases that got their key';
+COMMENT ON COLUMN idem.stats.resumed IS 'leases that the same worker requested again';
+COMMENT ON COLUMN idem.stats.busy IS 'claims that were answered busy: another caller holds the key';
+COMMENT ON COLUMN idem.stats.held IS 'claims that were answered held: the same transaction had claimed the key before';
 COMMENT ON COLUMN idem.stats.replays IS 'claims that got the stored result: duplicates';
-COMMENT ON COLUMN idem.stats.parked IS 'claims that were told that an operator has to decide';
-COMMENT ON COLUMN idem.stats.exhausted IS 'claims that were told that there were enough attempts';
-COMMENT ON COLUMN idem.stats.mismatches IS 'claims that were refused because of another request (ID001)';
-COMMENT ON COLUMN idem.stats.takeovers IS 'claims that took over from a lease that had run out';
-COMMENT ON COLUMN idem.stats.stale_tokens IS 'calls with the token of a lease or a job that is somebody else''s by now (ID003)';
-COMMENT ON COLUMN idem.stats.expired_keys IS 'keys that cleanup has removed';
-COMMENT ON COLUMN idem.stats.abandoned_leases IS 'of these the leases that nobody had finished';
-COMMENT ON COLUMN idem.stats.expired_job_keys IS 'keys of jobs that cleanup has removed';
-COMMENT ON COLUMN idem.stats.expired_job_history IS 'jobs that cleanup has removed from the history';
-COMMENT ON COLUMN idem.stats.stats_reset IS 'since when is counted';
+COMMENT ON COLUMN idem.stats.parked IS 'claims that were answered parked: an operator must decide';
+COMMENT ON COLUMN idem.stats.exhausted IS 'claims that were answered exhausted: no attempts are left';
+COMMENT ON COLUMN idem.stats.mismatches IS 'claims that were refused because the request differed (ID001)';
+COMMENT ON COLUMN idem.stats.takeovers IS 'claims that took over an expired lease';
+COMMENT ON COLUMN idem.stats.stale_tokens IS 'calls with the token of a lease or a job that another caller holds by now (ID003)';
+COMMENT ON COLUMN idem.stats.expired_keys IS 'keys that cleanup removed';
+COMMENT ON COLUMN idem.stats.abandoned_leases IS 'those of expired_keys that were unfinished leases';
+COMMENT ON COLUMN idem.stats.expired_job_keys IS 'keys of jobs that cleanup removed';
+COMMENT ON COLUMN idem.stats.expired_job_history IS 'jobs that cleanup removed from the history';
+COMMENT ON COLUMN idem.stats.stats_reset IS 'when the counters were last reset';
 
 CREATE FUNCTION pg_catalog.idem_stat_queues(
 	OUT datid oid,
@@ -89,7 +89,7 @@ RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 100
 AS 'MODULE_PATHNAME', 'idem_stat_queues';
 COMMENT ON FUNCTION pg_catalog.idem_stat_queues IS
-	'what idem.queue_stats is made of; no rows if the library is not preloaded';
+	'rows of idem.queue_stats; returns none if the library is not preloaded';
 
 CREATE VIEW idem.queue_stats AS
 SELECT s.datid,
@@ -112,25 +112,25 @@ SELECT s.datid,
 	   s.stats_reset
   FROM idem_stat_queues() AS s
   LEFT JOIN pg_database AS d ON d.oid = s.datid;
-COMMENT ON VIEW idem.queue_stats IS 'what was counted for each queue of the server since stats_reset';
-COMMENT ON COLUMN idem.queue_stats.datid IS 'the database';
-COMMENT ON COLUMN idem.queue_stats.datname IS 'its name';
+COMMENT ON VIEW idem.queue_stats IS 'counters of each queue of the server since stats_reset';
+COMMENT ON COLUMN idem.queue_stats.datid IS 'OID of the database';
+COMMENT ON COLUMN idem.queue_stats.datname IS 'name of the database';
 COMMENT ON COLUMN idem.queue_stats.queue IS 'name of the queue';
 COMMENT ON COLUMN idem.queue_stats.enqueued IS 'jobs that were enqueued';
-COMMENT ON COLUMN idem.queue_stats.absorbed IS 'duplicates that a job has absorbed';
-COMMENT ON COLUMN idem.queue_stats.replaced IS 'duplicates that have replaced the payload of a job';
-COMMENT ON COLUMN idem.queue_stats.postponed IS 'duplicates that have put off a job (debounce)';
-COMMENT ON COLUMN idem.queue_stats.rerun IS 'duplicates that let a job run once more';
-COMMENT ON COLUMN idem.queue_stats.done IS 'duplicates of jobs that were done already';
+COMMENT ON COLUMN idem.queue_stats.absorbed IS 'duplicates that a job absorbed';
+COMMENT ON COLUMN idem.queue_stats.replaced IS 'duplicates that replaced the payload of a job';
+COMMENT ON COLUMN idem.queue_stats.postponed IS 'duplicates that postponed a job (debounce)';
+COMMENT ON COLUMN idem.queue_stats.rerun IS 'duplicates that made a follow-up job (rerun)';
+COMMENT ON COLUMN idem.queue_stats.done IS 'duplicates of jobs that were already done';
 COMMENT ON COLUMN idem.queue_stats.refused IS 'duplicates that were refused (ID005)';
-COMMENT ON COLUMN idem.queue_stats.fetched IS 'jobs that were fetched, again after each attempt';
+COMMENT ON COLUMN idem.queue_stats.fetched IS 'fetches of jobs; each attempt counts';
 COMMENT ON COLUMN idem.queue_stats.completed IS 'jobs that were completed';
-COMMENT ON COLUMN idem.queue_stats.failed IS 'attempts that have failed';
-COMMENT ON COLUMN idem.queue_stats.dead IS 'jobs that were given up';
-COMMENT ON COLUMN idem.queue_stats.snoozed IS 'jobs that were given back until later';
+COMMENT ON COLUMN idem.queue_stats.failed IS 'attempts that failed';
+COMMENT ON COLUMN idem.queue_stats.dead IS 'jobs that were made dead';
+COMMENT ON COLUMN idem.queue_stats.snoozed IS 'jobs that were given back and postponed';
 COMMENT ON COLUMN idem.queue_stats.cancelled IS 'jobs that were cancelled';
-COMMENT ON COLUMN idem.queue_stats.retried IS 'dead or cancelled jobs that were brought back';
-COMMENT ON COLUMN idem.queue_stats.stats_reset IS 'since when is counted';
+COMMENT ON COLUMN idem.queue_stats.retried IS 'dead or cancelled jobs that idem_retry() put back';
+COMMENT ON COLUMN idem.queue_stats.stats_reset IS 'when the counters were last reset';
 
 CREATE FUNCTION pg_catalog.idem_stat_cleanup(
 	OUT datid oid,
@@ -146,7 +146,7 @@ RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 10
 AS 'MODULE_PATHNAME', 'idem_stat_cleanup';
 COMMENT ON FUNCTION pg_catalog.idem_stat_cleanup IS
-	'what idem.cleanup_progress is made of; no rows if the library is not preloaded';
+	'rows of idem.cleanup_progress; returns none if the library is not preloaded';
 
 CREATE VIEW idem.cleanup_progress AS
 SELECT c.datid,
@@ -161,17 +161,17 @@ SELECT c.datid,
 	   c.last_error_at
   FROM idem_stat_cleanup() AS c
   LEFT JOIN pg_database AS d ON d.oid = c.datid;
-COMMENT ON VIEW idem.cleanup_progress IS 'what the background worker does and has done in each database that has the extension';
-COMMENT ON COLUMN idem.cleanup_progress.datid IS 'the database';
-COMMENT ON COLUMN idem.cleanup_progress.datname IS 'its name';
-COMMENT ON COLUMN idem.cleanup_progress.phase IS 'keys, job keys, job history, jobs (those without attempts left): at work there; idle, off (idem.cleanup), failing, locked (somebody has locked a table), subscribed (a subscription writes tables, which are skipped), not installed (any more)';
-COMMENT ON COLUMN idem.cleanup_progress.removed IS 'rows removed in this round, which ends when there is nothing left';
-COMMENT ON COLUMN idem.cleanup_progress.rows_per_second IS 'how fast, without the pauses';
-COMMENT ON COLUMN idem.cleanup_progress.backlog IS 'estimate of what is left, as of the end of the last run; null if it is not known';
+COMMENT ON VIEW idem.cleanup_progress IS 'cleanup by the background worker in each database that has the extension';
+COMMENT ON COLUMN idem.cleanup_progress.datid IS 'OID of the database';
+COMMENT ON COLUMN idem.cleanup_progress.datname IS 'name of the database';
+COMMENT ON COLUMN idem.cleanup_progress.phase IS 'keys, job keys, job history or jobs (those without attempts left): the worker removes these now; idle; off (by idem.cleanup); failing; locked (another session has locked a table); subscribed (a subscription writes tables, which cleanup skips); not installed (any more)';
+COMMENT ON COLUMN idem.cleanup_progress.removed IS 'rows removed in this round; a round ends when nothing is left to remove';
+COMMENT ON COLUMN idem.cleanup_progress.rows_per_second IS 'rows removed per second, without the pauses';
+COMMENT ON COLUMN idem.cleanup_progress.backlog IS 'estimated number of rows left at the end of the last visit; null if it is not known';
 COMMENT ON COLUMN idem.cleanup_progress.started_at IS 'when the round began';
-COMMENT ON COLUMN idem.cleanup_progress.last_finished_at IS 'when a round last came to its end';
-COMMENT ON COLUMN idem.cleanup_progress.last_error IS 'the last error; it is over if phase is not failing';
-COMMENT ON COLUMN idem.cleanup_progress.last_error_at IS 'when that was';
+COMMENT ON COLUMN idem.cleanup_progress.last_finished_at IS 'when the last round ended';
+COMMENT ON COLUMN idem.cleanup_progress.last_error IS 'the last error; cleanup has recovered from it if phase is not failing';
+COMMENT ON COLUMN idem.cleanup_progress.last_error_at IS 'when the last error was raised';
 
 CREATE FUNCTION pg_catalog.idem_stat_worker(
 	OUT preloaded boolean,
@@ -196,7 +196,7 @@ RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 1
 AS 'MODULE_PATHNAME', 'idem_stat_worker';
 COMMENT ON FUNCTION pg_catalog.idem_stat_worker IS
-	'what idem.worker_status is made of';
+	'the row of idem.worker_status';
 
 CREATE VIEW idem.worker_status AS
 SELECT w.preloaded,
@@ -215,25 +215,25 @@ SELECT w.preloaded,
 	   w.last_error_at
   FROM idem_stat_worker() AS w
   LEFT JOIN pg_database AS d ON d.oid = w.datid;
-COMMENT ON VIEW idem.worker_status IS 'the background worker of the server, one row';
-COMMENT ON COLUMN idem.worker_status.preloaded IS 'whether the library is in shared_preload_libraries; without that there is no worker';
-COMMENT ON COLUMN idem.worker_status.state IS 'sleeping, working (in a database), waiting for a free slot, failing, stopped';
-COMMENT ON COLUMN idem.worker_status.launcher_pid IS 'process that decides what is cleaned up when; null if there is none';
-COMMENT ON COLUMN idem.worker_status.started_at IS 'when that was started';
-COMMENT ON COLUMN idem.worker_status.runs IS 'visits to databases since then';
-COMMENT ON COLUMN idem.worker_status.last_run_at IS 'when the last of them ended';
-COMMENT ON COLUMN idem.worker_status.datname IS 'the database that is being visited';
-COMMENT ON COLUMN idem.worker_status.worker_pid IS 'process that does so; null if there is none';
-COMMENT ON COLUMN idem.worker_status.used_slots IS 'background workers of all kinds; there may be max_worker_processes';
-COMMENT ON COLUMN idem.worker_status.no_slot_since IS 'since when no background worker slot is free; null if one is';
+COMMENT ON VIEW idem.worker_status IS 'the background worker of the server; one row';
+COMMENT ON COLUMN idem.worker_status.preloaded IS 'whether the library is in shared_preload_libraries; if not, there is no worker';
+COMMENT ON COLUMN idem.worker_status.state IS 'sleeping, working (in a database), waiting for a free slot, failing or stopped';
+COMMENT ON COLUMN idem.worker_status.launcher_pid IS 'process id of the launcher, which decides when the worker visits which database; null if there is none';
+COMMENT ON COLUMN idem.worker_status.started_at IS 'when the launcher was started';
+COMMENT ON COLUMN idem.worker_status.runs IS 'visits to databases since the launcher was started';
+COMMENT ON COLUMN idem.worker_status.last_run_at IS 'when the last visit ended';
+COMMENT ON COLUMN idem.worker_status.datname IS 'name of the database that the worker visits now';
+COMMENT ON COLUMN idem.worker_status.worker_pid IS 'process id of the worker; null if there is none';
+COMMENT ON COLUMN idem.worker_status.used_slots IS 'background workers of all kinds that run now; the limit is max_worker_processes';
+COMMENT ON COLUMN idem.worker_status.no_slot_since IS 'since when the launcher has found no free background worker slot; null if one is free';
 COMMENT ON COLUMN idem.worker_status.memory_bytes IS 'memory of the launcher';
 COMMENT ON COLUMN idem.worker_status.library_version IS 'version of the library that this session has loaded';
-COMMENT ON COLUMN idem.worker_status.last_error IS 'the last error of the launcher itself, not of a database; it is over if state is not failing';
-COMMENT ON COLUMN idem.worker_status.last_error_at IS 'when that was';
+COMMENT ON COLUMN idem.worker_status.last_error IS 'the last error of the launcher itself, not of a database; the launcher has recovered from it if state is not failing';
+COMMENT ON COLUMN idem.worker_status.last_error_at IS 'when the last error was raised';
 
 CREATE FUNCTION pg_catalog.idem_stats_reset()
 RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_stats_reset';
 COMMENT ON FUNCTION pg_catalog.idem_stats_reset IS
-	'let the statistics of this database and its queues begin anew';
+	'reset the statistics of this database and of its queues';
