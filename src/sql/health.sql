@@ -50,7 +50,7 @@ SELECT 3, false, 'worker',
 	   WHEN s.launcher_pid IS NOT NULL THEN format('process %s, %s, %s visits', s.launcher_pid, s.state, s.runs)
 	   WHEN s.standby THEN 'none on a standby'
 	   WHEN NOT s.preloaded THEN 'none without preload; clean up with pg_cron until then'
-	   ELSE 'none is running: just being restarted, or max_worker_processes is too small for it (a restart is needed after the fix, of standbys first)'
+	   ELSE 'none is running: it is being restarted, or max_worker_processes is too small (a restart is needed after the fix, of standbys first)'
 	   END,
 	   CASE
 	   WHEN s.trouble IS NOT NULL
@@ -66,7 +66,7 @@ SELECT 3, false, 'worker',
 			   WHEN w.state = 'failing'
 			   THEN format('process %s fails, last at %s: %s', w.launcher_pid, w.last_error_at, w.last_error)
 			   WHEN w.overdue_seconds > 60
-			   THEN format('process %s has not gone on for %s s: it is stuck or stopped', w.launcher_pid, round(w.overdue_seconds))
+			   THEN format('process %s has made no progress for %s s: it is stuck or stopped', w.launcher_pid, round(w.overdue_seconds))
 			   END AS trouble
 		  FROM w) AS s
 UNION ALL
@@ -78,7 +78,7 @@ SELECT 4, false, 'worker slots',
 	   END,
 	   CASE
 	   WHEN w.no_slot_since IS NOT NULL
-	   THEN format('none was free for cleanup since %s; a restart is needed after the fix, of standbys first', w.no_slot_since)
+	   THEN format('no slot has been free for cleanup since %s; a restart is needed after the fix, of standbys first', w.no_slot_since)
 	   ELSE format('%s of %s in use', w.used_slots, w.max_workers)
 	   END,
 	   CASE WHEN w.no_slot_since IS NOT NULL OR w.used_slots >= w.max_workers
@@ -91,7 +91,7 @@ SELECT 13, false, 'clock',
 	   WHEN s.ahead IS NOT NULL
 	   THEN format('the clock has gone back: there are rows made %s from now; keys and leases last that much longer', s.ahead)
 	   WHEN s.recent THEN format('the clock went back by %s s at %s', round(s.clock_back_seconds), s.clock_back_at)
-	   ELSE 'has not gone back as far as is known'
+	   ELSE 'the clock is not known to have gone back'
 	   END,
 	   CASE WHEN s.ahead IS NOT NULL OR s.recent
 	   THEN 'SELECT pg_catalog.clock_timestamp(), pg_catalog.current_setting(''idem.clock_offset'', true) AS clock_offset;' END
@@ -136,13 +136,13 @@ SELECT 5 AS ord,
 	   CASE s.state
 	   WHEN 'standby' THEN 'the primary cleans up'
 	   WHEN 'not preloaded' THEN 'not known without preload'
-	   WHEN 'left out' THEN 'not known: this database is a template, which is left out, or there is no room for its statistics'
-	   WHEN 'off' THEN 'switched off in this database by idem.cleanup; the fix counts from the next visit on, or the next reload'
+	   WHEN 'left out' THEN 'not known: this database is a template, which cleanup skips, or there is no room for its statistics'
+	   WHEN 'off' THEN 'switched off in this database by idem.cleanup; the fix takes effect at the next visit or reload'
 	   WHEN 'failing' THEN format('failing, last at %s: %s', s.last_error_at, s.last_error)
-	   WHEN 'not installed' THEN 'the worker has not seen yet that the extension was created again; it comes within idem.cleanup_naptime, or with the next reload'
+	   WHEN 'not installed' THEN 'the worker has not seen yet that the extension was created again; it visits the database within idem.cleanup_naptime, or after the next reload'
 	   ELSE CASE WHEN s.last_finished_at IS NULL THEN 'none has finished yet'
 			ELSE format('last finished at %s', s.last_finished_at) END
-			|| CASE WHEN s.state = 'locked' THEN '; somebody has locked a table' ELSE '' END
+			|| CASE WHEN s.state = 'locked' THEN '; another session has locked a table' ELSE '' END
 	   END AS detail,
 	   CASE s.state
 	   WHEN 'off' THEN format('ALTER DATABASE %I SET idem.cleanup = on;', current_database())
@@ -277,8 +277,8 @@ SELECT 9 AS ord,
 	   'expired leases' AS "check",
 	   CASE WHEN l.oldest < t.now - interval '1 hour' THEN 'warn' ELSE 'ok' END AS status,
 	   CASE
-	   WHEN l.expired = 0 THEN 'no lease has run out unfinished'
-	   ELSE format('%s leases have run out unfinished, the oldest %s ago', l.expired, date_trunc('second', t.now - l.oldest))
+	   WHEN l.expired = 0 THEN 'no unfinished lease has expired'
+	   ELSE format('%s unfinished leases have expired, the oldest %s ago', l.expired, date_trunc('second', t.now - l.oldest))
 	   END AS detail,
 	   CASE WHEN l.oldest < t.now - interval '1 hour'
 	   THEN 'SELECT * FROM idem.lease_status WHERE state OPERATOR(pg_catalog.=) ANY (ARRAY[''expired'', ''exhausted'']) ORDER BY time_left LIMIT 20;'
@@ -298,8 +298,8 @@ UNION ALL
 SELECT 11, false, 'dead jobs',
 	   CASE WHEN j.dead > 0 THEN 'warn' ELSE 'ok' END,
 	   CASE
-	   WHEN j.dead = 0 THEN 'no job was given up'
-	   ELSE format('%s jobs in %s queues were given up and are still kept', j.dead, j.queues)
+	   WHEN j.dead = 0 THEN 'no job is dead'
+	   ELSE format('%s dead jobs in %s queues are still kept', j.dead, j.queues)
 	   END,
 	   CASE WHEN j.dead > 0
 	   THEN 'SELECT job_id, queue, attempt, ended_at, last_error FROM idem.job_status WHERE state OPERATOR(pg_catalog.=) ''dead'' ORDER BY ended_at DESC LIMIT 20;' END
@@ -352,8 +352,8 @@ SELECT 17, true, 'subscription',
 	   CASE
 	   WHEN u.names IS NULL THEN 'no subscription writes the tables'
 	   WHEN u.is_binary
-	   THEN format('subscription %s is binary: owners arrive as numbers, which are other roles here; copy the tables anew after the fix', u.binary_name)
-	   ELSE format('%s: written by subscription %s, so cleanup skips them, and functions that write them are refused; at the cutover: all roles of the publisher are here, it takes no more writes, all of them have arrived, then the fix, DROP SUBSCRIPTION, reload', u.tables, u.names)
+	   THEN format('subscription %s is binary: owners arrive as numbers, which are other roles here; copy the tables again after the fix', u.binary_name)
+	   ELSE format('%s: written by subscription %s, so cleanup skips them, and functions that write them are refused; at the cutover: create all roles of the publisher here, stop writes there, wait until all of them have arrived, then the fix, DROP SUBSCRIPTION, reload', u.tables, u.names)
 	   END,
 	   CASE
 	   WHEN u.is_binary THEN format('ALTER SUBSCRIPTION %s SET (binary = false);', u.binary_name)
@@ -389,7 +389,7 @@ SELECT 15 AS ord,
 UNION ALL
 SELECT 18, true, 'settings',
 	   CASE WHEN g.names IS NULL THEN 'ok' ELSE 'warn' END,
-	   COALESCE(g.names || ': no effect on cleanup, which goes by idem.cleanup and idem.cleanup_batch_size of the database or the server, and by the real clock',
+	   COALESCE(g.names || ': no effect on cleanup, which uses idem.cleanup and idem.cleanup_batch_size of the database or the server, and the real clock',
 				'every stored setting of idem has an effect'),
 	   g.fix
   FROM (SELECT string_agg(format('%s of %s', e.name, e.place), ', ' ORDER BY e.name, e.place) AS names,
@@ -462,7 +462,7 @@ WITH v AS (
 SELECT 'version' AS "check",
 	   CASE WHEN v.library = v.objects THEN 'ok' ELSE 'fail' END AS status,
 	   format('library %s, SQL objects %s', v.library, v.objects)
-	   || CASE WHEN o.is_old THEN ': the server, or this session, still has the old library; no other check was made'
+	   || CASE WHEN o.is_old THEN ': the server or this session still uses the old library; no other check was made'
 	   WHEN v.library = v.objects THEN '' ELSE ': no other check was made' END AS detail,
 	   CASE WHEN o.is_old THEN CASE WHEN p.is_preloaded THEN 'pg_ctl restart' ELSE '\connect' END
 	   /* a standby cannot run a command that writes */
