@@ -2,32 +2,28 @@
 
 /*
  * idem.key_status and idem.lease_status show keys and are for administrators;
- * idem.key_summary shows no keys and is for monitors.  The states are the same as in
+ * idem.key_summary shows no keys and is for monitors.  The states are those of
  * keyrow.c.
  */
 CREATE FUNCTION pg_catalog.idem_key_state(
 	xmin xid,
 	finished_at timestamp with time zone,
-	expires_at timestamp with time zone)
+	expires_at timestamp with time zone,
+	lease_until timestamp with time zone,
+	park boolean,
+	attempt integer,
+	max_attempts integer)
 RETURNS text
 LANGUAGE C VOLATILE PARALLEL RESTRICTED
 AS 'MODULE_PATHNAME', 'idem_key_state';
 COMMENT ON FUNCTION pg_catalog.idem_key_state IS
-	'state of a row of idem.keys that is a plain claim or finished: held, finished or expired';
+	'state of a row of idem.keys: held, finished, live, parked, exhausted or expired';
 
 CREATE VIEW idem.key_status AS
 SELECT k.key,
 	   k.scope,
 	   k.owner,
-	   CASE
-	   WHEN k.lease_until IS NULL OR k.finished_at IS NOT NULL
-	   THEN idem_key_state(k.xmin, k.finished_at, k.expires_at)
-	   WHEN k.lease_until > c.now THEN 'live'
-	   WHEN k.park THEN 'parked'
-	   WHEN k.expires_at <= c.now THEN 'expired'
-	   WHEN k.attempt >= k.max_attempts THEN 'exhausted'
-	   ELSE 'expired'
-	   END AS status,
+	   idem_key_state(k.xmin, k.finished_at, k.expires_at, k.lease_until, k.park, k.attempt, k.max_attempts) AS status,
 	   c.now - k.created_at AS age,
 	   k.expires_at - c.now AS time_left,
 	   k.worker,
