@@ -5,7 +5,7 @@
 
 EXTENSION = idem
 MODULE_big = idem
-DATA = src/idem--0.5.0.sql
+DATA_built = idem--0.5.0.sql
 OBJS = \
 	src/guc.o \
 	src/clock.o \
@@ -59,6 +59,19 @@ OBJS = \
 	src/admin/grant.o \
 	src/admin/members.o \
 	src/idem.o
+# The install script, in this order: what a part uses comes before it.
+SQL_PARTS = \
+	src/sql/schema.sql \
+	src/sql/keys.sql \
+	src/sql/keys_functions.sql \
+	src/sql/keys_views.sql \
+	src/sql/jobs.sql \
+	src/sql/jobs_functions.sql \
+	src/sql/jobs_views.sql \
+	src/sql/stats.sql \
+	src/sql/admin.sql \
+	src/sql/health.sql \
+	src/sql/close.sql
 PGFILEDESC = "idem - idempotency keys inside the caller's own transaction"
 
 # Every suite brings up a private server, also in installcheck.
@@ -272,6 +285,10 @@ override with_llvm = no
 endif
 
 include $(PGXS)
+
+# The Makefile is a prerequisite because it has the order of the parts.
+$(DATA_built): $(addprefix $(srcdir)/,$(SQL_PARTS) Makefile)
+	cat $(addprefix $(srcdir)/,$(SQL_PARTS)) >$@
 
 # initdb says it only in its log
 installcheck: not-as-root

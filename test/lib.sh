@@ -168,7 +168,8 @@ idem_copy_source()
 	idem_as_user mkdir "$IDEM_SRC"
 	tar -C "$IDEM_ROOT" -cf - --exclude-vcs \
 		--exclude='*.o' --exclude='*.bc' --exclude='*.so' \
-		--anchored --exclude=./results --exclude=./log --exclude=./output_iso \
+		--anchored --exclude='./idem--*.sql' \
+		--exclude=./results --exclude=./log --exclude=./output_iso \
 		--exclude='./tmp_check*' --exclude='./regression.*' --exclude=./.demo . |
 		idem_as_user tar -C "$IDEM_SRC" -xf -
 }

@@ -16,14 +16,14 @@ my $provided = $meta->{provides}{idem};
 like($version, qr/^\d+\.\d+\.\d+$/, 'the control file has a semantic version');
 is($meta->{version}, $version, 'version of META.json');
 is($provided->{version}, $version, 'version of the extension in META.json');
-is($provided->{file}, "src/idem--$version.sql",
-	'META.json names the install script');
+# the install script is built, so it is not in the archive
+is($provided->{file}, 'idem.control', 'META.json names the control file');
 ok(-f $provided->{$_}, "META.json: $provided->{$_} is there")
   foreach qw(file docfile);
 like(
 	$makefile,
-	qr/^DATA = (?:.*\\\n)*.*\bsrc\/idem--\Q$version\E\.sql\b/m,
-	'the Makefile installs the install script');
+	qr/^DATA_built = idem--\Q$version\E\.sql$/m,
+	'the Makefile builds the install script');
 like(
 	slurp_file('src/idem.h'),
 	qr/^#define IDEM_VERSION\s+"\Q$version\E"$/m,
@@ -38,6 +38,27 @@ ok(defined $meta->{$_}, "META.json has $_")
   foreach qw(name version abstract maintainer license provides meta-spec);
 is($meta->{license}, 'postgresql', 'licence in META.json');
 
+# The lists in the Makefile give the order.
+
+sub listed
+{
+	my ($list) = @_;
+	my ($names) = $makefile =~ /^$list = ((?:.*\\\n)*.*)$/m;
+
+	return grep { $_ ne '\\' } split ' ', $names;
+}
+
+# The install script is made of the parts in src/sql.
+
+my ($sharedir) = run_command([ 'pg_config', '--sharedir' ]);
+my @parts = listed('SQL_PARTS');
+my $script = join '', map { slurp_file($_) } @parts;
+
+is("@{[ sort @parts ]}", "@{[ sort glob 'src/sql/*.sql' ]}",
+	'SQL_PARTS lists src/sql/*.sql');
+ok(slurp_file("$sharedir/extension/idem--$version.sql") eq $script,
+	'the install script that is installed is made of its parts');
+
 # The library exports what the server looks up by name, and nothing else.
 
 SKIP:
@@ -49,7 +70,6 @@ SKIP:
 
 	my ($out) = run_command([ 'nm', '-D', '--defined-only', "$dir/idem.so" ]);
 	my @exported = sort map { (split ' ')[2] } split /\n/, $out;
-	my $script = slurp_file("src/idem--$version.sql");
 	my @functions = $script =~ /^AS 'MODULE_PATHNAME', '(\w+)';$/mg;
 	my @expected = sort qw(Pg_magic_func _PG_init idem_cleanup_main idem_launcher_main),
 	  map { ($_, "pg_finfo_$_") } @functions;
@@ -57,13 +77,12 @@ SKIP:
 	is("@exported", "@expected", 'exported symbols');
 }
 
-# The lists in the Makefile give the order; no test is left out.
+# No test is left out.
 
 sub is_listed
 {
 	my ($list, $pattern) = @_;
-	my ($names) = $makefile =~ /^$list = ((?:.*\\\n)*.*)$/m;
-	my @listed = grep { $_ ne '\\' } split ' ', $names;
+	my @listed = listed($list);
 	my @files = map { m{([^/]+)\.\w+$} } glob $pattern;
 
 	is("@{[ sort @listed ]}", "@{[ sort @files ]}", "$list lists $pattern");

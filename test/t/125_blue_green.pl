@@ -219,7 +219,7 @@ my $before = on_subscriber($everything);
 is(doctor($subscriber), 'warn', 'H1: the doctor knows of the subscription');
 like(
 	on_subscriber(q{SELECT detail FROM idem_doctor() WHERE "check" = 'subscription'}),
-	qr/^idem\.job_keys, idem\.job_log, idem\.jobs, idem\.keys, idem\.queues: written by subscription sub,.*roles.*no more writes.*DROP SUBSCRIPTION, reload$/,
+	qr/^idem\.job_keys, idem\.job_log, idem\.jobs, idem\.keys, idem\.queues: written by subscription sub,.*roles.*stop writes.*DROP SUBSCRIPTION, reload$/,
 	'H1: and says what to do at the cutover');
 cleanup_round($subscriber, 'postgres');
 phase_ok('subscribed', 'W1: the worker shows that it skips tables');

@@ -4,6 +4,9 @@
 #
 # What the manual tells a superuser to run, and the fixes of idem_doctor() (H1),
 # reach none of them.  Each trap raises an error with a SQLSTATE of its own.
+#
+# Nor does the install script, which names operators and functions without their
+# schema.
 
 use strict;
 use warnings FATAL => 'all';
@@ -15,7 +18,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $captured = 'CAPTU';
-my $node = new_node('hostile', extension => 0);
+my $node = new_node('hostile');
 
 $node->safe_psql('postgres', 'CREATE ROLE evil LOGIN; CREATE ROLE app LOGIN');
 $node->safe_psql('postgres', 'CREATE DATABASE shop OWNER evil');
@@ -79,7 +82,7 @@ sub nothing_is_captured
 	my ($path) = @_;
 	my @views = split /\n/,
 	  $node->safe_psql('postgres',
-		q{SELECT 'keys' UNION ALL SELECT unnest('{key_status,key_summary,lease_status,job_status,queue_status,stats,queue_stats,cleanup_progress,worker_status,checks,health}'::text[])});
+		q{SELECT relname FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('r', 'v') ORDER BY 1});
 
 	is(state_of("SELECT * FROM idem.$_"), '00000', "$path: idem.$_") foreach @views;
 	is(state_of("SELECT $_"), '00000', "$path: $_")
@@ -122,18 +125,23 @@ $node->safe_psql(
 	SELECT pg_catalog.idem_enqueue('waiting')});
 
 # the fixes of the doctor that are whole statements, whether there is anything to fix or not
+my $texts = q{
+	  FROM pg_catalog.pg_class AS c,
+		   pg_catalog.pg_get_viewdef(c.oid) AS d,
+		   pg_catalog.regexp_matches(d, %s, 'g') AS m
+	 WHERE c.relnamespace OPERATOR(pg_catalog.=) 'idem'::pg_catalog.regnamespace
+	   AND c.relname OPERATOR(pg_catalog.~) '^checks'};
 @fixes = grep { !/cron\.schedule|%s/ } split /\n/,
   $node->safe_psql(
-	'shop', q{
-	SELECT pg_catalog.replace(m[1], '''''', '''')
-	  FROM pg_catalog.pg_get_viewdef('idem.checks'::pg_catalog.regclass) AS d,
-		   pg_catalog.regexp_matches(d, $re$'((?:SELECT|DO) (?:[^']|'')*;)'$re$, 'g') AS m});
+	'shop',
+	q{SELECT pg_catalog.replace(m[1], '''''', '''')}
+	  . sprintf($texts, q{$re$'((?:SELECT|DO) (?:[^']|'')*;)'$re$}));
 cmp_ok(scalar @fixes, '>=', 8, 'there are fixes');
 is( $node->safe_psql(
-		'shop', q{
-		SELECT m[1] FROM pg_catalog.pg_get_viewdef('idem.checks'::pg_catalog.regclass) AS d,
-			   pg_catalog.regexp_matches(d, $re$'((?:[^']|'')*)'$re$, 'g') AS m
-		 WHERE m[1] ~ $re$(^|[^.])\midem_\w+\($re$}),
+		'shop',
+		'SELECT m[1]'
+		  . sprintf($texts, q{$re$'((?:[^']|'')*)'$re$})
+		  . q{ AND m[1] OPERATOR(pg_catalog.~) $re$(^|[^.])\midem_\w+\($re$}),
 	'', 'H1: no text of the doctor calls a function of idem without its schema');
 
 #
@@ -169,6 +177,135 @@ fixes_are_not_captured('hostile search_path');
 is(state_of('DROP EXTENSION idem'), '00000', 'hostile search_path: DROP EXTENSION');
 is(state_of('CREATE EXTENSION idem'), '00000', 'hostile search_path: CREATE EXTENSION');
 nothing_is_captured('hostile search_path, installed there');
+
+#
+# the install script
+#
+# In another database every operator, function, relation and type of pg_catalog has
+# a twin in public, as far as a superuser can make one.  Whatever the search_path of
+# the session that installs, no member comes to depend on a twin.
+#
+
+$node->safe_psql('postgres', 'CREATE DATABASE twins');
+$node->safe_psql(
+	'twins', q{
+	CREATE FUNCTION pg_temp.make(VARIADIC commands text[]) RETURNS integer LANGUAGE plpgsql AS $$
+	BEGIN
+		FOR i IN 1 .. cardinality(commands) LOOP
+			EXECUTE commands[i];
+		END LOOP;
+		RETURN 1;
+	EXCEPTION WHEN OTHERS THEN
+		RETURN 0;
+	END $$;
+	CREATE TABLE public.made AS
+	SELECT 'operators' AS kind,
+		   pg_temp.make(format('CREATE OR REPLACE FUNCTION public.twin(%s, %s) RETURNS boolean LANGUAGE %s', l, r,
+							   CASE WHEN 'unknown' IN (l, r) THEN $$internal AS 'texteq'$$ ELSE 'sql RETURN true' END),
+						format('CREATE OPERATOR public.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = public.twin)', oprname, l, r)) AS made
+	  FROM (SELECT oprname, oprleft::regtype::text AS l, oprright::regtype::text AS r
+			  FROM pg_operator WHERE oprnamespace = 'pg_catalog'::regnamespace AND oprleft <> 0
+			UNION
+			SELECT DISTINCT oprname, oprleft::regtype::text, 'unknown'
+			  FROM pg_operator WHERE oprnamespace = 'pg_catalog'::regnamespace AND oprleft <> 0) AS o;
+	INSERT INTO public.made
+	SELECT 'functions',
+		   pg_temp.make(format('CREATE FUNCTION public.%I(%s) RETURNS %s%s LANGUAGE plpgsql AS $$BEGIN RAISE ''captured''; END$$', p.proname,
+							   pg_get_function_identity_arguments(p.oid),
+							   CASE WHEN p.proretset THEN 'SETOF ' ELSE '' END,
+							   CASE WHEN p.proargmodes && '{o,t,b}' THEN 'record' ELSE format_type(p.prorettype, NULL) END))
+	  FROM pg_proc AS p
+	 WHERE p.pronamespace = 'pg_catalog'::regnamespace;
+	INSERT INTO public.made
+	SELECT 'relations', pg_temp.make(format('CREATE VIEW public.%I AS SELECT 1 AS trap', relname))
+	  FROM pg_class WHERE relnamespace = 'pg_catalog'::regnamespace AND relkind IN ('r', 'v');
+	INSERT INTO public.made
+	SELECT 'types', pg_temp.make(format('CREATE DOMAIN public.%I AS pg_catalog.int4', typname))
+	  FROM pg_type WHERE typnamespace = 'pg_catalog'::regnamespace AND typtype = 'b' AND typname !~ '^_'});
+foreach my $kind ([ operators => 1000 ], [ functions => 1500 ], [ relations => 100 ], [ types => 50 ])
+{
+	cmp_ok(
+		$node->safe_psql(
+			'twins',
+			"SET search_path = pg_catalog, pg_temp; SELECT sum(made) FROM public.made WHERE kind = '$kind->[0]'"),
+		'>', $kind->[1],
+		"there are twins: $kind->[0]");
+}
+
+# What the members were made of, and on what outside of pg_catalog and idem they
+# depend.  With this search_path the server names the schema of all that is not in
+# pg_catalog, and pg_temp comes last.
+my $definitions = q{
+	SET search_path = pg_catalog, pg_temp;
+	WITH member AS (
+		SELECT d.classid, d.objid
+		  FROM pg_depend AS d
+		 WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+		   AND d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem')),
+	part AS (
+		SELECT classid, objid FROM member
+		UNION ALL
+		SELECT 'pg_rewrite'::regclass, r.oid FROM member AS m JOIN pg_rewrite AS r ON r.ev_class = m.objid
+		 WHERE m.classid = 'pg_class'::regclass
+		UNION ALL
+		SELECT 'pg_class'::regclass, i.indexrelid FROM member AS m JOIN pg_index AS i ON i.indrelid = m.objid
+		 WHERE m.classid = 'pg_class'::regclass)
+	SELECT pg_get_ruledef(objid) AS line FROM part WHERE classid = 'pg_rewrite'::regclass
+	UNION ALL
+	SELECT pg_get_functiondef(objid) FROM part WHERE classid = 'pg_proc'::regclass
+	UNION ALL
+	SELECT a.attrelid::regclass || ' ' || a.attname || ' ' || format_type(a.atttypid, a.atttypmod)
+	  FROM part AS p JOIN pg_attribute AS a ON a.attrelid = p.objid AND a.attnum > 0
+	 WHERE p.classid = 'pg_class'::regclass
+	UNION ALL
+	SELECT pg_describe_object(p.classid, p.objid, 0) || ' depends on ' || r.type || ' ' || r.identity
+	  FROM part AS p
+	  JOIN pg_depend AS d ON d.classid = p.classid AND d.objid = p.objid
+	 CROSS JOIN LATERAL pg_identify_object(d.refclassid, d.refobjid, 0) AS r
+	 WHERE r.schema NOT IN ('pg_catalog', 'idem')
+	 ORDER BY 1;
+};
+my $clean = $node->safe_psql('postgres', $definitions);
+
+like($clean, qr/CREATE RULE "_RETURN" AS\s+ON SELECT TO idem\.checks /, 'the views are compared');
+like($clean, qr/FUNCTION pg_catalog\.idem_doctor\(\)/, 'and so are the functions');
+unlike($clean, qr{ depends on |OPERATOR\((?!pg_catalog\.)|\bpublic\.}, 'nothing outside of pg_catalog and idem is in use');
+
+my $here = 'public, pg_catalog';
+foreach my $case (
+	[ 'by default', '', '' ],
+	[ 'of the session', '', "SET search_path = $here" ],
+	[ 'of the database', "ALTER DATABASE twins SET search_path = $here", '' ],
+	[ 'of the role', "ALTER ROLE CURRENT_USER SET search_path = $here", '' ],
+	[
+		'with pg_temp first', '',
+		"SET search_path = pg_temp, $here;
+		 CREATE TEMP VIEW pg_class AS SELECT 1 AS trap; CREATE TEMP VIEW pg_settings AS SELECT 1 AS trap;
+		 CREATE DOMAIN pg_temp.regclass AS pg_catalog.int4; CREATE DOMAIN pg_temp.text AS pg_catalog.int4"
+	])
+{
+	my ($what, $set, $session) = @$case;
+
+	$node->safe_psql('postgres', $set);
+	if ($what ne 'by default')
+	{
+		like(
+			$node->safe_psql(
+				'twins', qq{
+				$session;
+				CREATE VIEW public.control AS SELECT oid::pg_catalog.int8 = 1::pg_catalog.int8 AS equal FROM pg_catalog.pg_class;
+				SET search_path = pg_catalog, pg_temp;
+				SELECT pg_get_viewdef('public.control'::regclass)}),
+			qr/OPERATOR\(public\.=\)/,
+			"search_path $what: another view depends on a twin");
+		$node->safe_psql('twins', 'DROP VIEW public.control');
+	}
+	is($node->safe_psql('twins', "$session; CREATE EXTENSION idem; $definitions"),
+		$clean, "search_path $what: no member depends on a twin");
+	$node->safe_psql('twins', 'DROP EXTENSION idem');
+	$node->safe_psql('postgres',
+		'ALTER DATABASE twins RESET search_path; ALTER ROLE CURRENT_USER RESET search_path');
+}
 
 #
 # what the manual says

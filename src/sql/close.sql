@@ -1,0 +1,43 @@
+/* src/sql/close.sql: privileges on all members; the last part */
+
+/*
+ * Only the owner has privileges on a member.  idem_close_members() revokes the
+ * default privileges of PUBLIC and those that ALTER DEFAULT PRIVILEGES granted, so
+ * no function needs a REVOKE of its own.  Grants come after it.  idem_grant()
+ * grants sets of privileges later.
+ */
+CREATE FUNCTION pg_catalog.idem_close_members()
+RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_close_members';
+COMMENT ON FUNCTION pg_catalog.idem_close_members IS
+	'for the scripts of the extension: revoke all privileges of other roles than the owner on members made in this transaction';
+SELECT idem_close_members();
+
+/*
+ * Members of pg_monitor see numbers and health without idem_grant().  Views read
+ * other views with the privileges of their owner, but call functions with those of
+ * the caller.
+ */
+GRANT USAGE ON SCHEMA idem TO pg_monitor;
+GRANT SELECT ON
+	idem.key_summary,
+	idem.queue_status,
+	idem.stats,
+	idem.queue_stats,
+	idem.cleanup_progress,
+	idem.worker_status,
+	idem.checks,
+	idem.health
+TO pg_monitor;
+GRANT EXECUTE ON FUNCTION
+	pg_catalog.idem_stat_databases,
+	pg_catalog.idem_stat_queues,
+	pg_catalog.idem_stat_cleanup,
+	pg_catalog.idem_stat_worker,
+	pg_catalog.idem_version,
+	pg_catalog.idem_checks,
+	pg_catalog.idem_doctor,
+	pg_catalog.idem_clock,
+	pg_catalog.idem_key_state
+TO pg_monitor;

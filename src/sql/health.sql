@@ -1,0 +1,498 @@
+/* src/sql/health.sql: the checks of idem_doctor() */
+
+/*
+ * Each group of checks is a view; the checks of a group share the rows that they
+ * read.  idem.checks unites the groups, in the order of the column ord.  Only
+ * idem.checks needs grants, because it reads the groups with the privileges of its
+ * owner.  Add a new check to a group.
+ */
+CREATE VIEW idem.checks_server AS
+WITH w AS (
+	SELECT s.*,
+		   pg_is_in_recovery() AS standby,
+		   current_setting('max_worker_processes')::integer AS max_workers
+	  FROM idem_stat_worker() AS s)
+SELECT 1 AS ord,
+	   false AS writes,
+	   'preload' AS "check",
+	   CASE WHEN w.preloaded THEN 'ok' ELSE 'warn' END AS status,
+	   CASE
+	   WHEN w.preloaded THEN 'the library is in shared_preload_libraries'
+	   ELSE 'the library is not in shared_preload_libraries: no background worker, no statistics; a restart is needed after the fix'
+	   END AS detail,
+	   CASE WHEN NOT w.preloaded THEN
+			/* only some roles see this setting */
+			COALESCE((SELECT 'ALTER SYSTEM SET shared_preload_libraries = '
+							 || string_agg(quote_literal(x.name), ', ' ORDER BY x.ord) || ';'
+						FROM pg_settings AS s
+					   CROSS JOIN LATERAL ROWS FROM (regexp_split_to_table(
+							CASE WHEN s.setting = '' THEN 'idem' ELSE s.setting || ', idem' END, '\s*,\s*'))
+							WITH ORDINALITY AS x (name, ord)
+					   WHERE s.name = 'shared_preload_libraries'),
+					 'SHOW shared_preload_libraries;')
+	   END AS fix
+  FROM w
+UNION ALL
+SELECT 2, false, 'role', 'ok',
+	   CASE WHEN w.standby THEN 'standby: reads only, the background worker starts with the promotion' ELSE 'primary' END,
+	   NULL
+  FROM w
+UNION ALL
+SELECT 3, false, 'worker',
+	   CASE
+	   WHEN s.trouble IS NOT NULL THEN 'fail'
+	   WHEN s.launcher_pid IS NOT NULL OR s.standby THEN 'ok'
+	   WHEN s.preloaded THEN 'fail'
+	   ELSE 'warn'
+	   END,
+	   CASE
+	   WHEN s.trouble IS NOT NULL THEN s.trouble
+	   WHEN s.launcher_pid IS NOT NULL THEN format('process %s, %s, %s visits', s.launcher_pid, s.state, s.runs)
+	   WHEN s.standby THEN 'none on a standby'
+	   WHEN NOT s.preloaded THEN 'none without preload; clean up with pg_cron until then'
+	   ELSE 'none is running: it is being restarted, or max_worker_processes is too small (a restart is needed after the fix, of standbys first)'
+	   END,
+	   CASE
+	   WHEN s.trouble IS NOT NULL
+	   THEN format('SELECT pid, wait_event_type, wait_event, pg_catalog.pg_blocking_pids(pid) FROM pg_catalog.pg_stat_activity WHERE pid OPERATOR(pg_catalog.=) %s;', s.launcher_pid)
+	   WHEN s.launcher_pid IS NOT NULL OR s.standby THEN NULL
+	   WHEN s.preloaded THEN format('ALTER SYSTEM SET max_worker_processes = %s;', s.max_workers + 8)
+	   WHEN EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'pg_cron')
+	   THEN 'SELECT cron.schedule(''idem-cleanup'', ''* * * * *'', ''SELECT pg_catalog.idem_cleanup(10000)'');'
+	   ELSE 'SELECT pg_catalog.idem_cleanup(10000);'
+	   END
+  FROM (SELECT w.*,
+			   CASE
+			   WHEN w.state = 'failing'
+			   THEN format('process %s fails, last at %s: %s', w.launcher_pid, w.last_error_at, w.last_error)
+			   WHEN w.overdue_seconds > 60
+			   THEN format('process %s has made no progress for %s s: it is stuck or stopped', w.launcher_pid, round(w.overdue_seconds))
+			   END AS trouble
+		  FROM w) AS s
+UNION ALL
+SELECT 4, false, 'worker slots',
+	   CASE
+	   WHEN w.no_slot_since IS NOT NULL THEN 'fail'
+	   WHEN w.used_slots >= w.max_workers THEN 'warn'
+	   ELSE 'ok'
+	   END,
+	   CASE
+	   WHEN w.no_slot_since IS NOT NULL
+	   THEN format('no slot has been free for cleanup since %s; a restart is needed after the fix, of standbys first', w.no_slot_since)
+	   ELSE format('%s of %s in use', w.used_slots, w.max_workers)
+	   END,
+	   CASE WHEN w.no_slot_since IS NOT NULL OR w.used_slots >= w.max_workers
+	   THEN format('ALTER SYSTEM SET max_worker_processes = %s;', w.max_workers + 8) END
+  FROM w
+UNION ALL
+SELECT 13, false, 'clock',
+	   CASE WHEN s.ahead IS NOT NULL THEN 'fail' WHEN s.recent THEN 'warn' ELSE 'ok' END,
+	   CASE
+	   WHEN s.ahead IS NOT NULL
+	   THEN format('the clock has gone back: there are rows made %s from now; keys and leases last that much longer', s.ahead)
+	   WHEN s.recent THEN format('the clock went back by %s s at %s', round(s.clock_back_seconds), s.clock_back_at)
+	   ELSE 'the clock is not known to have gone back'
+	   END,
+	   CASE WHEN s.ahead IS NOT NULL OR s.recent
+	   THEN 'SELECT pg_catalog.clock_timestamp(), pg_catalog.current_setting(''idem.clock_offset'', true) AS clock_offset;' END
+  FROM (SELECT CASE WHEN f.made_at > t.now + interval '1 second' THEN f.made_at - t.now END AS ahead,
+			   w.clock_back_at > now() - interval '1 day' AS recent,
+			   w.clock_back_at,
+			   w.clock_back_seconds
+		  FROM w
+		 CROSS JOIN (SELECT idem_clock() AS now OFFSET 0) AS t
+		 CROSS JOIN (
+				SELECT max(e.made_at) AS made_at
+				  FROM ((SELECT k.created_at AS made_at FROM idem.keys AS k ORDER BY k.expires_at DESC LIMIT 100)
+						UNION ALL
+						(SELECT q.enqueued_at FROM idem.jobs AS q ORDER BY q.job_id DESC LIMIT 100)) AS e) AS f) AS s
+UNION ALL
+SELECT 14, false, 'statistics',
+	   CASE WHEN w.stats_full IS TRUE THEN 'warn' ELSE 'ok' END,
+	   CASE
+	   WHEN w.stats_full THEN 'more databases and queues than idem.stats_max: some are not counted; a restart is needed after the fix'
+	   WHEN NOT w.preloaded THEN 'none without preload'
+	   ELSE 'all databases and queues are counted'
+	   END,
+	   CASE WHEN w.stats_full
+	   THEN format('ALTER SYSTEM SET idem.stats_max = %s;',
+				   LEAST(2 * COALESCE(current_setting('idem.stats_max', true), '1000')::integer, 100000)) END
+  FROM w;
+COMMENT ON VIEW idem.checks_server IS 'for idem.checks: preload, role, worker, worker slots, clock, statistics';
+COMMENT ON COLUMN idem.checks_server.ord IS 'place of the check among all checks';
+COMMENT ON COLUMN idem.checks_server.writes IS 'whether the fix writes, so that a standby cannot run it';
+COMMENT ON COLUMN idem.checks_server."check" IS 'name of the check';
+COMMENT ON COLUMN idem.checks_server.status IS 'ok, warn or fail';
+COMMENT ON COLUMN idem.checks_server.detail IS 'what was found';
+COMMENT ON COLUMN idem.checks_server.fix IS 'command that repairs or shows the problem; null if there is none';
+
+CREATE VIEW idem.checks_cleanup AS
+WITH t AS (
+	SELECT idem_clock() AS now OFFSET 0)
+SELECT 5 AS ord,
+	   false AS writes,
+	   'last cleanup' AS "check",
+	   CASE s.state WHEN 'standby' THEN 'ok' WHEN 'fine' THEN 'ok' WHEN 'failing' THEN 'fail' ELSE 'warn' END AS status,
+	   CASE s.state
+	   WHEN 'standby' THEN 'the primary cleans up'
+	   WHEN 'not preloaded' THEN 'not known without preload'
+	   WHEN 'left out' THEN 'not known: this database is a template, which cleanup skips, or there is no room for its statistics'
+	   WHEN 'off' THEN 'switched off in this database by idem.cleanup; the fix takes effect at the next visit or reload'
+	   WHEN 'failing' THEN format('failing, last at %s: %s', s.last_error_at, s.last_error)
+	   WHEN 'not installed' THEN 'the worker has not seen yet that the extension was created again; it visits the database within idem.cleanup_naptime, or after the next reload'
+	   ELSE CASE WHEN s.last_finished_at IS NULL THEN 'none has finished yet'
+			ELSE format('last finished at %s', s.last_finished_at) END
+			|| CASE WHEN s.state = 'locked' THEN '; another session has locked a table' ELSE '' END
+	   END AS detail,
+	   CASE s.state
+	   WHEN 'off' THEN format('ALTER DATABASE %I SET idem.cleanup = on;', current_database())
+	   WHEN 'failing' THEN 'SELECT pg_catalog.idem_cleanup(1);'
+	   WHEN 'not preloaded' THEN 'SELECT pg_catalog.idem_cleanup(10000);'
+	   WHEN 'left out' THEN 'SELECT pg_catalog.idem_cleanup(10000);'
+	   WHEN 'locked' THEN 'SELECT l.pid, l.mode, c.relname FROM pg_catalog.pg_locks AS l JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) l.database JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) l.relation JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace WHERE l.granted AND n.nspname OPERATOR(pg_catalog.=) ''idem'' AND d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database();'
+	   WHEN 'not installed' THEN 'SELECT pg_catalog.pg_reload_conf();'
+	   WHEN 'late' THEN 'SELECT pg_catalog.pg_reload_conf();'
+	   END AS fix
+  FROM (SELECT c.*,
+			   CASE
+			   WHEN pg_is_in_recovery() THEN 'standby'
+			   WHEN NOT w.preloaded THEN 'not preloaded'
+			   WHEN c.datid IS NULL THEN 'left out'
+			   WHEN c.phase = ANY (ARRAY['off', 'failing', 'not installed']) THEN c.phase
+			   WHEN COALESCE(c.last_finished_at, c.started_at, w.started_at) > now() - p.patience THEN 'fine'
+			   WHEN c.started_at > c.last_finished_at AND c.removed > 0 AND c.phase <> 'locked' THEN 'fine'
+			   WHEN c.phase = 'locked' THEN 'locked'
+			   ELSE 'late'
+			   END AS state
+		  FROM idem_stat_worker() AS w
+		 CROSS JOIN (
+				SELECT GREATEST(10 * COALESCE(current_setting('idem.cleanup_naptime', true), '60s')::interval,
+								interval '15 minutes') AS patience) AS p
+		  LEFT JOIN (
+				SELECT s.*
+				  FROM idem_stat_cleanup() AS s
+				  JOIN pg_database AS d ON d.oid = s.datid
+				 WHERE d.datname = current_database() AND NOT d.datistemplate) AS c ON true) AS s
+UNION ALL
+SELECT 6, true, 'backlog',
+	   CASE WHEN b.expired > 100000 THEN 'warn' ELSE 'ok' END,
+	   CASE WHEN b.expired > 100000 THEN 'more than 100000' ELSE b.expired::text END
+	   || ' rows have expired and are not removed yet',
+	   CASE WHEN b.expired > 100000
+	   THEN 'DO $$ BEGIN WHILE pg_catalog.idem_cleanup(1000) OPERATOR(pg_catalog.>) 0 LOOP COMMIT; END LOOP; END $$;' END
+  FROM (SELECT count(*) AS expired
+		  FROM ((SELECT 1
+				   FROM idem.keys AS k, t
+				  WHERE k.expires_at <= t.now
+					AND NOT (k.lease_until IS NOT NULL AND k.finished_at IS NULL AND k.park IS TRUE)
+				  LIMIT 100001)
+				UNION ALL
+				(SELECT 1 FROM idem.job_keys AS k, t WHERE k.expires_at <= t.now LIMIT 100001)
+				UNION ALL
+				(SELECT 1 FROM idem.job_log AS l, t WHERE l.expires_at <= t.now LIMIT 100001)) AS e) AS b;
+COMMENT ON VIEW idem.checks_cleanup IS 'for idem.checks: last cleanup, backlog';
+COMMENT ON COLUMN idem.checks_cleanup.ord IS 'place of the check among all checks';
+COMMENT ON COLUMN idem.checks_cleanup.writes IS 'whether the fix writes, so that a standby cannot run it';
+COMMENT ON COLUMN idem.checks_cleanup."check" IS 'name of the check';
+COMMENT ON COLUMN idem.checks_cleanup.status IS 'ok, warn or fail';
+COMMENT ON COLUMN idem.checks_cleanup.detail IS 'what was found';
+COMMENT ON COLUMN idem.checks_cleanup.fix IS 'command that repairs or shows the problem; null if there is none';
+
+CREATE VIEW idem.checks_tables AS
+WITH r AS (
+	SELECT k.oid,
+		   format('idem.%I', k.relname) AS name,
+		   k.reloptions,
+		   pg_stat_get_live_tuples(k.oid) AS live,
+		   pg_stat_get_dead_tuples(k.oid) AS dead,
+		   /* a crash resets the live tuples to zero until the next VACUUM or ANALYZE; reltuples -1: unknown */
+		   GREATEST(pg_stat_get_live_tuples(k.oid), k.reltuples::bigint) AS n,
+		   k.reltuples >= 0 AS is_known
+	  FROM pg_class AS k
+	 WHERE k.oid = ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log']::regclass[]))
+SELECT 7 AS ord,
+	   true AS writes,
+	   'table bloat' AS "check",
+	   CASE WHEN d.names IS NULL THEN 'ok' ELSE 'warn' END AS status,
+	   COALESCE('more dead rows than live ones in ' || d.names, 'no table has more dead rows than live ones') AS detail,
+	   'VACUUM ' || d.names || ';' AS fix
+  FROM (SELECT string_agg(r.name, ', ' ORDER BY r.name) AS names
+		  FROM r
+		 WHERE r.dead > r.live AND r.dead > 10000) AS d
+UNION ALL
+SELECT 8, true, 'index bloat',
+	   CASE WHEN i.names IS NULL THEN 'ok' ELSE 'warn' END,
+	   COALESCE('much larger than its rows need: ' || i.names, 'no index is much larger than its rows need'),
+	   'REINDEX INDEX CONCURRENTLY ' || i.largest || ';'
+  FROM (SELECT string_agg(b.name, ', ' ORDER BY b.name) AS names,
+			   (array_agg(b.name ORDER BY b.size DESC))[1] AS largest
+		  FROM (SELECT format('idem.%I', k.relname) AS name,
+					   pg_relation_size(k.oid) AS size,
+					   r.n,
+					   (SELECT COALESCE(sum(s.stawidth), 0)
+						  FROM pg_statistic AS s
+						 WHERE s.starelid = r.oid AND s.staattnum = ANY (x.indkey) AND NOT s.stainherit) AS width
+				  FROM r
+				  JOIN pg_index AS x ON x.indrelid = r.oid
+				  JOIN pg_class AS k ON k.oid = x.indexrelid
+				 WHERE r.is_known) AS b
+		 WHERE b.size > 33554432
+		   AND b.size > (b.n + 1) * GREATEST(500, 4 * (b.width + 32))) AS i
+UNION ALL
+SELECT 12, true, 'autovacuum',
+	   CASE WHEN a.global = 'off' OR a.names IS NOT NULL THEN 'fail' ELSE 'ok' END,
+	   CASE
+	   WHEN a.global = 'off' THEN 'autovacuum is off; reload after the fix'
+	   WHEN a.names IS NOT NULL THEN 'autovacuum is off for ' || a.names
+	   ELSE 'on for all tables'
+	   END,
+	   CASE WHEN a.global = 'off' THEN 'ALTER SYSTEM SET autovacuum = on;' ELSE a.fix END
+  FROM (SELECT current_setting('autovacuum') AS global,
+			   string_agg(r.name, ', ' ORDER BY r.name) AS names,
+			   string_agg('ALTER TABLE ' || r.name || ' RESET (autovacuum_enabled);', ' ' ORDER BY r.name) AS fix
+		  FROM r
+		 WHERE EXISTS (SELECT FROM pg_options_to_table(r.reloptions) AS o
+						WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean)) AS a;
+COMMENT ON VIEW idem.checks_tables IS 'for idem.checks: table bloat, index bloat, autovacuum';
+COMMENT ON COLUMN idem.checks_tables.ord IS 'place of the check among all checks';
+COMMENT ON COLUMN idem.checks_tables.writes IS 'whether the fix writes, so that a standby cannot run it';
+COMMENT ON COLUMN idem.checks_tables."check" IS 'name of the check';
+COMMENT ON COLUMN idem.checks_tables.status IS 'ok, warn or fail';
+COMMENT ON COLUMN idem.checks_tables.detail IS 'what was found';
+COMMENT ON COLUMN idem.checks_tables.fix IS 'command that repairs or shows the problem; null if there is none';
+
+CREATE VIEW idem.checks_work AS
+WITH t AS (
+	SELECT idem_clock() AS now OFFSET 0),
+l AS (
+	SELECT count(*) FILTER (WHERE k.park IS NOT TRUE AND k.expires_at > t.now) AS expired,
+		   min(k.lease_until) FILTER (WHERE k.park IS NOT TRUE AND k.expires_at > t.now) AS oldest,
+		   count(*) FILTER (WHERE k.park) AS parked,
+		   min(k.lease_until) FILTER (WHERE k.park) AS oldest_parked
+	  FROM idem.keys AS k, t
+	 WHERE k.lease_until <= t.now
+	   AND k.finished_at IS NULL)
+SELECT 9 AS ord,
+	   false AS writes,
+	   'expired leases' AS "check",
+	   CASE WHEN l.oldest < t.now - interval '1 hour' THEN 'warn' ELSE 'ok' END AS status,
+	   CASE
+	   WHEN l.expired = 0 THEN 'no unfinished lease has expired'
+	   ELSE format('%s unfinished leases have expired, the oldest %s ago', l.expired, date_trunc('second', t.now - l.oldest))
+	   END AS detail,
+	   CASE WHEN l.oldest < t.now - interval '1 hour'
+	   THEN 'SELECT * FROM idem.lease_status WHERE state OPERATOR(pg_catalog.=) ANY (ARRAY[''expired'', ''exhausted'']) ORDER BY time_left LIMIT 20;'
+	   END AS fix
+  FROM l, t
+UNION ALL
+SELECT 10, false, 'parked keys',
+	   CASE WHEN l.parked > 0 THEN 'warn' ELSE 'ok' END,
+	   CASE
+	   WHEN l.parked = 0 THEN 'no key waits for a decision'
+	   ELSE format('%s keys wait for a decision, the oldest for %s', l.parked, date_trunc('second', t.now - l.oldest_parked))
+	   END,
+	   CASE WHEN l.parked > 0
+	   THEN 'SELECT * FROM idem.lease_status WHERE state OPERATOR(pg_catalog.=) ''parked'' ORDER BY time_left LIMIT 20;' END
+  FROM l, t
+UNION ALL
+SELECT 11, false, 'dead jobs',
+	   CASE WHEN j.dead > 0 THEN 'warn' ELSE 'ok' END,
+	   CASE
+	   WHEN j.dead = 0 THEN 'no job is dead'
+	   ELSE format('%s dead jobs in %s queues are still kept', j.dead, j.queues)
+	   END,
+	   CASE WHEN j.dead > 0
+	   THEN 'SELECT job_id, queue, attempt, ended_at, last_error FROM idem.job_status WHERE state OPERATOR(pg_catalog.=) ''dead'' ORDER BY ended_at DESC LIMIT 20;' END
+  FROM (SELECT count(*) AS dead, count(DISTINCT g.queue) AS queues
+		  FROM idem.job_log AS g
+		 WHERE g.state = 'dead') AS j;
+COMMENT ON VIEW idem.checks_work IS 'for idem.checks: expired leases, parked keys, dead jobs';
+COMMENT ON COLUMN idem.checks_work.ord IS 'place of the check among all checks';
+COMMENT ON COLUMN idem.checks_work.writes IS 'whether the fix writes, so that a standby cannot run it';
+COMMENT ON COLUMN idem.checks_work."check" IS 'name of the check';
+COMMENT ON COLUMN idem.checks_work.status IS 'ok, warn or fail';
+COMMENT ON COLUMN idem.checks_work.detail IS 'what was found';
+COMMENT ON COLUMN idem.checks_work.fix IS 'command that repairs or shows the problem; null if there is none';
+
+CREATE VIEW idem.checks_replication AS
+WITH n AS MATERIALIZED (
+	SELECT m.highest,
+		   s.last_value AS at,
+		   COALESCE(m.highest > s.last_value OR (m.highest = s.last_value AND NOT s.is_called), false) AS behind
+	  FROM idem.jobs_job_id_seq AS s
+	 CROSS JOIN (
+			SELECT GREATEST((SELECT max(j.job_id) FROM idem.jobs AS j),
+							(SELECT max(g.job_id) FROM idem.job_log AS g),
+							(SELECT max(k.job_id)
+							   FROM (SELECT k.job_id FROM idem.job_keys AS k ORDER BY k.expires_at DESC LIMIT 100) AS k)) AS highest) AS m),
+u AS (
+	SELECT string_agg(DISTINCT quote_ident(s.subname), ', ') AS names,
+		   string_agg(DISTINCT format('idem.%I', k.relname), ', ') AS tables,
+		   bool_or(s.subbinary) AS is_binary,
+		   min(quote_ident(s.subname)) FILTER (WHERE s.subbinary) AS binary_name
+	  FROM pg_subscription_rel AS x
+	  JOIN pg_subscription AS s ON s.oid = x.srsubid
+	  JOIN pg_class AS k ON k.oid = x.srrelid
+	 WHERE k.oid = ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log', 'idem.queues']::regclass[]))
+SELECT 16 AS ord,
+	   true AS writes,
+	   'job numbers' AS "check",
+	   /* while a subscription writes the tables, no function takes a number from the sequence */
+	   CASE WHEN NOT n.behind THEN 'ok' WHEN u.names IS NULL THEN 'fail' ELSE 'warn' END AS status,
+	   CASE
+	   WHEN n.behind
+	   THEN format('the sequence is at %s, and there is a job %s: new jobs get numbers that were given out before', n.at, n.highest)
+	   ELSE 'the sequence is past all jobs'
+	   END AS detail,
+	   CASE WHEN n.behind THEN format('SELECT pg_catalog.setval(''idem.jobs_job_id_seq'', %s);', n.highest) END AS fix
+  FROM n, u
+UNION ALL
+SELECT 17, true, 'subscription',
+	   CASE WHEN u.is_binary THEN 'fail' WHEN u.names IS NOT NULL THEN 'warn' ELSE 'ok' END,
+	   CASE
+	   WHEN u.names IS NULL THEN 'no subscription writes the tables'
+	   WHEN u.is_binary
+	   THEN format('subscription %s is binary: owners arrive as numbers, which are other roles here; copy the tables again after the fix', u.binary_name)
+	   ELSE format('%s: written by subscription %s, so cleanup skips them, and functions that write them are refused; at the cutover: create all roles of the publisher here, stop writes there, wait until all of them have arrived, then the fix, DROP SUBSCRIPTION, reload', u.tables, u.names)
+	   END,
+	   CASE
+	   WHEN u.is_binary THEN format('ALTER SUBSCRIPTION %s SET (binary = false);', u.binary_name)
+	   WHEN u.names IS NOT NULL
+	   THEN 'SELECT pg_catalog.setval(''idem.jobs_job_id_seq'', 1000000 OPERATOR(pg_catalog.+) GREATEST((SELECT last_value FROM idem.jobs_job_id_seq), (SELECT pg_catalog.max(job_id) FROM idem.jobs), (SELECT pg_catalog.max(job_id) FROM idem.job_log), (SELECT pg_catalog.max(job_id) FROM idem.job_keys)));'
+	   END
+  FROM u;
+COMMENT ON VIEW idem.checks_replication IS 'for idem.checks: job numbers, subscription';
+COMMENT ON COLUMN idem.checks_replication.ord IS 'place of the check among all checks';
+COMMENT ON COLUMN idem.checks_replication.writes IS 'whether the fix writes, so that a standby cannot run it';
+COMMENT ON COLUMN idem.checks_replication."check" IS 'name of the check';
+COMMENT ON COLUMN idem.checks_replication.status IS 'ok, warn or fail';
+COMMENT ON COLUMN idem.checks_replication.detail IS 'what was found';
+COMMENT ON COLUMN idem.checks_replication.fix IS 'command that repairs or shows the problem; null if there is none';
+
+CREATE VIEW idem.checks_catalog AS
+SELECT 15 AS ord,
+	   false AS writes,
+	   'functions' AS "check",
+	   CASE WHEN f.n > 0 THEN 'warn' ELSE 'ok' END AS status,
+	   CASE
+	   WHEN f.n = 0 THEN 'no function outside pg_catalog is named idem_*'
+	   ELSE format('%s functions outside pg_catalog are named idem_*: an unqualified call may reach them; the first is %s of role %s', f.n, f.first[1], f.first[2])
+	   END AS detail,
+	   CASE WHEN f.n > 0
+	   THEN 'SELECT p.oid::pg_catalog.regprocedure AS function, p.proowner::pg_catalog.regrole AS owner FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace WHERE p.proname OPERATOR(pg_catalog.~) ''^idem_'' AND n.nspname OPERATOR(pg_catalog.<>) ''pg_catalog'';'
+	   END AS fix
+  FROM (SELECT count(*) AS n,
+			   min(ARRAY[format('%I.%I', n.nspname, p.proname), quote_ident(pg_get_userbyid(p.proowner))]) AS first
+		  FROM pg_proc AS p
+		  JOIN pg_namespace AS n ON n.oid = p.pronamespace
+		 WHERE p.proname ~ '^idem_' AND n.nspname <> 'pg_catalog') AS f
+UNION ALL
+SELECT 18, true, 'settings',
+	   CASE WHEN g.names IS NULL THEN 'ok' ELSE 'warn' END,
+	   COALESCE(g.names || ': no effect on cleanup, which uses idem.cleanup and idem.cleanup_batch_size of the database or the server, and the real clock',
+				'every stored setting of idem has an effect'),
+	   g.fix
+  FROM (SELECT string_agg(format('%s of %s', e.name, e.place), ', ' ORDER BY e.name, e.place) AS names,
+			   string_agg(format('ALTER %s RESET %s;', e.place, e.name), ' ' ORDER BY e.name, e.place) AS fix
+		  FROM (SELECT lower(split_part(x.setting, '=', 1)) AS name,
+					   CASE
+					   WHEN s.setrole = 0::oid AND d.datname IS NOT NULL THEN format('DATABASE %I', d.datname)
+					   WHEN s.setrole = 0::oid THEN 'ROLE ALL'
+					   ELSE 'ROLE ' || quote_ident(pg_get_userbyid(s.setrole)) || COALESCE(' IN DATABASE ' || quote_ident(d.datname), '')
+					   END AS place,
+					   s.setrole <> 0::oid AS is_of_role
+				  FROM pg_db_role_setting AS s
+				 CROSS JOIN LATERAL unnest(s.setconfig) AS x (setting)
+				  LEFT JOIN pg_database AS d ON d.oid = s.setdatabase
+				 WHERE s.setdatabase = 0::oid OR d.datname = current_database()) AS e
+		 WHERE e.name = 'idem.clock_offset'
+			OR (e.is_of_role AND e.name = ANY (ARRAY['idem.cleanup', 'idem.cleanup_batch_size']))) AS g;
+COMMENT ON VIEW idem.checks_catalog IS 'for idem.checks: functions, settings';
+COMMENT ON COLUMN idem.checks_catalog.ord IS 'place of the check among all checks';
+COMMENT ON COLUMN idem.checks_catalog.writes IS 'whether the fix writes, so that a standby cannot run it';
+COMMENT ON COLUMN idem.checks_catalog."check" IS 'name of the check';
+COMMENT ON COLUMN idem.checks_catalog.status IS 'ok, warn or fail';
+COMMENT ON COLUMN idem.checks_catalog.detail IS 'what was found';
+COMMENT ON COLUMN idem.checks_catalog.fix IS 'command that repairs or shows the problem; null if there is none';
+
+CREATE VIEW idem.checks AS
+SELECT h."check",
+	   h.status,
+	   h.detail,
+	   CASE WHEN NOT h.writes OR NOT pg_is_in_recovery() THEN h.fix END AS fix
+  FROM (SELECT * FROM idem.checks_server
+		UNION ALL
+		SELECT * FROM idem.checks_cleanup
+		UNION ALL
+		SELECT * FROM idem.checks_tables
+		UNION ALL
+		SELECT * FROM idem.checks_work
+		UNION ALL
+		SELECT * FROM idem.checks_replication
+		UNION ALL
+		SELECT * FROM idem.checks_catalog) AS h
+ ORDER BY h.ord;
+COMMENT ON VIEW idem.checks IS 'for idem.health: all checks except that of the version';
+COMMENT ON COLUMN idem.checks."check" IS 'name of the check';
+COMMENT ON COLUMN idem.checks.status IS 'ok, warn (an operator should look at it) or fail (something does not work)';
+COMMENT ON COLUMN idem.checks.detail IS 'what was found';
+COMMENT ON COLUMN idem.checks.fix IS 'command that repairs or shows the problem; null if there is none';
+
+/*
+ * The executor looks up every C function of a query before it runs the query, and
+ * a library of another version may lack some.  So idem.health itself calls
+ * idem_version() only.  It calls idem_checks() if the versions are equal;
+ * idem_checks() is volatile, so the planner does not inline it.
+ */
+CREATE FUNCTION pg_catalog.idem_checks(version text)
+RETURNS TABLE ("check" text, status text, detail text, fix text)
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 18
+BEGIN ATOMIC
+	SELECT c."check", c.status, c.detail, c.fix FROM idem.checks AS c;
+END;
+COMMENT ON FUNCTION pg_catalog.idem_checks IS
+	'for idem.health: reads idem.checks only when it is called; the argument makes the caller read the version first';
+
+CREATE VIEW idem.health AS
+WITH v AS (
+	SELECT idem_version() AS library,
+		   e.extversion AS objects
+	  FROM pg_extension AS e
+	 WHERE e.extname = 'idem')
+SELECT 'version' AS "check",
+	   CASE WHEN v.library = v.objects THEN 'ok' ELSE 'fail' END AS status,
+	   format('library %s, SQL objects %s', v.library, v.objects)
+	   || CASE WHEN o.is_old THEN ': the server or this session still uses the old library; no other check was made'
+	   WHEN v.library = v.objects THEN '' ELSE ': no other check was made' END AS detail,
+	   CASE WHEN o.is_old THEN CASE WHEN p.is_preloaded THEN 'pg_ctl restart' ELSE '\connect' END
+	   /* a standby cannot run a command that writes */
+	   WHEN v.library <> v.objects AND NOT pg_is_in_recovery() THEN 'ALTER EXTENSION idem UPDATE;' END AS fix
+  FROM v
+ CROSS JOIN LATERAL (
+		SELECT COALESCE(string_to_array(v.library, '.')::integer[] <
+						CASE WHEN v.objects ~ '^[0-9]+([.][0-9]+)*$' THEN string_to_array(v.objects, '.')::integer[] END, false) AS is_old) AS o
+ CROSS JOIN LATERAL (
+		/* only some roles see this setting */
+		SELECT count(*) > 0 AS is_preloaded
+		  FROM pg_settings AS g
+		 WHERE g.name = 'shared_preload_libraries'
+		   AND g.setting ~ '\midem\M') AS p
+UNION ALL
+SELECT c."check", c.status, c.detail, c.fix
+  FROM v
+ CROSS JOIN LATERAL idem_checks(v.objects) AS c
+ WHERE v.library = v.objects;
+COMMENT ON VIEW idem.health IS 'rows of idem_doctor()';
+COMMENT ON COLUMN idem.health."check" IS 'name of the check';
+COMMENT ON COLUMN idem.health.status IS 'ok, warn (an operator should look at it) or fail (something does not work)';
+COMMENT ON COLUMN idem.health.detail IS 'what was found';
+COMMENT ON COLUMN idem.health.fix IS 'command that repairs or shows the problem; null if there is none';
+
+CREATE FUNCTION pg_catalog.idem_doctor()
+RETURNS TABLE ("check" text, status text, detail text, fix text)
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 19
+BEGIN ATOMIC
+	SELECT h."check", h.status, h.detail, h.fix FROM idem.health AS h;
+END;
+COMMENT ON FUNCTION pg_catalog.idem_doctor IS
+	'check the health of the extension: one row per check, with its status and a command that helps';

@@ -1,0 +1,38 @@
+/* src/sql/schema.sql: the schema, and functions that other parts need */
+
+-- complain if this script is sourced in psql instead of via CREATE EXTENSION
+\echo Use "CREATE EXTENSION idem" to load this file. \quit
+
+/*
+ * Names.  The server runs this script with search_path pg_catalog, pg_temp; views
+ * and BEGIN ATOMIC functions store the OIDs of the objects that they use.  So the
+ * script does not qualify operators, functions, types and catalogs of pg_catalog; a
+ * test installs it beside hostile objects.  Only the names of new functions, in
+ * CREATE, COMMENT and GRANT, are qualified, and commands in string literals:
+ * operators run the fixes of idem_doctor() later, under another search_path.
+ */
+
+/*
+ * Without IF NOT EXISTS: the command fails if the schema exists, so the extension
+ * cannot adopt objects of another role.
+ */
+CREATE SCHEMA idem;
+COMMENT ON SCHEMA idem IS 'idem: data and views of the idempotency extension';
+
+/*
+ * All functions are in pg_catalog, so that an unqualified call finds them under any
+ * search_path.  None is STRICT: a null key must raise an error.
+ */
+CREATE FUNCTION pg_catalog.idem_clock()
+RETURNS timestamp with time zone
+LANGUAGE C VOLATILE PARALLEL RESTRICTED
+AS 'MODULE_PATHNAME', 'idem_clock';
+COMMENT ON FUNCTION pg_catalog.idem_clock IS
+	'the clock by which keys expire: the wall clock plus idem.clock_offset';
+
+CREATE FUNCTION pg_catalog.idem_version()
+RETURNS text
+LANGUAGE C STABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'idem_version';
+COMMENT ON FUNCTION pg_catalog.idem_version IS
+	'version of the library that this session uses';
