@@ -53,6 +53,7 @@ PGFILEDESC = "idem - idempotency keys inside the caller's own transaction"
 
 # Every suite brings up a private server, also in installcheck.
 REGRESS = \
+	setup \
 	install \
 	claim \
 	finish \

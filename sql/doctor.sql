@@ -5,10 +5,6 @@
 --
 \set VERBOSITY sqlstate
 SET client_min_messages = warning;
-CREATE PROCEDURE anew() LANGUAGE sql AS $$
-	TRUNCATE idem.keys, idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-$$;
 CALL anew();
 SET DateStyle = ISO;
 SET IntervalStyle = postgres;
@@ -19,21 +15,6 @@ CREATE FUNCTION doctor(which text DEFAULT NULL, OUT "check" text, OUT status tex
 	  FROM idem_doctor() AS d
 	 WHERE d."check" = which OR (which IS NULL AND d.status <> 'ok' AND d."check" <> 'last cleanup')
 $$;
--- waits for the server to do something
-CREATE PROCEDURE wait_for(what text) LANGUAGE plpgsql AS $$
-DECLARE
-	done boolean;
-BEGIN
-	FOR i IN 1 .. 6000 LOOP
-		EXECUTE 'SELECT ' || what INTO done;
-		IF done THEN
-			RETURN;
-		END IF;
-		COMMIT;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-	RAISE EXCEPTION 'waited too long';
-END $$;
 -- a reload that the server has heard of: it tells all its processes, and the launcher starts a round
 CREATE PROCEDURE reload() LANGUAGE plpgsql AS $$
 DECLARE
@@ -345,7 +326,6 @@ SELECT format('ALTER DATABASE %I RESET idem.cleanup', current_database()) \gexec
 SELECT pg_reload_conf();
 CALL wait_for($$ phase = 'off' FROM idem.cleanup_progress WHERE datname = current_database() $$);
 
-DROP PROCEDURE reload, wait_for;
+DROP PROCEDURE reload;
 DROP FUNCTION doctor;
 CALL anew();
-DROP PROCEDURE anew;

@@ -2,24 +2,6 @@
 -- Every error has a SQLSTATE, a detail and a hint, and changes nothing:
 -- section 7 of the contract, rules K7, K11, K12
 --
-CREATE FUNCTION fails(command text,
-	OUT state text, OUT message text, OUT detail text, OUT hint text, OUT context text)
-LANGUAGE plpgsql AS $$
-BEGIN
-	EXECUTE command;
-	message := 'no error';
-EXCEPTION WHEN others THEN
-	GET STACKED DIAGNOSTICS
-		state = RETURNED_SQLSTATE,
-		message = MESSAGE_TEXT,
-		detail = PG_EXCEPTION_DETAIL,
-		hint = PG_EXCEPTION_HINT,
-		context = PG_EXCEPTION_CONTEXT;
-	detail := regexp_replace(detail, '\d+ s\M', 'N s', 'g');
-	-- what idem adds to it
-	context := substring(context FROM 'element \d+ of array "keys"');
-END
-$$;
 SELECT claimed FROM idem_claim('errors:1', '{"card": "4242"}');
 SELECT status FROM idem_lease('errors:5', '30 s', worker => 'w1');
 SELECT token FROM idem_lease('errors:6', '30 s') \gset
@@ -181,4 +163,4 @@ SELECT count(*) FROM (TABLE idem.keys EXCEPT TABLE before) AS new;
 
 DELETE FROM idem.keys WHERE key IN ('errors:5', 'errors:6');
 DROP TABLE before;
-DROP FUNCTION fails, errors_one, errors_other;
+DROP FUNCTION errors_one, errors_other;

@@ -1,8 +1,7 @@
 --
 -- Jobs: what is easily overlooked
 --
-TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
+CALL anew();
 
 -- A retry was granted: it comes, although the queue allows less by now, and so does what it
 -- has absorbed (J2); its own error is what is told of it then

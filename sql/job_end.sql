@@ -3,12 +3,6 @@
 -- idem_job beside it.  Rules J7 and J11.
 --
 \set VERBOSITY sqlstate
-CREATE PROCEDURE anew() LANGUAGE sql AS $$
-	TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-$$;
-CREATE FUNCTION row_of(id bigint) RETURNS text LANGUAGE sql AS
-	$$ SELECT concat(ctid, xmin) FROM idem.jobs WHERE job_id = id $$;
 CALL anew();
 
 --
@@ -16,14 +10,14 @@ CALL anew();
 --
 SELECT job_id FROM idem_enqueue('c', '1', 'k');
 -- never fetched: there is nothing to complete, whatever the token
-SELECT row_of(1) AS before \gset
+SELECT job_version(1) AS before \gset
 SELECT idem_complete(1, 1);
 SELECT idem_complete(1, 9223372036854775807);
 SELECT idem_fail(1, 1);
 SELECT idem_snooze(1, 1, '1 h');
 SELECT * FROM idem_heartbeat(ARRAY[1], ARRAY[1], '1 min');
 SELECT * FROM idem_complete_many(ARRAY[1], ARRAY[1]);
-SELECT row_of(1) = :'before' AS untouched;
+SELECT job_version(1) = :'before' AS untouched;
 -- nor one for later
 SELECT job_id FROM idem_enqueue('c', '2', delay => '1 h');
 SELECT idem_complete(2, 1);
@@ -36,11 +30,11 @@ SELECT idem_snooze(99, 1, '1 h');
 SELECT * FROM idem_heartbeat(ARRAY[99], ARRAY[1], '1 min');
 -- fetched: with the token it was fetched with, no other
 SELECT job_id, token FROM idem_fetch('c', lease => '1 min') \gset
-SELECT row_of(1) AS before \gset
+SELECT job_version(1) AS before \gset
 SELECT idem_complete(:job_id, :token - 1);
 SELECT idem_complete(:job_id, :token + 1);
 SELECT idem_complete(2, :token);
-SELECT row_of(1) = :'before' AS untouched;
+SELECT job_version(1) = :'before' AS untouched;
 SELECT idem_complete(:job_id, :token, '"ok"');
 -- it is gone, and nothing is left of it unless the queue keeps it
 SELECT count(*) FROM idem_job(:job_id);
@@ -78,13 +72,13 @@ SELECT job_id, token FROM idem_fetch('c', lease => '1 min') \gset a_
 SET idem.clock_offset = '20 min';
 SELECT job_id, token FROM idem_fetch('c', lease => '1 min') \gset b_
 SELECT :a_job_id = :b_job_id AS same_job, :b_token > :a_token AS higher;
-SELECT row_of(4) AS before \gset
+SELECT job_version(4) AS before \gset
 SELECT idem_complete(:a_job_id, :a_token);
 SELECT idem_fail(:a_job_id, :a_token, 'late', dead => true);
 SELECT idem_snooze(:a_job_id, :a_token, '1 h');
 SELECT * FROM idem_heartbeat(ARRAY[:a_job_id], ARRAY[:a_token], '1 h');
 SELECT * FROM idem_complete_many(ARRAY[:a_job_id], ARRAY[:a_token]);
-SELECT row_of(4) = :'before' AS untouched;
+SELECT job_version(4) = :'before' AS untouched;
 -- also when the second worker's lease has run out
 SET idem.clock_offset = '30 min';
 SELECT idem_complete(:a_job_id, :a_token);
@@ -138,13 +132,13 @@ SELECT state, key, payload, attempt, worker, error, lease_until, ended_at, run_a
   FROM idem_job(1);
 -- its token is stale now, and nobody has the one in its place
 SELECT token > :token AS another FROM idem.jobs WHERE job_id = 1;
-SELECT row_of(1) AS before \gset
+SELECT job_version(1) AS before \gset
 SELECT idem_fail(:job_id, :token);
 SELECT idem_complete(:job_id, :token);
 SELECT idem_snooze(:job_id, :token, '1 h');
 SELECT * FROM idem_heartbeat(ARRAY[:job_id], ARRAY[:token], '1 h');
 SELECT * FROM idem_complete_many(ARRAY[:job_id], ARRAY[:token]);
-SELECT row_of(1) = :'before' AS untouched;
+SELECT job_version(1) = :'before' AS untouched;
 -- not before its time
 SELECT job_id FROM idem_fetch('f');
 SET idem.clock_offset = '14 s';
@@ -152,7 +146,7 @@ SELECT state FROM idem_job(1);
 SELECT job_id, attempt FROM idem_fetch('f', lease => '1 min');
 RESET idem.clock_offset;
 -- a new job of a queue fails that often; is the last backoff between the bounds?
-CREATE PROCEDURE fails(queue text, attempts int, at_least interval, at_most interval, INOUT in_bounds boolean = NULL) LANGUAGE plpgsql AS $$
+CREATE PROCEDURE backoff_of(queue text, attempts int, at_least interval, at_most interval, INOUT in_bounds boolean = NULL) LANGUAGE plpgsql AS $$
 DECLARE
 	id bigint;
 	t bigint;
@@ -172,29 +166,29 @@ BEGIN
 	in_bounds := (SELECT run_at - before >= at_least AND run_at - idem_clock() <= at_most FROM idem_job(id));
 END
 $$;
-CALL fails('f2', 1, '7.5 s', '12.5 s');
-CALL fails('f2', 2, '15 s', '25 s');
-CALL fails('f2', 3, '30 s', '50 s');
-CALL fails('f2', 5, '120 s', '200 s');
-CALL fails('f2', 10, '3840 s', '6400 s');
-CALL fails('f2', 14, '61440 s', '102400 s');
-CALL fails('f2', 15, '64800 s', '108000 s');
-CALL fails('f2', 24, '64800 s', '108000 s');
-CALL fails('f2', 80, '64800 s', '108000 s');
+CALL backoff_of('f2', 1, '7.5 s', '12.5 s');
+CALL backoff_of('f2', 2, '15 s', '25 s');
+CALL backoff_of('f2', 3, '30 s', '50 s');
+CALL backoff_of('f2', 5, '120 s', '200 s');
+CALL backoff_of('f2', 10, '3840 s', '6400 s');
+CALL backoff_of('f2', 14, '61440 s', '102400 s');
+CALL backoff_of('f2', 15, '64800 s', '108000 s');
+CALL backoff_of('f2', 24, '64800 s', '108000 s');
+CALL backoff_of('f2', 80, '64800 s', '108000 s');
 -- what the queue declares
 SELECT idem_queue_set('slow', backoff => '1 min', backoff_max => '5 min');
-CALL fails('slow', 1, '45 s', '75 s');
-CALL fails('slow', 3, '180 s', '300 s');
-CALL fails('slow', 4, '225 s', '375 s');
-CALL fails('slow', 40, '225 s', '375 s');
+CALL backoff_of('slow', 1, '45 s', '75 s');
+CALL backoff_of('slow', 3, '180 s', '300 s');
+CALL backoff_of('slow', 4, '225 s', '375 s');
+CALL backoff_of('slow', 40, '225 s', '375 s');
 SELECT idem_queue_set('steady', backoff => '10 min', backoff_max => '1 min');
-CALL fails('steady', 1, '45 s', '75 s');
+CALL backoff_of('steady', 1, '45 s', '75 s');
 SELECT idem_queue_set('eager', backoff => '1 us');
-CALL fails('eager', 1, '0', '2 us');
+CALL backoff_of('eager', 1, '0', '2 us');
 SELECT idem_queue_set('patient', backoff => '100 years', backoff_max => '100 years');
-CALL fails('patient', 1, '27000 days', '45000 days');
-CALL fails('patient', 20, '27000 days', '45000 days');
-DROP PROCEDURE fails;
+CALL backoff_of('patient', 1, '27000 days', '45000 days');
+CALL backoff_of('patient', 20, '27000 days', '45000 days');
+DROP PROCEDURE backoff_of;
 -- many that fail together do not come back together; the spread is to both sides, also at the maximum
 CALL anew();
 SELECT idem_queue_set('spread', backoff => '1000 s', backoff_max => '1000 s');
@@ -251,7 +245,7 @@ SELECT job_id FROM idem_enqueue('f3', max_attempts => 2);
 SELECT idem_fail(job_id, token, retry_in => '0') FROM idem_fetch('f3');
 SELECT idem_fail(job_id, token, retry_in => '0') FROM idem_fetch('f3');
 SELECT job_id FROM idem_enqueue('f4');
-CREATE PROCEDURE fails(queue text, INOUT times int = 0) LANGUAGE plpgsql AS $$
+CREATE PROCEDURE fail_until_dead(queue text, INOUT times int = 0) LANGUAGE plpgsql AS $$
 DECLARE
 	outcome text;
 BEGIN
@@ -263,9 +257,9 @@ BEGIN
 	END LOOP;
 END
 $$;
-CALL fails('f4');
+CALL fail_until_dead('f4');
 SELECT state, attempt, max_attempts FROM idem_job(5);
-DROP PROCEDURE fails;
+DROP PROCEDURE fail_until_dead;
 -- long errors are clipped to 8 kB, between two characters
 CALL anew();
 SELECT count(*) FROM idem_enqueue_many('clip', array_fill('1'::jsonb, ARRAY[5]));
@@ -502,5 +496,3 @@ SELECT idem_retry(7);
 SELECT state FROM idem_job(7);
 COMMIT;
 CALL anew();
-DROP PROCEDURE anew;
-DROP FUNCTION row_of;

@@ -4,10 +4,6 @@
 -- idem.clock_offset stands for waiting.
 --
 \set VERBOSITY sqlstate
-CREATE PROCEDURE anew() LANGUAGE sql AS $$
-	TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-$$;
 CALL anew();
 
 -- J1: a duplicate of a waiting job is absorbed, and the caller learns its number
@@ -507,4 +503,3 @@ SELECT payload IS NULL AS none FROM idem_job(1);
 SELECT * FROM idem_enqueue('place', (SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 3000) AS i), 'k', on_duplicate => 'replace');
 SELECT jsonb_array_length(payload), payload ->> 2999 = md5('3000') AS last FROM idem_fetch('place', lease => '1 h');
 CALL anew();
-DROP PROCEDURE anew;

@@ -2,26 +2,7 @@
 -- Every error of the functions of jobs has a SQLSTATE, a detail and a hint, and
 -- changes nothing: section 7 of the contract
 --
-TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-CREATE FUNCTION fails(command text,
-	OUT state text, OUT message text, OUT detail text, OUT hint text, OUT context text)
-LANGUAGE plpgsql AS $$
-BEGIN
-	EXECUTE command;
-	message := 'no error';
-EXCEPTION WHEN others THEN
-	GET STACKED DIAGNOSTICS
-		state = RETURNED_SQLSTATE,
-		message = MESSAGE_TEXT,
-		detail = PG_EXCEPTION_DETAIL,
-		hint = PG_EXCEPTION_HINT,
-		context = PG_EXCEPTION_CONTEXT;
-	detail := regexp_replace(detail, '\d+ s\M', 'N s', 'g');
-	-- what idem adds to it
-	context := substring(context FROM 'element \d+ of array "\w+"');
-END
-$$;
+CALL anew();
 CREATE TABLE bad (n serial, call text);
 
 -- the queue
@@ -244,5 +225,4 @@ RESET ROLE;
 SELECT idem_revoke('idem_job_stranger', 'app');
 DROP ROLE idem_job_owner, idem_job_stranger;
 DROP TABLE bad, jobs_before;
-DROP FUNCTION fails;
 TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;

@@ -3,12 +3,6 @@
 -- What several sessions do to each other is tested elsewhere.
 --
 \set VERBOSITY sqlstate
-CREATE PROCEDURE anew() LANGUAGE sql AS $$
-	TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-$$;
-CREATE FUNCTION micros(t timestamptz) RETURNS bigint LANGUAGE sql AS
-	$$ SELECT (extract(epoch FROM t) * 1000000)::bigint $$;
 CALL anew();
 
 -- by priority, then run_at, then number
@@ -377,5 +371,3 @@ SELECT job_id FROM idem_enqueue('paused');
 SELECT idem_resume('paused');
 SELECT job_id, attempt FROM idem_fetch('paused', 10, lease => '1 min');
 CALL anew();
-DROP PROCEDURE anew;
-DROP FUNCTION micros;

@@ -3,8 +3,7 @@
 -- keys: the text is compared, and few keys may share a hash.  (What the hash
 -- is: test/t/045_hash.pl.)
 --
-TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
+CALL anew();
 SET client_min_messages = warning;
 \set VERBOSITY default
 
