@@ -193,7 +193,7 @@ endif
 # install what is missing and then call make again.
 all:
 
-.PHONY: all help test demo demo-stop bench soak model format format-check
+.PHONY: all help test demo demo-stop bench soak model format format-check shellcheck
 
 # A PG_CONFIG that nobody asked for is for the scripts to find.
 ifneq ($(filter command environment%,$(origin PG_CONFIG)),)
@@ -204,14 +204,17 @@ help:
 	@echo 'make                build the extension'
 	@echo 'make install        install it into the server that pg_config belongs to'
 	@echo 'make installcheck   run the tests against what was installed, on private servers'
-	@echo 'make test           build and run all tests in a temporary directory'
+	@echo 'make test           build and run all tests in a temporary directory; some of them with'
+	@echo '                    SUITES="regress isolation tap", REGRESS="claim lease",'
+	@echo '                    ISOLATION="claim", TESTS="test/t/010_crash.pl"'
 	@echo 'make demo           see it work, on a throw-away server (KEEP=1 leaves it running)'
 	@echo 'make demo-stop      remove what make demo KEEP=1 has left'
 	@echo 'make bench          measure it against SQL written by hand, and other queues'
 	@echo 'make soak           a random load with a ledger, for a minute (SOAK_SECONDS, SOAK_SEED,'
 	@echo '                    SOAK_CLIENTS), and look whether every promise was kept'
 	@echo 'make model          check the model of the lease protocol (Spin)'
-	@echo 'make format         format the C files; format-check only looks'
+	@echo 'make format         format the C files; format-check only checks them'
+	@echo 'make shellcheck     check the shell scripts'
 	@echo 'make clean          remove what was built'
 	@echo
 	@echo 'PG_CONFIG=/path/to/pg_config chooses the server. test, demo, bench, soak and'
@@ -235,17 +238,22 @@ soak:
 model:
 	@bash test/model/run
 
-# for test/run
+# The value of a variable, for test/run.
 list-%:
 	@echo $($*)
 
 CLANG_FORMAT ?= clang-format
+C_FILES = $(wildcard src/*.[ch] src/*/*.[ch])
+SHELL_SCRIPTS = .ci/run $(wildcard test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh)
 
 format:
-	$(CLANG_FORMAT) -i src/*.c src/*.h
+	$(CLANG_FORMAT) -i $(C_FILES)
 
 format-check:
-	$(CLANG_FORMAT) --dry-run -Werror src/*.c src/*.h
+	$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
+
+shellcheck:
+	shellcheck -x $(SHELL_SCRIPTS)
 
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
