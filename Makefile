@@ -76,6 +76,7 @@ PGFILEDESC = "idem - idempotency keys inside the caller's own transaction"
 
 # Every suite brings up a private server, also in installcheck.
 REGRESS = \
+	setup \
 	install \
 	claim \
 	finish \
@@ -216,7 +217,7 @@ endif
 # install what is missing and then call make again.
 all:
 
-.PHONY: all help test demo demo-stop bench soak model format format-check
+.PHONY: all help test demo demo-stop bench soak model format format-check shellcheck
 
 # A PG_CONFIG that nobody asked for is for the scripts to find.
 ifneq ($(filter command environment%,$(origin PG_CONFIG)),)
@@ -227,14 +228,17 @@ help:
 	@echo 'make                build the extension'
 	@echo 'make install        install it into the server that pg_config belongs to'
 	@echo 'make installcheck   run the tests against what was installed, on private servers'
-	@echo 'make test           build and run all tests in a temporary directory'
+	@echo 'make test           build and run all tests in a temporary directory; some of them with'
+	@echo '                    SUITES="regress isolation tap", REGRESS="claim lease",'
+	@echo '                    ISOLATION="claim", TESTS="test/t/010_crash.pl"'
 	@echo 'make demo           see it work, on a throw-away server (KEEP=1 leaves it running)'
 	@echo 'make demo-stop      remove what make demo KEEP=1 has left'
 	@echo 'make bench          measure it against SQL written by hand, and other queues'
 	@echo 'make soak           a random load with a ledger, for a minute (SOAK_SECONDS, SOAK_SEED,'
 	@echo '                    SOAK_CLIENTS), and look whether every promise was kept'
 	@echo 'make model          check the model of the lease protocol (Spin)'
-	@echo 'make format         format the C files; format-check only looks'
+	@echo 'make format         format the C files; format-check only checks them'
+	@echo 'make shellcheck     check the shell scripts'
 	@echo 'make clean          remove what was built'
 	@echo
 	@echo 'PG_CONFIG=/path/to/pg_config chooses the server. test, demo, bench, soak and'
@@ -258,12 +262,13 @@ soak:
 model:
 	@bash test/model/run
 
-# for test/run
+# The value of a variable, for test/run.
 list-%:
 	@echo $($*)
 
 CLANG_FORMAT ?= clang-format
 C_FILES = $(wildcard src/*.[ch] src/*/*.[ch])
+SHELL_SCRIPTS = .ci/run $(wildcard test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh)
 
 format:
 	$(CLANG_FORMAT) -i $(C_FILES)
@@ -271,6 +276,9 @@ format:
 format-check:
 	$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 	@awk -f test/long_lines.awk $(C_FILES)
+
+shellcheck:
+	shellcheck -x $(SHELL_SCRIPTS)
 
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)

@@ -15,12 +15,12 @@ $$;
 SELECT * FROM idem_call('call:1', 'charge_card', '{"amount": 9900}');
 SELECT * FROM idem_call('call:1', 'charge_card', '{"amount": 9900}');
 SELECT * FROM charges;
--- it is a key like any other
+-- idem_call uses ordinary keys
 SELECT claimed, status, result FROM idem_claim('call:1');
 SELECT * FROM idem_call('call:1', 'charge_card', '{"amount": 9900}', scope => 'other');
 SELECT count(*) FROM charges;
 
--- an error in the handler passes through, and the claim goes with it
+-- an error of the handler is passed on, and the claim is rolled back
 SELECT * FROM idem_call('call:2', 'charge_card', '{"amount": "much"}');
 SELECT count(*) FROM idem_get('call:2');
 SELECT count(*) FROM charges;
@@ -42,7 +42,7 @@ SELECT * FROM idem_call('call:6', 'strict', '6');
 SELECT * FROM idem_call('call:7', 'strict');
 SELECT count(*) FROM idem_get('call:7');
 
--- called again by its own handler
+-- the handler calls idem_call again with the same key
 CREATE FUNCTION again(payload jsonb) RETURNS jsonb LANGUAGE sql
 AS $$ SELECT to_jsonb(c) FROM idem_call('call:8', 'again', payload) AS c $$;
 SELECT * FROM idem_call('call:8', 'again', '{}');
@@ -59,7 +59,7 @@ SELECT idem_forget('call:9');
 SELECT * FROM idem_call('call:9', 'finisher', '{"by": "caller"}');
 SELECT count(*) FROM idem_get('call:9');
 
--- a stable handler sees what this transaction has written
+-- a STABLE handler sees what this transaction wrote
 CREATE FUNCTION looks(payload jsonb) RETURNS jsonb STABLE LANGUAGE sql
 AS $$ SELECT to_jsonb(g.status) FROM idem_get('call:10') AS g $$;
 SELECT * FROM idem_call('call:10', 'looks', '{}');
@@ -71,7 +71,7 @@ SELECT * FROM idem_call('call:11', 'big');
 SELECT count(*) FROM idem_get('call:11');
 RESET idem.max_result_size;
 
--- handlers that cannot be
+-- invalid handlers
 CREATE FUNCTION two(a jsonb, b jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT a $$;
 CREATE FUNCTION of_text(a text) RETURNS jsonb LANGUAGE sql AS $$ SELECT to_jsonb(a) $$;
 CREATE FUNCTION to_text(a jsonb) RETURNS text LANGUAGE sql AS $$ SELECT a::text $$;
@@ -100,7 +100,7 @@ DROP PROCEDURE proc(jsonb);
 DROP FUNCTION charge_card, nothing, strict, again, finisher, looks, big, two, of_text, to_text, set_of;
 DROP TABLE charges;
 
--- the same C function under two names, one inside the other
+-- the same C function under two names, one called inside the other
 CREATE FUNCTION other_call(text, regproc, jsonb, interval, interval, text,
 	OUT status text, OUT result jsonb, OUT replayed boolean)
 AS '$libdir/idem', 'idem_call' LANGUAGE C;

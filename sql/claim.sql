@@ -4,7 +4,7 @@
 \set VERBOSITY sqlstate
 CREATE TABLE effects (key text);
 
--- K1, K2: commit records, with the result given to idem_finish
+-- K1, K2: commit records the key, with the result given to idem_finish
 BEGIN;
 SELECT claimed, status, result, created_at IS NOT NULL AS created, expires_at - created_at AS ttl
   FROM idem_claim('claim:1');
@@ -14,7 +14,7 @@ COMMIT;
 SELECT claimed, status, result, created_at IS NOT NULL AS created, expires_at - created_at AS ttl
   FROM idem_claim('claim:1');
 
--- K1: rollback releases, together with the work
+-- K1: rollback releases the key and undoes the work
 BEGIN;
 SELECT claimed, status FROM idem_claim('claim:2');
 INSERT INTO effects VALUES ('claim:2');
@@ -24,10 +24,10 @@ SELECT * FROM idem_get('claim:2');
 SELECT claimed, status, result FROM idem_claim('claim:2');
 SELECT key FROM effects;
 
--- K2: a committed claim is final, also if idem_finish was never called
+-- K2: a committed claim is final, even if idem_finish was never called
 SELECT claimed, status, result FROM idem_claim('claim:2');
 
--- K1: rollback to a savepoint releases what was claimed after it, only
+-- K1: rollback to a savepoint releases only the keys claimed after it
 BEGIN;
 SELECT claimed, status FROM idem_claim('claim:3');
 SAVEPOINT s;
@@ -44,7 +44,7 @@ COMMIT;
 SELECT status, result FROM idem_get('claim:3');
 SELECT status, result FROM idem_get('claim:4');
 
--- a claim of a released savepoint, finished in another one
+-- a claim made in a released savepoint is finished in another savepoint
 BEGIN;
 SAVEPOINT a;
 SELECT claimed, status FROM idem_claim('claim:5');
@@ -55,7 +55,7 @@ RELEASE b;
 SELECT status, result FROM idem_claim('claim:5');
 COMMIT;
 
--- K1: so does an EXCEPTION block of PL/pgSQL
+-- K1: an EXCEPTION block of PL/pgSQL does the same
 \set VERBOSITY default
 DO $$
 DECLARE
@@ -82,7 +82,7 @@ SELECT idem_finish('claim:7', '7');
 SELECT claimed, status, result FROM idem_claim('claim:7');
 COMMIT;
 
--- K6, also with functions of one statement
+-- K6, also between functions of one statement
 SELECT (idem_claim('claim:8')).status AS first, idem_finish('claim:8', '8'),
 	   (idem_claim('claim:8')).status AS second;
 
@@ -101,7 +101,7 @@ SELECT claimed FROM idem_claim('claim:1 ');
 SELECT claimed FROM idem_claim(U&'caf\00e9');
 SELECT claimed FROM idem_claim(U&'cafe\0301');
 
--- K5: without anybody in the way, how long to wait makes no difference
+-- K5: without a conflict, the wait makes no difference
 SELECT claimed, status FROM idem_claim('claim:10', wait => '0');
 SELECT claimed, status FROM idem_claim('claim:10', wait => '0');
 SELECT claimed, status FROM idem_claim('claim:10', wait => '1 h');
@@ -113,13 +113,13 @@ SELECT status FROM idem_claim('claim:10', wait => '0');
 SELECT status FROM idem_claim_many(ARRAY['claim:1', 'claim:2']);
 SELECT pg_current_xact_id_if_assigned() IS NULL AS no_xid;
 COMMIT;
--- and no dead row: what a replay finds stays where it is
+-- and leaves no dead row: a replay does not move the row
 SELECT ctid AS before FROM idem.keys WHERE key = 'claim:1' AND scope = '' \gset
 SELECT status FROM idem_claim('claim:1');
 SELECT ctid = :'before' AS unmoved, xmax = 0 AS unlocked
   FROM idem.keys WHERE key = 'claim:1' AND scope = '';
 
--- K10: REPEATABLE READ and SERIALIZABLE, with nobody else about
+-- K10: REPEATABLE READ and SERIALIZABLE, without concurrent transactions
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT claimed, status FROM idem_claim('claim:11');
 SELECT claimed, status FROM idem_claim('claim:11');
@@ -139,7 +139,7 @@ BEGIN READ ONLY;
 SELECT * FROM idem_claim('claim:1');
 ROLLBACK;
 
--- an index that is added, also concurrently, is kept up to date
+-- an additional index, even one built concurrently, is kept up to date
 CREATE INDEX CONCURRENTLY claim_extra ON idem.keys (created_at);
 SELECT claimed FROM idem_claim('claim:13');
 REINDEX TABLE CONCURRENTLY idem.keys;

@@ -31,6 +31,6 @@ SELECT c.conname AS without_comment
 SELECT obj_description(oid, 'pg_extension') IS NOT NULL AS commented FROM pg_extension WHERE extname = 'idem';
 SELECT name FROM pg_settings WHERE name LIKE 'idem.%' AND short_desc = '';
 
--- and the walk has seen something
+-- the queries above have seen some members
 SELECT count(*) > 10 AS walked FROM members;
 DROP VIEW members;

@@ -1,40 +1,21 @@
 --
--- idem_doctor(): rule H1.  Each problem has a fix that can be pasted, and
--- pasting it helps: most are made here, the fix is pasted (:fix), and the check
--- is asked again.  (What needs a server of its own is in test/t/180_stats.pl.)
+-- idem_doctor(): rule H1.  Each problem has a fix that can be pasted into psql, and
+-- the fix helps.  The test causes most of the problems, runs the fix (:fix) and repeats
+-- the check.  (test/t/180_stats.pl covers problems that need their own server.)
 --
 \set VERBOSITY sqlstate
 SET client_min_messages = warning;
-CREATE PROCEDURE anew() LANGUAGE sql AS $$
-	TRUNCATE idem.keys, idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-$$;
 CALL anew();
 SET DateStyle = ISO;
 SET IntervalStyle = postgres;
--- what is not ok, or a check by its name; numbers of processes and times are left out
+-- the checks that are not ok, or one check by its name; process ids and times are masked
 CREATE FUNCTION doctor(which text DEFAULT NULL, OUT "check" text, OUT status text, OUT detail text) RETURNS SETOF record LANGUAGE sql AS $$
 	SELECT d."check", d.status,
 		   regexp_replace(regexp_replace(d.detail, '\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.0-9]*\S*', '(time)', 'g'), '(\d+ days? )?\d+:\d\d:\d\d[.0-9]*', '(span)', 'g')
 	  FROM idem_doctor() AS d
 	 WHERE d."check" = which OR (which IS NULL AND d.status <> 'ok' AND d."check" <> 'last cleanup')
 $$;
--- waits for the server to do something
-CREATE PROCEDURE wait_for(what text) LANGUAGE plpgsql AS $$
-DECLARE
-	done boolean;
-BEGIN
-	FOR i IN 1 .. 6000 LOOP
-		EXECUTE 'SELECT ' || what INTO done;
-		IF done THEN
-			RETURN;
-		END IF;
-		COMMIT;
-		PERFORM pg_sleep(0.01);
-	END LOOP;
-	RAISE EXCEPTION 'waited too long';
-END $$;
--- a reload that the server has heard of: it tells all its processes, and the launcher starts a round
+-- reload, and wait until the launcher has received it and starts a round
 CREATE PROCEDURE reload() LANGUAGE plpgsql AS $$
 DECLARE
 	before bigint;
@@ -46,7 +27,7 @@ BEGIN
 END $$;
 
 --
--- all is well, but that cleanup is off here (see test/temp.conf): one row per check, without a fix
+-- everything is ok except that cleanup is off (see test/temp.conf): one row per check, without a fix
 --
 SELECT pg_reload_conf();
 CALL wait_for($$ phase = 'off' FROM idem.cleanup_progress WHERE datname = current_database() $$);
@@ -57,20 +38,20 @@ SELECT * FROM doctor('preload');
 SELECT * FROM doctor('role');
 SELECT status, detail ~ '^process \d+, (sleeping|working), \d+ visits$' AS described FROM idem_doctor() WHERE "check" = 'worker';
 SELECT status, detail ~ '^\d+ of \d+ in use$' AS described FROM idem_doctor() WHERE "check" = 'worker slots';
--- it reads only
+-- it does not write
 BEGIN READ ONLY;
 SELECT count(*) FROM idem_doctor();
 COMMIT;
 SELECT * FROM doctor();
 
 --
--- leases that ran out
+-- expired leases
 --
 BEGIN;
 SET LOCAL idem.clock_offset = '-2 h';
 SELECT status FROM idem_lease('a', '90 min');
 COMMIT;
--- not for long: it may be taken over any time
+-- recently expired: it may be taken over at any time
 SELECT * FROM doctor('expired leases');
 BEGIN;
 SET LOCAL idem.clock_offset = '-2 h';
@@ -85,12 +66,12 @@ SELECT fix FROM idem_doctor() WHERE "check" = 'expired leases' \gset
 :fix
 \o
 \echo :ROW_COUNT rows
--- the worker was alive, after all; the operator ends the other
+-- one worker was alive after all; the operator releases the other key
 SELECT idem_finish('b', '1', token) FROM idem.lease_status WHERE key = 'b';
 SELECT * FROM doctor();
 SELECT idem_forget('c');
 SELECT * FROM doctor();
--- past its ttl it is for cleanup
+-- past its ttl, cleanup removes it
 BEGIN;
 SET LOCAL idem.clock_offset = '-30 h';
 SELECT status FROM idem_lease('d', '1 min');
@@ -143,7 +124,7 @@ SELECT * FROM doctor();
 CALL anew();
 
 --
--- job numbers: the sequence is behind a live job, the history, a key that is kept
+-- job numbers: the sequence is behind a live job, the history, a kept key
 --
 SELECT idem_queue_set('q', keep => '1 h');
 SELECT job_id FROM idem_enqueue('q');
@@ -168,7 +149,7 @@ SELECT * FROM doctor();
 CALL anew();
 
 --
--- autovacuum: off for a table, off at all
+-- autovacuum: off for a table, off for the server
 --
 ALTER TABLE idem.keys SET (autovacuum_enabled = off);
 ALTER TABLE idem.jobs SET (autovacuum_enabled = false, autovacuum_vacuum_threshold = 5000);
@@ -193,8 +174,8 @@ ALTER SYSTEM RESET autovacuum;
 CALL reload();
 
 --
--- backlog, then table bloat, then index bloat: what expires is removed, the dead
--- rows are vacuumed, the index is built anew
+-- backlog, then table bloat, then index bloat: expired rows are removed, dead rows
+-- are vacuumed, the index is rebuilt
 --
 ALTER TABLE idem.keys SET (autovacuum_enabled = off);
 INSERT INTO idem.keys (created_at, expires_at, owner, key, scope)
@@ -225,7 +206,7 @@ ALTER TABLE idem.keys RESET (autovacuum_enabled);
 SELECT * FROM doctor();
 
 --
--- the clock has gone back: there are rows from times to come
+-- the clock was set back: some rows have times in the future
 --
 BEGIN;
 SET LOCAL idem.clock_offset = '2 h';
@@ -257,29 +238,29 @@ SELECT * FROM doctor();
 CALL anew();
 
 --
--- library and SQL objects differ: the objects are older, or the library is, and then an
--- update would not help
+-- library and SQL objects have different versions: the objects are older, or the
+-- library is, and then an update would not help
 --
 BEGIN;
 UPDATE pg_extension SET extversion = '0.0.1' WHERE extname = 'idem';
 SELECT "check", status, detail ~ '^library \S+, SQL objects 0\.0\.1' AS described, fix FROM idem_doctor() WHERE "check" = 'version';
 UPDATE pg_extension SET extversion = '99.0.0' WHERE extname = 'idem';
 SELECT "check", status, detail ~ '^library \S+, SQL objects 99\.0\.0' AS described, fix FROM idem_doctor() WHERE "check" = 'version';
--- nothing else is called then, because the library may lack it
+-- then no other function is called, because the library may lack it
 UPDATE pg_proc SET prosrc = 'idem_of_another_version' WHERE proname IN ('idem_stat_worker', 'idem_stat_cleanup', 'idem_clock');
 SELECT "check", status, regexp_replace(detail, '^library [^,]+', 'library (version)') AS detail, fix FROM idem_doctor();
 SELECT "check", status FROM idem.health;
 SAVEPOINT s;
 SELECT count(*) FROM idem.worker_status;
 ROLLBACK TO s;
--- a version that is no number is another one, too
+-- a version that is not a number is also different
 UPDATE pg_extension SET extversion = 'unpackaged' WHERE extname = 'idem';
 SELECT "check", status, regexp_replace(detail, '^library [^,]+', 'library (version)') AS detail, fix FROM idem_doctor();
 ROLLBACK;
 SELECT * FROM doctor();
 
 --
--- functions that an unqualified call may reach instead of ours
+-- functions that an unqualified call may reach instead of idem's
 --
 CREATE FUNCTION public.idem_enqueue(queue text, payload text) RETURNS text LANGUAGE sql RETURN 'captured';
 CREATE ROLE idem_stranger;
@@ -299,7 +280,7 @@ SELECT * FROM doctor('functions');
 CALL anew();
 
 --
--- settings that have no effect on cleanup: those of a role; and a clock for tests
+-- settings of a role, which have no effect on cleanup; and the clock for tests
 --
 CREATE ROLE idem_settings;
 SELECT current_database() AS db \gset
@@ -308,7 +289,7 @@ ALTER ROLE idem_settings IN DATABASE :"db" SET idem.cleanup_batch_size = 7;
 ALTER DATABASE :"db" SET idem.clock_offset = 1000;
 ALTER DATABASE :"db" SET idem.cleanup_batch_size = 500;
 ALTER ROLE idem_settings SET idem.scope = 'a';
--- that of another database is for the doctor there
+-- the doctor of the other database reports its settings
 ALTER ROLE idem_settings IN DATABASE template1 SET idem.cleanup = off;
 SELECT status, replace(detail, :'db', '(database)') AS detail, replace(fix, :'db', '(database)') AS fix FROM idem_doctor() WHERE "check" = 'settings';
 SELECT fix FROM idem_doctor() WHERE "check" = 'settings' \gset
@@ -333,19 +314,18 @@ SELECT pg_reload_conf();
 CALL wait_for($$ phase = 'failing' FROM idem.cleanup_progress WHERE datname = current_database() $$);
 SELECT "check", status, detail ~ '^failing, last at \d{4}-\S+ \S+: .' AS described, fix FROM idem_doctor() WHERE "check" = 'last cleanup';
 SELECT fix FROM idem_doctor() WHERE "check" = 'last cleanup' \gset
--- that shows what is wrong
+-- the fix shows the cause
 \echo :fix
 :fix
 DROP TRIGGER stranger ON idem.keys;
 SELECT pg_reload_conf();
 CALL wait_for($$ phase = 'idle' FROM idem.cleanup_progress WHERE datname = current_database() $$);
 SELECT * FROM doctor('last cleanup');
--- as before
+-- restore the settings
 SELECT format('ALTER DATABASE %I RESET idem.cleanup', current_database()) \gexec
 SELECT pg_reload_conf();
 CALL wait_for($$ phase = 'off' FROM idem.cleanup_progress WHERE datname = current_database() $$);
 
-DROP PROCEDURE reload, wait_for;
+DROP PROCEDURE reload;
 DROP FUNCTION doctor;
 CALL anew();
-DROP PROCEDURE anew;

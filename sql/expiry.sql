@@ -14,13 +14,13 @@ RESET idem.ttl;
 SET idem.clock_offset = '60 s';
 SELECT claimed, status FROM idem_claim('expiry:1');
 SELECT count(*) FROM idem_get('expiry:1');
--- an expired row counts as absent wherever it is read
+-- an expired row counts as absent for every function
 SET idem.clock_offset = '100 s';
 SELECT count(*) FROM idem_get('expiry:1');
 SELECT idem_forget('expiry:1');
 SELECT idem_finish('expiry:1', '1');
 SELECT idem_release('expiry:1');
--- rollback of a takeover leaves it expired
+-- after rollback of a takeover the key is still expired
 BEGIN;
 SELECT claimed, status, result FROM idem_claim('expiry:1', ttl => '90 s');
 SELECT idem_finish('expiry:1', '"second life"');
@@ -39,7 +39,7 @@ SET idem.clock_offset = '200 s';
 SELECT claimed, status, result FROM idem_claim('expiry:1');
 RESET idem.clock_offset;
 
--- the clock counts, not the start of the transaction
+-- the current time counts, not the start of the transaction
 BEGIN;
 SELECT now() IS NOT NULL AS started;
 SET LOCAL idem.clock_offset = '3 h';
@@ -52,7 +52,7 @@ SELECT count(*) FROM idem_get('expiry:3');
 SELECT claimed, status FROM idem_claim('expiry:3');
 ROLLBACK;
 
--- a claim does not expire under the transaction that holds it
+-- a claim does not expire for the transaction that holds it
 BEGIN;
 SELECT claimed FROM idem_claim('expiry:4', ttl => '1 s');
 SET LOCAL idem.clock_offset = '1 h';

@@ -24,7 +24,7 @@ SELECT claimed FROM idem_claim('finish:3');
 SELECT idem_finish('finish:3', '{"a": 1, "b": [1, 2]}');
 SELECT idem_finish('finish:3', '{"b": [1, 2.0], "a": 1.0}');
 SELECT result FROM idem_get('finish:3');
--- K11: another one is not
+-- K11: a different result is an error
 SAVEPOINT s;
 SELECT idem_finish('finish:3', '{"a": 2}');
 ROLLBACK TO s;
@@ -84,14 +84,14 @@ SELECT idem_finish('finish:9', (SELECT jsonb_agg(md5(i::text)) FROM generate_ser
 COMMIT;
 SELECT jsonb_array_length(result), result = (SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 10000) AS i) AS whole
   FROM idem_claim('finish:9');
--- also as the second finish
+-- also as a second finish
 BEGIN;
 SELECT claimed FROM idem_claim('finish:10');
 SELECT idem_finish('finish:10', result) FROM idem_get('finish:9');
 SELECT idem_finish('finish:10', result) FROM idem_get('finish:9');
 COMMIT;
 
--- K12: but not over the limit
+-- K12: but not above the limit
 SET idem.max_result_size = '1 kB';
 BEGIN;
 SELECT claimed FROM idem_claim('finish:11');
@@ -102,7 +102,7 @@ SELECT idem_finish('finish:11', to_jsonb(repeat('x', 1000)));
 COMMIT;
 RESET idem.max_result_size;
 
--- finish is a HOT update: it touches no indexed column, and there is room
+-- finish is a HOT update: it changes no indexed column, and the page has room
 BEGIN;
 SELECT count(claimed) FROM generate_series(1, 20) AS i, LATERAL idem_claim('hot:' || i);
 SELECT pg_stat_get_xact_tuples_updated('idem.keys'::regclass) AS updated \gset before_
@@ -112,8 +112,8 @@ SELECT pg_stat_get_xact_tuples_updated('idem.keys'::regclass) - :before_updated 
 	   pg_stat_get_xact_tuples_hot_updated('idem.keys'::regclass) - :before_hot AS hot;
 COMMIT;
 
--- the place of the last claim is a guess: keys finished in another order, a
--- key claimed again after rollback, a table that has lost its rows
+-- the remembered place of the last claim is only a hint: keys finished in another order,
+-- a key claimed again after rollback, a truncated table
 BEGIN;
 SELECT count(*) FROM idem_claim_many(ARRAY['finish:12', 'finish:13', 'finish:14']);
 SELECT idem_finish('finish:12', '12'), idem_finish('finish:14', '14'), idem_finish('finish:13', '13');

@@ -22,7 +22,7 @@ SELECT status, result, finished_at >= created_at AS finished FROM idem_get('get:
 COMMIT;
 SELECT status, result, finished_at >= created_at AS finished FROM idem_get('get:1');
 
--- K2: finished, though idem_finish was not called
+-- K2: finished, although idem_finish was not called
 SELECT claimed FROM idem_claim('get:3', scope => 's');
 SELECT status, finished_at FROM idem_get('get:3', 's');
 SELECT count(*) FROM idem_get('get:3');
@@ -45,7 +45,7 @@ SELECT status FROM idem_get('get:1');
 SELECT count(*) FROM idem_get('get:none');
 COMMIT;
 
--- the view for people
+-- the view idem.key_status
 SELECT key, scope, owner = current_user::regrole AS mine, status,
 	   age >= '0' AND age < '1 h' AS age, time_left > '23 h' AND time_left <= '24 h' AS time_left
   FROM idem.key_status WHERE key IN ('get:1', 'get:3') ORDER BY key;
@@ -74,18 +74,18 @@ SELECT claimed FROM idem_claim('get:4');
 SELECT idem_forget('get:4');
 SELECT idem_forget('get:4');
 COMMIT;
--- an expired key is none
+-- an expired key counts as absent
 SELECT claimed FROM idem_claim('get:5', ttl => '1 s');
 SET idem.clock_offset = '2 s';
 SELECT idem_forget('get:5');
 RESET idem.clock_offset;
--- forgetting and claiming anew under SERIALIZABLE
+-- forget and claim again under SERIALIZABLE
 BEGIN ISOLATION LEVEL SERIALIZABLE;
 SELECT idem_forget('get:1');
 SELECT claimed FROM idem_claim('get:1');
 COMMIT;
 
--- the owner is a name, and the OID of one that was dropped
+-- the owner is shown by name; the owner that was dropped, by OID
 CREATE ROLE "Idem owner";
 SELECT oid AS owner FROM pg_roles WHERE rolname = 'Idem owner' \gset
 BEGIN;

@@ -11,8 +11,8 @@ SELECT pg_describe_object(classid, objid, objsubid) AS member
    AND classid <> 'pg_type'::regclass	-- row types are members from 17 on
  ORDER BY 1;
 
--- every function is called unqualified, under any search_path, and nobody
--- can put another one in its place
+-- every function can be called unqualified, under any search_path, and no other
+-- role can replace it by its own function
 CREATE SCHEMA hostile;
 CREATE FUNCTION hostile.idem_claim(key text) RETURNS text
 LANGUAGE sql AS $$ SELECT 'captured' $$;
@@ -23,7 +23,7 @@ SELECT claimed, status FROM idem_claim('install:1');
 RESET search_path;
 DROP SCHEMA hostile CASCADE;
 
--- the data goes into dumps
+-- pg_dump dumps the data
 SELECT extconfig::regclass[], extcondition FROM pg_extension WHERE extname = 'idem';
 
 -- keys are never stored out of line
@@ -32,16 +32,16 @@ SELECT attrelid::regclass, attname, attstorage FROM pg_attribute
    AND attname IN ('key', 'scope', 'queue')
  ORDER BY attrelid::regclass::text, attname;
 
--- cannot be moved elsewhere
+-- the extension cannot be moved to another schema
 \set VERBOSITY sqlstate
 ALTER EXTENSION idem SET SCHEMA public;
 
--- DROP EXTENSION takes everything along
+-- DROP EXTENSION removes everything
 DROP EXTENSION idem;
 SELECT count(*) FROM pg_namespace WHERE nspname = 'idem';
 SELECT count(*) FROM pg_proc WHERE proname LIKE 'idem\_%';
 
--- somebody else's schema is not adopted (CVE-2022-2625)
+-- CREATE EXTENSION does not adopt an existing schema (CVE-2022-2625)
 CREATE SCHEMA idem;
 CREATE TABLE idem.keys (trap int);
 CREATE EXTENSION idem;
@@ -50,5 +50,5 @@ DROP SCHEMA idem CASCADE;
 CREATE EXTENSION idem;
 SELECT claimed, status FROM idem_claim('install:1');
 
--- no script makes anything that could adopt or run as somebody else
+-- no function is SECURITY DEFINER or STRICT
 SELECT proname FROM pg_proc WHERE proname LIKE 'idem\_%' AND (prosecdef OR proisstrict);

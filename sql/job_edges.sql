@@ -1,11 +1,10 @@
 --
--- Jobs: what is easily overlooked
+-- Jobs: corner cases
 --
-TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
+CALL anew();
 
--- A retry was granted: it comes, although the queue allows less by now, and so does what it
--- has absorbed (J2); its own error is what is told of it then
+-- A retry that was granted runs, even if max_attempts of the queue was lowered since, and with
+-- it the enqueues that the job absorbed (J2); idem_job then shows the error of that attempt
 SELECT job_id FROM idem_enqueue('limit', '"job"', 'k', max_attempts => NULL);
 SELECT job_id, token FROM idem_fetch('limit', lease => '1 h') \gset
 SELECT idem_fail(:job_id, :token, 'first', retry_in => '0');
@@ -18,7 +17,7 @@ SELECT job_id, token, attempt FROM idem_fetch('limit', lease => '1 h') \gset
 SELECT idem_fail(:job_id, :token, 'third');
 SELECT state, attempt, max_attempts, error FROM idem_job(:job_id);
 
--- of two that wait the one that is due first absorbs, wherever it lies
+-- of two waiting jobs, the one that is due first absorbs, wherever its row is
 SELECT job_id AS one FROM idem_enqueue('two', '"one"', 'k') \gset
 SELECT token FROM idem_fetch('two', lease => '1 h') \gset
 SELECT job_id AS two FROM idem_enqueue('two', '"two"', 'k') \gset
@@ -28,12 +27,12 @@ SELECT token FROM idem_fetch('two', lease => '1 h') \gset
 SELECT idem_fail(:two, :token, retry_in => '2 days');
 SELECT job_id = :one AS one, outcome FROM idem_enqueue('two', '"four"', 'k');
 
--- the time that stands for no time inside the server
+-- the timestamp that means "no time" inside the server
 SELECT job_id FROM idem_enqueue('epoch', run_at => '2000-01-01 00:00:00+00') \gset
 SELECT run_at = '2000-01-01 00:00:00+00' AS epoch, ended_at, lease_until FROM idem_job(:job_id);
 SELECT job_id = :job_id AS fetched FROM idem_fetch('epoch', lease => '1 h');
 
--- a sequence that was set back: an error that says what to do, and nothing is changed
+-- a sequence that was set back: the error says what to do, and nothing is changed
 \set VERBOSITY terse
 SELECT count(*) AS jobs FROM idem.jobs;
 SELECT setval('idem.jobs_job_id_seq', :job_id, false) = :job_id AS set_back;
@@ -43,7 +42,7 @@ SELECT setval('idem.jobs_job_id_seq', max(job_id)) IS NOT NULL AS set_right FROM
 SELECT outcome FROM idem_enqueue('epoch', key => 'k');
 \set VERBOSITY default
 
--- one transaction does all of it
+-- one transaction does everything
 BEGIN;
 SELECT job_id, outcome FROM idem_enqueue('own', '1', 'k') \gset
 SELECT outcome FROM idem_enqueue('own', '2', 'k', on_duplicate => 'replace');
@@ -55,7 +54,7 @@ SELECT payload FROM idem_fetch('own');
 ROLLBACK;
 SELECT count(*) FROM idem.jobs WHERE queue = 'own';
 
--- what goes through TOAST comes back whole: in the queue, in the history, and out of it
+-- values stored by TOAST come back unchanged: in the queue, in the history, and after a retry
 SELECT idem_queue_set('large', keep => '1 h');
 CREATE TEMP TABLE large AS
 SELECT jsonb_build_object('text', string_agg(md5(i::text), '')) AS payload FROM generate_series(1, 2000) AS i;
@@ -68,13 +67,13 @@ SELECT idem_retry(:job_id);
 VACUUM idem.job_log;
 SELECT f.payload = l.payload || '{"n": 2}' AS whole FROM idem_fetch('large', lease => '1 h') AS f, large AS l;
 
--- functions that look past the snapshot cannot run beside parallel workers
+-- functions that read newer rows than the snapshot cannot run in parallel queries
 SELECT proname FROM pg_proc WHERE proname LIKE 'idem\_%' AND proparallel <> 'u' ORDER BY 1;
 
 TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
 
--- J1: a session that enqueues a key in one transaction after the other does not keep its job from
--- starting: after idem.drain_after the duplicate goes to a new job
+-- J1: a session that enqueues a key in one transaction after another does not prevent its job
+-- from starting: after idem.drain_after the duplicate becomes a new job
 SET idem.drain_after = '50 ms';
 SELECT job_id AS first FROM idem_enqueue('stream', '"first"', 'hot') \gset
 CREATE PROCEDURE enqueue_until(wanted text, INOUT answer text) LANGUAGE plpgsql AS $$
@@ -86,7 +85,7 @@ BEGIN
 	END LOOP;
 END $$;
 CALL enqueue_until('enqueued', NULL);
--- the next ones go to that one; of three jobs at most one is in the way
+-- the new job absorbs the next duplicates; of three jobs at most one is blocked
 CALL enqueue_until('absorbed', NULL);
 CALL enqueue_until('enqueued', NULL);
 DO $$

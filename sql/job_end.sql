@@ -1,48 +1,42 @@
 --
--- How a fetch ends: complete, fail, snooze, heartbeat, and cancel, retry and
--- idem_job beside it.  Rules J7 and J11.
+-- How a fetch ends: complete, fail, snooze, heartbeat; also cancel, retry and
+-- idem_job.  Rules J7 and J11.
 --
 \set VERBOSITY sqlstate
-CREATE PROCEDURE anew() LANGUAGE sql AS $$
-	TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-$$;
-CREATE FUNCTION row_of(id bigint) RETURNS text LANGUAGE sql AS
-	$$ SELECT concat(ctid, xmin) FROM idem.jobs WHERE job_id = id $$;
 CALL anew();
 
 --
 -- complete
 --
 SELECT job_id FROM idem_enqueue('c', '1', 'k');
--- never fetched: there is nothing to complete, whatever the token
-SELECT row_of(1) AS before \gset
+-- never fetched: it cannot be completed, whatever the token
+SELECT job_version(1) AS before \gset
 SELECT idem_complete(1, 1);
 SELECT idem_complete(1, 9223372036854775807);
 SELECT idem_fail(1, 1);
 SELECT idem_snooze(1, 1, '1 h');
 SELECT * FROM idem_heartbeat(ARRAY[1], ARRAY[1], '1 min');
 SELECT * FROM idem_complete_many(ARRAY[1], ARRAY[1]);
-SELECT row_of(1) = :'before' AS untouched;
--- nor one for later
+SELECT job_version(1) = :'before' AS untouched;
+-- nor can a scheduled job
 SELECT job_id FROM idem_enqueue('c', '2', delay => '1 h');
 SELECT idem_complete(2, 1);
--- no such job: it is gone, somebody has done it
+-- a job that does not exist, or not any more
 SELECT idem_complete(99, 1);
 SELECT idem_complete(0, 1);
 SELECT idem_complete(-1, 1);
 SELECT idem_fail(99, 1);
 SELECT idem_snooze(99, 1, '1 h');
 SELECT * FROM idem_heartbeat(ARRAY[99], ARRAY[1], '1 min');
--- fetched: with the token it was fetched with, no other
+-- fetched: only the token of the fetch is accepted
 SELECT job_id, token FROM idem_fetch('c', lease => '1 min') \gset
-SELECT row_of(1) AS before \gset
+SELECT job_version(1) AS before \gset
 SELECT idem_complete(:job_id, :token - 1);
 SELECT idem_complete(:job_id, :token + 1);
 SELECT idem_complete(2, :token);
-SELECT row_of(1) = :'before' AS untouched;
+SELECT job_version(1) = :'before' AS untouched;
 SELECT idem_complete(:job_id, :token, '"ok"');
--- it is gone, and nothing is left of it unless the queue keeps it
+-- the job is gone, and leaves nothing unless the queue keeps it
 SELECT count(*) FROM idem_job(:job_id);
 SELECT (SELECT count(*) FROM idem.jobs WHERE job_id = :job_id) AS jobs, (SELECT count(*) FROM idem.job_log) AS log,
 	   (SELECT count(*) FROM idem.job_keys) AS keys;
@@ -60,7 +54,7 @@ ROLLBACK TO s;
 SELECT count(*) FROM idem_job(:job_id);
 ROLLBACK;
 SELECT state, attempt FROM idem_job(3);
--- the token of a fetch that was rolled back is worth nothing
+-- the token of a fetch that was rolled back is not valid
 SELECT idem_complete(:job_id, :token);
 -- a completion that is rolled back leaves the job to its worker
 SELECT job_id, token FROM idem_fetch('c', lease => '1 min') \gset
@@ -68,29 +62,29 @@ BEGIN;
 SELECT idem_complete(:job_id, :token);
 ROLLBACK;
 SELECT state FROM idem_job(3);
--- late: the lease ran out, and nobody has come for the job
+-- late: the lease has expired, but no other worker has fetched the job
 SET idem.clock_offset = '10 min';
 SELECT state FROM idem_job(3);
 SELECT idem_complete(:job_id, :token);
--- too late (J11)
+-- too late: another worker has fetched it (J11)
 SELECT job_id FROM idem_enqueue('c', '4');
 SELECT job_id, token FROM idem_fetch('c', lease => '1 min') \gset a_
 SET idem.clock_offset = '20 min';
 SELECT job_id, token FROM idem_fetch('c', lease => '1 min') \gset b_
 SELECT :a_job_id = :b_job_id AS same_job, :b_token > :a_token AS higher;
-SELECT row_of(4) AS before \gset
+SELECT job_version(4) AS before \gset
 SELECT idem_complete(:a_job_id, :a_token);
 SELECT idem_fail(:a_job_id, :a_token, 'late', dead => true);
 SELECT idem_snooze(:a_job_id, :a_token, '1 h');
 SELECT * FROM idem_heartbeat(ARRAY[:a_job_id], ARRAY[:a_token], '1 h');
 SELECT * FROM idem_complete_many(ARRAY[:a_job_id], ARRAY[:a_token]);
-SELECT row_of(4) = :'before' AS untouched;
--- also when the second worker's lease has run out
+SELECT job_version(4) = :'before' AS untouched;
+-- also when the lease of the second worker has expired
 SET idem.clock_offset = '30 min';
 SELECT idem_complete(:a_job_id, :a_token);
 SELECT idem_complete(:b_job_id, :b_token);
 RESET idem.clock_offset;
--- tokens grow although the clock goes back (L2)
+-- tokens grow even if the clock is set back (L2)
 SELECT job_id FROM idem_enqueue('clock', '5', run_at => '1990-01-01 00:00:00+00');
 SET idem.clock_offset = '10 h';
 SELECT token AS t1 FROM idem_fetch('clock', lease => '1 us') \gset
@@ -107,7 +101,7 @@ SELECT idem_complete(5, :t2);
 SELECT idem_complete(5, :t3);
 RESET idem.clock_offset;
 
--- complete_many: a row for each, in the order of the array, and no error
+-- complete_many: one row per element, in the order of the array, and no error
 CALL anew();
 SELECT count(*) FROM idem_enqueue_many('m', array_fill('1'::jsonb, ARRAY[5]));
 CREATE TABLE fetched AS SELECT job_id, token FROM idem_fetch('m', 4, lease => '1 min');
@@ -119,7 +113,7 @@ SELECT * FROM idem_complete_many(
 		  (SELECT token + 1 FROM fetched WHERE job_id = 3)]);
 SELECT job_id FROM idem.jobs ORDER BY job_id;
 SELECT * FROM idem_complete_many('{}', '{}');
--- all that a fetch has given
+-- all jobs of a fetch
 BEGIN;
 WITH f AS MATERIALIZED (SELECT array_agg(job_id) AS ids, array_agg(token) AS tokens FROM idem_fetch('m', 10))
 SELECT c.* FROM f, LATERAL idem_complete_many(f.ids, f.tokens) AS c;
@@ -127,7 +121,7 @@ COMMIT;
 DROP TABLE fetched;
 
 --
--- fail: the backoff is 10 s, doubles with each attempt, is a day at most, and is spread by a quarter to both sides
+-- fail: the backoff is 10 s, doubles with each attempt up to one day, and is spread by a quarter to both sides
 --
 CALL anew();
 SELECT job_id FROM idem_enqueue('f', '1', 'k');
@@ -136,23 +130,23 @@ SELECT idem_clock() AS before \gset
 SELECT idem_fail(:job_id, :token, 'no route to host');
 SELECT state, key, payload, attempt, worker, error, lease_until, ended_at, run_at - :'before' BETWEEN '7.5 s' AND '70 s' AS backoff
   FROM idem_job(1);
--- its token is stale now, and nobody has the one in its place
+-- its token is stale now, and no worker has the new one
 SELECT token > :token AS another FROM idem.jobs WHERE job_id = 1;
-SELECT row_of(1) AS before \gset
+SELECT job_version(1) AS before \gset
 SELECT idem_fail(:job_id, :token);
 SELECT idem_complete(:job_id, :token);
 SELECT idem_snooze(:job_id, :token, '1 h');
 SELECT * FROM idem_heartbeat(ARRAY[:job_id], ARRAY[:token], '1 h');
 SELECT * FROM idem_complete_many(ARRAY[:job_id], ARRAY[:token]);
-SELECT row_of(1) = :'before' AS untouched;
--- not before its time
+SELECT job_version(1) = :'before' AS untouched;
+-- not fetched before run_at
 SELECT job_id FROM idem_fetch('f');
 SET idem.clock_offset = '14 s';
 SELECT state FROM idem_job(1);
 SELECT job_id, attempt FROM idem_fetch('f', lease => '1 min');
 RESET idem.clock_offset;
--- a new job of a queue fails that often; is the last backoff between the bounds?
-CREATE PROCEDURE fails(queue text, attempts int, at_least interval, at_most interval, INOUT in_bounds boolean = NULL) LANGUAGE plpgsql AS $$
+-- a new job of the queue fails this number of times; is the last backoff within the bounds?
+CREATE PROCEDURE backoff_of(queue text, attempts int, at_least interval, at_most interval, INOUT in_bounds boolean = NULL) LANGUAGE plpgsql AS $$
 DECLARE
 	id bigint;
 	t bigint;
@@ -172,30 +166,30 @@ BEGIN
 	in_bounds := (SELECT run_at - before >= at_least AND run_at - idem_clock() <= at_most FROM idem_job(id));
 END
 $$;
-CALL fails('f2', 1, '7.5 s', '12.5 s');
-CALL fails('f2', 2, '15 s', '25 s');
-CALL fails('f2', 3, '30 s', '50 s');
-CALL fails('f2', 5, '120 s', '200 s');
-CALL fails('f2', 10, '3840 s', '6400 s');
-CALL fails('f2', 14, '61440 s', '102400 s');
-CALL fails('f2', 15, '64800 s', '108000 s');
-CALL fails('f2', 24, '64800 s', '108000 s');
-CALL fails('f2', 80, '64800 s', '108000 s');
--- what the queue declares
+CALL backoff_of('f2', 1, '7.5 s', '12.5 s');
+CALL backoff_of('f2', 2, '15 s', '25 s');
+CALL backoff_of('f2', 3, '30 s', '50 s');
+CALL backoff_of('f2', 5, '120 s', '200 s');
+CALL backoff_of('f2', 10, '3840 s', '6400 s');
+CALL backoff_of('f2', 14, '61440 s', '102400 s');
+CALL backoff_of('f2', 15, '64800 s', '108000 s');
+CALL backoff_of('f2', 24, '64800 s', '108000 s');
+CALL backoff_of('f2', 80, '64800 s', '108000 s');
+-- the settings of the queue
 SELECT idem_queue_set('slow', backoff => '1 min', backoff_max => '5 min');
-CALL fails('slow', 1, '45 s', '75 s');
-CALL fails('slow', 3, '180 s', '300 s');
-CALL fails('slow', 4, '225 s', '375 s');
-CALL fails('slow', 40, '225 s', '375 s');
+CALL backoff_of('slow', 1, '45 s', '75 s');
+CALL backoff_of('slow', 3, '180 s', '300 s');
+CALL backoff_of('slow', 4, '225 s', '375 s');
+CALL backoff_of('slow', 40, '225 s', '375 s');
 SELECT idem_queue_set('steady', backoff => '10 min', backoff_max => '1 min');
-CALL fails('steady', 1, '45 s', '75 s');
+CALL backoff_of('steady', 1, '45 s', '75 s');
 SELECT idem_queue_set('eager', backoff => '1 us');
-CALL fails('eager', 1, '0', '2 us');
+CALL backoff_of('eager', 1, '0', '2 us');
 SELECT idem_queue_set('patient', backoff => '100 years', backoff_max => '100 years');
-CALL fails('patient', 1, '27000 days', '45000 days');
-CALL fails('patient', 20, '27000 days', '45000 days');
-DROP PROCEDURE fails;
--- many that fail together do not come back together; the spread is to both sides, also at the maximum
+CALL backoff_of('patient', 1, '27000 days', '45000 days');
+CALL backoff_of('patient', 20, '27000 days', '45000 days');
+DROP PROCEDURE backoff_of;
+-- many jobs that fail together do not return together; the spread is to both sides, also at the maximum
 CALL anew();
 SELECT idem_queue_set('spread', backoff => '1000 s', backoff_max => '1000 s');
 SELECT count(*) FROM idem_enqueue_many('spread', array_fill('1'::jsonb, ARRAY[300]));
@@ -204,7 +198,7 @@ SELECT idem_fail(job_id, token), count(*) FROM idem_fetch('spread', 300) GROUP B
 SELECT min(s) BETWEEN 750 AND 800 AS least, max(s) BETWEEN 1200 AND 1310 AS most, count(DISTINCT round(s)) > 100 AS spread,
 	   count(*) FILTER (WHERE s < 1000) BETWEEN 80 AND 220 AS about_half
   FROM (SELECT extract(epoch FROM run_at - :'before') AS s FROM idem.jobs) AS b;
--- retry_in: that, and not more or less
+-- retry_in: exactly this time
 CALL anew();
 SELECT job_id FROM idem_enqueue('f', '1', 'k');
 SELECT job_id, token FROM idem_fetch('f', lease => '1 min') \gset
@@ -215,7 +209,7 @@ SET idem.clock_offset = '3 h';
 SELECT job_id, token FROM idem_fetch('f', lease => '1 min') \gset
 SELECT idem_fail(:job_id, :token, retry_in => '0');
 SELECT state, attempt FROM idem_job(1);
--- late, but nobody else has the job
+-- late, but no other worker has the job
 SELECT job_id, token FROM idem_fetch('f', lease => '1 min') \gset
 SET idem.clock_offset = '4 h';
 SELECT idem_fail(:job_id, :token, 'late', '0');
@@ -236,14 +230,14 @@ SELECT idem_fail(:job_id, :token, dead => true);
 SELECT idem_complete(:job_id, :token);
 SELECT * FROM idem_heartbeat(ARRAY[:job_id], ARRAY[:token], '1 h');
 RESET idem.clock_offset;
--- dead after the last attempt, also if a time for the next one is given
+-- dead after the last attempt, even if retry_in is given
 SELECT job_id FROM idem_enqueue('f', '2', max_attempts => 2);
 SELECT job_id, token FROM idem_fetch('f', lease => '1 min') \gset
 SELECT idem_fail(:job_id, :token, 'first', '0');
 SELECT job_id, token, attempt FROM idem_fetch('f', lease => '1 min') \gset
 SELECT idem_fail(:job_id, :token, 'second', '0') AS fail, :attempt AS attempt;
 SELECT state, attempt, max_attempts, error FROM idem_job(2);
--- the limit of the queue, and the 25 where nothing is said
+-- the limit of the queue, and 25 by default
 SELECT idem_queue_set('f3', max_attempts => 1);
 SELECT job_id FROM idem_enqueue('f3');
 SELECT idem_fail(job_id, token) FROM idem_fetch('f3');
@@ -251,7 +245,7 @@ SELECT job_id FROM idem_enqueue('f3', max_attempts => 2);
 SELECT idem_fail(job_id, token, retry_in => '0') FROM idem_fetch('f3');
 SELECT idem_fail(job_id, token, retry_in => '0') FROM idem_fetch('f3');
 SELECT job_id FROM idem_enqueue('f4');
-CREATE PROCEDURE fails(queue text, INOUT times int = 0) LANGUAGE plpgsql AS $$
+CREATE PROCEDURE fail_until_dead(queue text, INOUT times int = 0) LANGUAGE plpgsql AS $$
 DECLARE
 	outcome text;
 BEGIN
@@ -263,10 +257,10 @@ BEGIN
 	END LOOP;
 END
 $$;
-CALL fails('f4');
+CALL fail_until_dead('f4');
 SELECT state, attempt, max_attempts FROM idem_job(5);
-DROP PROCEDURE fails;
--- long errors are clipped to 8 kB, between two characters
+DROP PROCEDURE fail_until_dead;
+-- long errors are truncated to 8 kB, at the end of a character
 CALL anew();
 SELECT count(*) FROM idem_enqueue_many('clip', array_fill('1'::jsonb, ARRAY[5]));
 SELECT job_id, idem_fail(job_id, token, CASE job_id WHEN 1 THEN repeat('x', 8192) WHEN 2 THEN repeat('x', 100000) WHEN 3 THEN repeat(U&'\20ac', 100000)
@@ -301,7 +295,7 @@ SELECT idem_snooze(:job_id, :token, '0') <= idem_clock() AS due;
 SELECT idem_snooze(job_id, token, '1 h') > idem_clock() AS later FROM idem_fetch('s');
 SELECT state, attempt FROM idem_job(1);
 RESET idem.clock_offset;
--- other attempts do
+-- other attempts count
 SELECT job_id FROM idem_enqueue('s2', '2');
 SELECT idem_fail(job_id, token, 'first', '0') FROM idem_fetch('s2');
 SELECT idem_snooze(job_id, token, '0') <= idem_clock() AS due FROM idem_fetch('s2');
@@ -309,7 +303,7 @@ SELECT state, attempt, error FROM idem_job(2);
 SELECT attempt FROM idem_fetch('s2', lease => '1 min');
 
 --
--- heartbeat: the lease runs anew from now on
+-- heartbeat: the lease starts again from now
 --
 CALL anew();
 SELECT count(*) FROM idem_enqueue_many('h', array_fill('1'::jsonb, ARRAY[4]));
@@ -324,15 +318,15 @@ SELECT ord, job_id, status, lease_until - :'before' BETWEEN '5 min' AND '6 min' 
 SELECT lease_until - :'before' BETWEEN '5 min' AND '6 min' AS stored, attempt FROM idem_job(:a_job_id);
 SET idem.clock_offset = '5 min';
 SELECT job_id FROM idem_fetch('h', 10, lease => '1 h');
--- less is possible, too
+-- it may also become shorter
 SELECT status FROM idem_heartbeat(ARRAY[:a_job_id], ARRAY[:a_token], '1 us');
 SELECT state FROM idem_job(:a_job_id);
--- late, but nobody else has the job
+-- late, but no other worker has the job
 SELECT status FROM idem_heartbeat(ARRAY[:a_job_id], ARRAY[:a_token], '1 min');
 SELECT state FROM idem_job(:a_job_id);
 SELECT job_id FROM idem_fetch('h', 10);
 SELECT idem_complete(:a_job_id, :a_token);
--- one that was fetched without a lease has one from then on
+-- a job that was fetched without a lease gets one
 SELECT job_id FROM idem_enqueue('h2');
 BEGIN;
 SELECT job_id, token FROM idem_fetch('h2') \gset d_
@@ -367,13 +361,13 @@ SELECT idem_cancel(6) AS scheduled;
 SELECT idem_cancel(1) AS twice, idem_cancel(99) AS unknown, idem_cancel(0) AS none;
 SELECT i, state, key, attempt, worker, error, ended_at IS NOT NULL AS ended FROM generate_series(1, 6) AS i, LATERAL idem_job(i) ORDER BY i;
 SELECT count(*) FROM idem.jobs;
--- who has fetched one is told
+-- the worker that fetched a cancelled job gets an error
 SELECT idem_complete(job_id, token) FROM tokens WHERE job_id = 2;
 SELECT idem_fail(job_id, token) FROM tokens WHERE job_id = 2;
 SELECT h.job_id, h.status FROM (SELECT array_agg(job_id ORDER BY job_id) AS ids, array_agg(token ORDER BY job_id) AS tokens FROM tokens) AS t, LATERAL idem_heartbeat(ids, tokens, '1 min') AS h;
 -- the keys are free
 SELECT outcome, count(*) FROM idem_enqueue_many('x', array_fill('1'::jsonb, ARRAY[3]), ARRAY['waiting', 'running', 'later'], 'until_executed') GROUP BY 1;
--- one that this transaction runs
+-- a job that this transaction has fetched
 BEGIN;
 SELECT job_id, token FROM idem_fetch('x') \gset
 SELECT idem_cancel(:job_id);
@@ -386,7 +380,7 @@ SELECT state FROM idem_job(:job_id);
 DROP TABLE tokens;
 
 --
--- retry: a dead or cancelled job waits again, under its number, with all its attempts
+-- retry: a dead or cancelled job waits again, with its number and with all its attempts
 --
 CALL anew();
 SELECT job_id FROM idem_enqueue('r', '{"a": 1}', 'k', priority => 7, max_attempts => 2);
@@ -401,7 +395,7 @@ SELECT queue, state, key, payload, priority, attempt, max_attempts, enqueued_at 
 	   run_at BETWEEN :'enqueued_at' AND idem_clock() AS due, lease_until, ended_at
   FROM idem_job(1);
 SELECT count(*) FROM idem.job_log;
--- the token of its former life is worth nothing
+-- its earlier token is not valid
 SELECT idem_complete(:job_id, :token);
 -- it has its key again
 SELECT job_id, outcome FROM idem_enqueue('r', '2', 'k');
@@ -411,12 +405,12 @@ SELECT idem_complete(:job_id, :token);
 SELECT idem_cancel(1);
 SELECT idem_retry(1) AS cancelled;
 SELECT job_id, attempt FROM idem_fetch('r', lease => '1 min');
--- J7: another job has the key meanwhile: both run
+-- J7: another job has got the key meanwhile: both run
 SELECT idem_cancel(1);
 SELECT job_id, outcome FROM idem_enqueue('r', '3', 'k');
 SELECT idem_retry(1);
 SELECT job_id FROM idem_fetch('r', 10, lease => '1 min') ORDER BY job_id;
--- J7: and a job that fails while another one waits for the same key goes back to waiting
+-- J7: a job that fails while another one waits for the same key waits again
 SELECT idem_cancel(1), idem_cancel(2);
 SELECT job_id FROM idem_enqueue('r', '4', 'l');
 SELECT job_id, token FROM idem_fetch('r', lease => '1 min') \gset
@@ -424,7 +418,7 @@ SELECT job_id, outcome FROM idem_enqueue('r', '5', 'l');
 SELECT idem_fail(:job_id, :token, retry_in => '0');
 SELECT outcome FROM idem_enqueue('r', '6', 'l');
 SELECT job_id FROM idem_fetch('r', 10, lease => '1 min') ORDER BY job_id;
--- not one that is done, though it is kept
+-- a done job cannot be retried, even if it is kept
 SELECT idem_queue_set('kept', keep => '1 h');
 SELECT job_id FROM idem_enqueue('kept', '1', 'k');
 SELECT idem_complete(job_id, token, '"ok"') FROM idem_fetch('kept');
@@ -438,7 +432,7 @@ SELECT idem_retry(6);
 SELECT state FROM idem_job(6);
 ROLLBACK;
 SELECT state FROM idem_job(6);
--- dead for lack of attempts: it has them all again
+-- dead after the last attempt: it has all attempts again
 SELECT job_id FROM idem_enqueue('once', '8', max_attempts => 1);
 SELECT job_id FROM idem_fetch('once', lease => '1 us');
 SELECT job_id FROM idem_fetch('once');
@@ -468,7 +462,7 @@ SELECT i, enqueued_at IS NOT NULL AS enqueued_at, run_at IS NOT NULL AS run_at, 
   FROM generate_series(1, 9) AS i, LATERAL idem_job(i) ORDER BY i;
 COMMIT;
 DROP TABLE tokens;
--- the others do not
+-- the other functions do not
 BEGIN READ ONLY;
 SELECT idem_complete(1, 1);
 ROLLBACK;
@@ -490,7 +484,7 @@ ROLLBACK;
 BEGIN READ ONLY;
 SELECT idem_retry(1);
 ROLLBACK;
--- at every level of isolation
+-- at every isolation level
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT idem_cancel(7);
 SELECT idem_retry(7);
@@ -502,5 +496,3 @@ SELECT idem_retry(7);
 SELECT state FROM idem_job(7);
 COMMIT;
 CALL anew();
-DROP PROCEDURE anew;
-DROP FUNCTION row_of;

@@ -1,25 +1,21 @@
 --
--- idem_enqueue: every outcome, by strategy, by policy, and by what the job with
--- the key is doing.  Rules J1, J3, J4, J5, J12.
--- idem.clock_offset stands for waiting.
+-- idem_enqueue: every outcome, by strategy, by policy, and by the state of the job
+-- that has the key.  Rules J1, J3, J4, J5, J12.
+-- The test sets idem.clock_offset instead of waiting.
 --
 \set VERBOSITY sqlstate
-CREATE PROCEDURE anew() LANGUAGE sql AS $$
-	TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-$$;
 CALL anew();
 
--- J1: a duplicate of a waiting job is absorbed, and the caller learns its number
+-- J1: a waiting job absorbs a duplicate, and the caller gets its number
 SELECT * FROM idem_enqueue('mail', '{"to": 1}', 'user:1');
 SELECT * FROM idem_enqueue('mail', '{"to": 1, "again": true}', 'user:1');
 SELECT * FROM idem_enqueue('mail', '{"to": 2}', 'user:2');
 SELECT * FROM idem_enqueue('mail', '{"to": 1}', 'user:1', 'until_executing', 'skip');
 SELECT job_id, queue, key, payload FROM idem.jobs ORDER BY job_id;
--- the key of another queue is another key
+-- the same key in another queue is another key
 SELECT * FROM idem_enqueue('sms', '{"to": 1}', 'user:1');
 SELECT * FROM idem_enqueue('sms', '{"to": 1}', 'user:1');
--- however queue and key are cut
+-- also if queue and key joined are the same text
 SELECT * FROM idem_enqueue('mailu', NULL, 'ser:1');
 SELECT * FROM idem_enqueue('mai', NULL, 'luser:1');
 -- keys and queues are compared by their bytes
@@ -28,23 +24,23 @@ SELECT * FROM idem_enqueue('mail', NULL, 'user:1 ');
 SELECT * FROM idem_enqueue('Mail', NULL, 'user:1');
 SELECT * FROM idem_enqueue('mail', NULL, U&'caf\00e9');
 SELECT * FROM idem_enqueue('mail', NULL, U&'cafe\0301');
--- the longest ones
+-- the longest allowed names
 SELECT * FROM idem_enqueue(repeat('q', 255), NULL, repeat('k', 1024));
 SELECT * FROM idem_enqueue(repeat('q', 255), NULL, repeat('k', 1024));
 -- without a key there are no duplicates
 SELECT * FROM idem_enqueue('mail');
 SELECT * FROM idem_enqueue('mail');
 SELECT * FROM idem_enqueue('mail', '{"to": 1}');
--- what a new job is like
+-- the columns of a new job
 SELECT queue, state, key, payload, result, priority, attempt, worker, error,
 	   enqueued_at = run_at AS due, enqueued_at BETWEEN idem_clock() - interval '1 min' AND idem_clock() AS now, lease_until, ended_at
   FROM idem_job(1);
--- any payload will do, also none: SQL null is not the null of JSON
+-- any payload is accepted, also none: an SQL null is not a JSON null
 SELECT job_id FROM generate_series(1, 3) AS i,
 	LATERAL idem_enqueue('any', CASE i WHEN 1 THEN NULL WHEN 2 THEN 'null'::jsonb ELSE '[1, "a"]' END);
 SELECT i, payload, payload IS NULL AS none FROM generate_series(15, 17) AS i, LATERAL idem_job(i) ORDER BY i;
 
--- with the transaction: what is rolled back neither runs nor holds its key
+-- a job whose enqueue is rolled back neither runs nor holds its key
 CALL anew();
 BEGIN;
 SELECT * FROM idem_enqueue('tx', '1', 'k');
@@ -53,7 +49,7 @@ SELECT * FROM idem_enqueue('tx', '3', 'k', on_duplicate => 'replace');
 ROLLBACK;
 SELECT count(*) FROM idem.jobs;
 SELECT * FROM idem_enqueue('tx', '4', 'k');
--- a savepoint is enough
+-- the same for a savepoint
 BEGIN;
 SAVEPOINT s;
 SELECT * FROM idem_enqueue('tx', '5', 'l');
@@ -63,7 +59,7 @@ SELECT * FROM idem_enqueue('tx', '7', 'l');
 SELECT * FROM idem_enqueue('tx', '8', 'k');
 COMMIT;
 SELECT job_id, key, payload FROM idem.jobs ORDER BY job_id;
--- so is an EXCEPTION block
+-- and for an EXCEPTION block
 DO $$
 BEGIN
 	BEGIN
@@ -79,7 +75,7 @@ SELECT payload FROM idem.jobs WHERE key = 'm';
 -- functions of one statement see each other's jobs
 SELECT (idem_enqueue('tx', '11', 'n')).outcome AS first, (idem_enqueue('tx', '12', 'n', on_duplicate => 'replace')).outcome AS second;
 SELECT count(*), min(payload::text) FROM idem.jobs WHERE key = 'n';
--- at every level of isolation
+-- at every isolation level
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT outcome FROM idem_enqueue('tx', '13', 'o');
 SELECT outcome FROM idem_enqueue('tx', '14', 'o');
@@ -106,7 +102,7 @@ SELECT job_id, token FROM idem_fetch('j12', lease => '1 h') \gset
 SELECT ctid AS ctid, xmin AS xmin FROM idem.jobs \gset
 SELECT outcome, count(*) FROM generate_series(1, 100) AS i, LATERAL idem_enqueue('j12', to_jsonb(i), 'k', 'until_executed') GROUP BY outcome;
 SELECT ctid = :'ctid' AS unmoved, xmin = :'xmin' AS unchanged, payload FROM idem.jobs;
--- nor when it is done
+-- nor when the job is done
 SELECT idem_complete(:job_id, :token);
 SELECT job_id FROM idem_enqueue('j12', '0', 'k', 'until_expired', key_ttl => '1 h');
 SELECT job_id, token FROM idem_fetch('j12', lease => '1 h') \gset
@@ -117,10 +113,10 @@ SELECT ctid = :'ctid' AS unmoved, xmin = :'xmin' AS unchanged FROM idem.job_keys
 SELECT count(*) FROM idem.jobs;
 
 --
--- What an enqueue meets: one queue for each moment in the life of a job.  First
--- a job with the payload "old" and the key k is brought there, with the arguments
--- given first; then time passes, and another one is enqueued with the payload
--- "new", the same key and the arguments given second.
+-- All combinations, with one queue for each state of a job.  First a job with the
+-- payload "old" and the key k is brought into that state, with the arguments given
+-- first.  Then time passes, and another job is enqueued with the payload "new", the
+-- same key and the arguments given second.
 --
 CREATE TABLE met (n serial, moment text, outcome text, job text, state text, payload jsonb, live bigint);
 CREATE FUNCTION bring(moment text, args text) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -186,38 +182,38 @@ END
 $$;
 CREATE VIEW what AS SELECT moment, outcome, job, state, payload, live FROM met ORDER BY n;
 
--- until_executing: absorbed only by a job that will begin later (J1, J3); a failed one that waits for its retry will,
--- one whose lease ran out has begun
+-- until_executing: only a job that starts later absorbs (J1, J3); a failed job that waits for its retry does,
+-- a job whose lease has expired does not
 CALL meets('', '');
 TABLE what;
--- replace: the newest payload
+-- replace: the newest payload counts
 CALL meets('', $$, on_duplicate => 'replace'$$);
 TABLE what;
--- debounce: the newest payload, later
+-- debounce: the newest payload counts, and the job runs later
 CALL meets('', $$, on_duplicate => 'debounce', delay => '10 min'$$);
 TABLE what;
--- error: what would have been absorbed
+-- error: instead of being absorbed
 CALL meets('', $$, on_duplicate => 'error'$$);
 TABLE what;
--- J8: one for later neither takes nor respects the key ...
+-- J8: a scheduled enqueue neither takes nor respects the key ...
 CALL meets('', $$, delay => '10 min'$$);
 TABLE what;
--- ... whatever it asks for ...
+-- ... whatever its strategy ...
 CALL meets('', $$, 'until_executed', 'replace', 'rerun', delay => '10 min'$$);
 SELECT DISTINCT outcome, job FROM what;
--- ... unless it says so
+-- ... unless it sets include_scheduled
 CALL meets('', $$, delay => '10 min', include_scheduled => true$$);
 TABLE what;
 
--- until_executed: absorbed while it runs, too, and by one whose lease ran out (J4)
+-- until_executed: a running job also absorbs, and so does one whose lease has expired (J4)
 CALL meets('', $$, 'until_executed'$$);
 TABLE what;
--- what a job was enqueued with makes no difference, what the duplicate asks for does
+-- the strategy of the duplicate counts, not that of the job
 CALL meets($$, 'until_executed'$$, $$, 'until_executed'$$);
 SELECT moment, outcome, job FROM what WHERE moment IN ('waiting', 'running', 'expired', 'done');
 CALL meets($$, 'until_executed', if_running => 'rerun'$$, '');
 SELECT moment, outcome, job FROM what WHERE moment IN ('waiting', 'running', 'expired', 'done');
--- replace: a job that runs has its payload already
+-- replace: a running job has its payload already
 CALL meets('', $$, 'until_executed', 'replace'$$);
 TABLE what;
 -- debounce
@@ -226,7 +222,7 @@ TABLE what;
 -- error
 CALL meets('', $$, 'until_executed', 'error'$$);
 TABLE what;
--- rerun: one more run after the one that has begun
+-- rerun: one more run after the current one
 CALL meets('', $$, 'until_executed', 'skip', 'rerun'$$);
 TABLE what;
 CALL meets('', $$, 'until_executed', 'replace', 'rerun'$$);
@@ -236,8 +232,8 @@ SELECT * FROM what WHERE moment IN ('waiting', 'running', 'expired', 'retry wait
 CALL meets('', $$, 'until_executed', 'debounce', 'rerun', delay => '10 min'$$);
 SELECT * FROM what WHERE moment IN ('waiting', 'running', 'expired', 'retry wait', 'done');
 
--- until_expired: absorbed while it waits and while it runs; when it is done, the answer is done (J5);
--- dead and cancelled jobs have not done it
+-- until_expired: waiting and running jobs absorb; when the job is done, the outcome is done (J5);
+-- dead and cancelled jobs do not count
 CALL meets($$, 'until_expired', key_ttl => '1 h'$$, $$, 'until_expired', key_ttl => '1 h'$$);
 TABLE what;
 CALL meets($$, 'until_expired', key_ttl => '1 h'$$, $$, 'until_expired', 'replace', key_ttl => '1 h'$$);
@@ -246,26 +242,26 @@ CALL meets($$, 'until_expired', key_ttl => '1 h'$$, $$, 'until_expired', 'deboun
 TABLE what;
 CALL meets($$, 'until_expired', key_ttl => '1 h'$$, $$, 'until_expired', 'error', key_ttl => '1 h'$$);
 TABLE what;
--- past the ttl, from the enqueue on, it is a new job, also if the first one still waits or runs
+-- after the ttl, counted from the enqueue, it is a new job, even if the first one still waits or runs
 CALL meets($$, 'until_expired', key_ttl => '1 h'$$, $$, 'until_expired', key_ttl => '1 h'$$, 3660);
 TABLE what;
--- for other strategies the first one is a job like any other
+-- for other strategies the first job is an ordinary job
 CALL meets($$, 'until_expired', key_ttl => '1 h'$$, $$, 'until_executed'$$, 3660);
 SELECT moment, outcome, job FROM what WHERE moment IN ('waiting', 'running', 'expired', 'done');
--- just before it
+-- just before the end of the ttl
 CALL meets($$, 'until_expired', key_ttl => '1 h'$$, $$, 'until_expired', key_ttl => '1 h'$$, 3540);
 SELECT moment, outcome, job FROM what WHERE moment IN ('running', 'expired', 'done');
--- the ttl of the job counts, not that of the duplicate
+-- the ttl of the job counts, not the ttl of the duplicate
 CALL meets($$, 'until_expired', key_ttl => '1 h'$$, $$, 'until_expired', key_ttl => '1 s'$$);
 SELECT moment, outcome, job FROM what WHERE moment IN ('running', 'expired', 'done');
 CALL meets($$, 'until_expired', key_ttl => '1 h'$$, $$, 'until_expired', key_ttl => '1 day'$$, 3660);
 SELECT moment, outcome, job FROM what WHERE moment IN ('running', 'expired', 'done');
--- other strategies do not ask whether it was done
+-- other strategies do not check whether the job was done
 CALL meets($$, 'until_expired', key_ttl => '1 h'$$, '');
 SELECT moment, outcome, job FROM what WHERE moment IN ('waiting', 'running', 'expired', 'done');
 CALL meets($$, 'until_expired', key_ttl => '1 h'$$, $$, 'until_executed'$$);
 SELECT moment, outcome, job FROM what WHERE moment IN ('waiting', 'running', 'expired', 'done');
--- and one that did not ask to be remembered is not, from its start on
+-- the key of a job with another strategy is not remembered once the job has started
 CALL meets('', $$, 'until_expired', key_ttl => '1 h'$$);
 SELECT moment, outcome, job FROM what WHERE moment IN ('waiting', 'running', 'expired', 'done');
 DROP VIEW what;
@@ -274,7 +270,7 @@ DROP PROCEDURE meets;
 DROP FUNCTION bring, meet;
 
 --
--- J3: a job that enqueues its own key while it runs gets a new job
+-- J3: a running job that enqueues its own key creates a new job
 --
 CALL anew();
 SELECT job_id FROM idem_enqueue('self', '1', 'k');
@@ -284,13 +280,13 @@ SELECT * FROM idem_enqueue('self', '2', 'k');
 SELECT * FROM idem_enqueue('self', '3', 'k', on_duplicate => 'replace');
 SELECT * FROM idem_enqueue('self', '4', 'k', on_duplicate => 'error');
 ROLLBACK;
--- the rollback gives the job back, and nothing else is left
+-- the rollback returns the job to the queue and leaves nothing else
 SELECT job_id, payload, attempt FROM idem.jobs;
 BEGIN;
 SELECT job_id, token FROM idem_fetch('self') \gset
 SELECT * FROM idem_enqueue('self', '2', 'k', on_duplicate => 'error');
 SELECT idem_complete(:job_id, :token);
--- the key is free only once the job that waits has begun
+-- the key becomes free only when the waiting job starts
 SELECT * FROM idem_enqueue('self', '3', 'k');
 COMMIT;
 BEGIN;
@@ -306,7 +302,7 @@ SELECT job_id, token FROM idem_fetch('self', lease => '1 h') \gset
 SELECT * FROM idem_enqueue('self', '6', 'k');
 SELECT idem_complete(:job_id, :token);
 SELECT job_id, payload FROM idem.jobs;
--- the other strategies take the job that runs for the same
+-- for the other strategies the running job is the duplicate
 CALL anew();
 SELECT job_id FROM idem_enqueue('self', '1', 'k');
 BEGIN;
@@ -318,7 +314,7 @@ SELECT * FROM idem_enqueue('self', '4', 'k', 'until_executed');
 COMMIT;
 SELECT job_id, token, payload, attempt FROM idem_fetch('self', 10, lease => '1 h') \gset
 SELECT :job_id AS job_id, :'payload' AS payload, :attempt AS attempt;
--- completed in this transaction: gone, and done
+-- completed in this transaction: the job is gone, and done
 BEGIN;
 SELECT idem_complete(:job_id, :token);
 SELECT * FROM idem_enqueue('self', '5', 'k', 'until_executed');
@@ -348,24 +344,24 @@ SELECT * FROM idem_enqueue('again', '3', 'k', 'until_executed', if_running => 'r
 SELECT job_id, outcome, count(*) FROM generate_series(4, 20) AS i,
 	LATERAL idem_enqueue('again', to_jsonb(i), 'k', 'until_executed', if_running => 'rerun') GROUP BY 1, 2;
 SELECT job_id, payload FROM idem.jobs ORDER BY job_id;
--- for others it is a job that waits
+-- for other strategies it is a waiting job
 SELECT * FROM idem_enqueue('again', '21', 'k');
 SELECT * FROM idem_enqueue('again', '22', 'k', 'until_executed');
 SELECT * FROM idem_enqueue('again', '23', 'k', 'until_executed', 'error');
 SELECT state, payload FROM idem_job(2);
--- it is not fetched before the first one has ended
+-- the follow-up job is not fetched before the first job has ended
 SELECT job_id FROM idem_fetch('again', 10);
--- a retry of the first one goes before it
+-- a retry of the first job runs before it
 SELECT idem_fail(:a_job_id, :a_token, retry_in => '0');
 SELECT job_id, token, attempt FROM idem_fetch('again', 10, lease => '1 min') \gset a_
 SELECT :a_job_id AS job_id, :a_attempt AS attempt;
 SELECT job_id FROM idem_fetch('again', 10);
--- so does another attempt after its lease ran out
+-- so does another attempt after its lease has expired
 SET idem.clock_offset = '2 min';
 SELECT job_id FROM idem_fetch('again', 10, lease => '1 min');
 RESET idem.clock_offset;
 SELECT token AS a_token FROM idem.jobs WHERE job_id = 1 \gset
--- while the first one waits for its retry, still the other one takes the duplicates: the newest payload is not lost
+-- while the first job waits for its retry, the follow-up job still absorbs: the newest payload is not lost
 SELECT idem_fail(1, :a_token, retry_in => '1 h');
 SELECT job_id, outcome FROM idem_enqueue('again', '24', 'k', 'until_executed', if_running => 'rerun');
 SELECT job_id, payload FROM idem.jobs ORDER BY job_id;
@@ -373,11 +369,11 @@ SELECT job_id FROM idem_fetch('again', 10);
 SET idem.clock_offset = '2 h';
 SELECT job_id, token FROM idem_fetch('again', 10, lease => '1 h') \gset a_
 SELECT :a_job_id AS job_id;
--- complete: now the other one runs, as a job of its own
+-- complete: now the follow-up job runs, as an ordinary job
 SELECT idem_complete(:a_job_id, :a_token);
 SELECT job_id, token, attempt FROM idem_fetch('again', 10, lease => '1 h') \gset b_
 SELECT :b_job_id AS job_id, :b_attempt AS attempt;
--- while that one runs there may be a next one
+-- while it runs there may be another follow-up job
 SELECT * FROM idem_enqueue('again', '30', 'k', 'until_executed', if_running => 'rerun');
 SELECT * FROM idem_enqueue('again', '31', 'k', 'until_executed', if_running => 'rerun');
 SELECT job_id FROM idem_fetch('again', 10);
@@ -390,7 +386,7 @@ SELECT * FROM idem_enqueue('again', '40', 'k', 'until_executed', if_running => '
 SELECT idem_cancel(:c_job_id);
 SELECT job_id, token, payload FROM idem_fetch('again', 10, lease => '1 min') \gset d_
 SELECT :d_job_id AS job_id, :'d_payload' AS payload;
--- given up by the fetch, since no attempts are left
+-- made dead by a fetch, because no attempts are left
 SELECT idem_complete(:d_job_id, :d_token);
 SELECT job_id FROM idem_enqueue('again', '50', 'k', max_attempts => 1);
 SELECT job_id FROM idem_fetch('again', 10, lease => '1 min');
@@ -400,7 +396,7 @@ SELECT job_id, attempt FROM idem_fetch('again', 10, lease => '1 h')
 UNION ALL
 SELECT job_id, attempt FROM idem_fetch('again', 10, lease => '1 h');
 RESET idem.clock_offset;
--- the one that follows can be cancelled, then there is no more run
+-- the follow-up job can be cancelled, then there is no further run
 CALL anew();
 SELECT job_id FROM idem_enqueue('again', '1', 'k');
 SELECT job_id, token FROM idem_fetch('again', lease => '1 h') \gset
@@ -408,12 +404,12 @@ SELECT job_id, outcome FROM idem_enqueue('again', '2', 'k', 'until_executed', if
 SELECT idem_cancel(2);
 SELECT job_id, outcome FROM idem_enqueue('again', '3', 'k', 'until_executed');
 SELECT job_id, outcome FROM idem_enqueue('again', '4', 'k', 'until_executed', if_running => 'rerun');
--- without the first one it is a job like any other
+-- without the first job it is an ordinary job
 SELECT idem_complete(:job_id, :token);
 SELECT job_id, outcome FROM idem_enqueue('again', '5', 'k', 'until_executed', if_running => 'rerun');
 
 --
--- J5: done, for the ttl since the enqueue
+-- J5: done, until the ttl since the enqueue has passed
 --
 CALL anew();
 SELECT * FROM idem_enqueue('report', '"2024"', 'k', 'until_expired', key_ttl => '1 h');
@@ -421,31 +417,31 @@ SET idem.clock_offset = '30 min';
 SELECT job_id, token FROM idem_fetch('report', lease => '1 min') \gset
 SELECT idem_complete(:job_id, :token, '{"pages": 7}');
 SELECT * FROM idem_enqueue('report', '"2024"', 'k', 'until_expired', key_ttl => '1 h');
--- the key of another queue, and another key, are not
+-- not for the same key in another queue, nor for another key
 SELECT * FROM idem_enqueue('other', '"2024"', 'k', 'until_expired', key_ttl => '1 h');
 SELECT * FROM idem_enqueue('report', '"2025"', 'l', 'until_expired', key_ttl => '1 h');
--- a job that waits goes before what is done: an enqueue that did not ask has made one
+-- a waiting job counts more than a done one: an enqueue with another strategy has created it
 SELECT * FROM idem_enqueue('report', '"2024"', 'k');
 SELECT * FROM idem_enqueue('report', '"2024"', 'k', 'until_expired', key_ttl => '1 h');
 SELECT idem_cancel(4);
 SET idem.clock_offset = '59 min';
 SELECT * FROM idem_enqueue('report', '"2024"', 'k', 'until_expired', key_ttl => '1 h');
--- not half an hour longer
+-- the ttl does not start again
 SET idem.clock_offset = '61 min';
 SELECT * FROM idem_enqueue('report', '"2024, revised"', 'k', 'until_expired', key_ttl => '1 h');
--- another life, another result; also none
+-- a new job may have another result, or none
 SELECT idem_cancel(3);
 SELECT job_id, token FROM idem_fetch('report', lease => '1 min') \gset
 SELECT idem_complete(:job_id, :token);
 SELECT job_id, outcome, result, result IS NULL AS none FROM idem_enqueue('report', NULL, 'k', 'until_expired', key_ttl => '1 h');
--- done after the ttl: nothing is remembered
+-- done after the ttl: the key is not remembered
 SELECT job_id FROM idem_enqueue('report', NULL, 'm', 'until_expired', key_ttl => '1 min');
 SET idem.clock_offset = '71 min';
 SELECT job_id, token FROM idem_fetch('report', lease => '1 min') \gset
 SELECT :job_id AS job_id;
 SELECT idem_complete(:job_id, :token, '"late"');
 SELECT outcome FROM idem_enqueue('report', NULL, 'm', 'until_expired', key_ttl => '1 min');
--- a completion that is rolled back has done nothing
+-- a completion that is rolled back has no effect
 BEGIN;
 SELECT job_id, token FROM idem_fetch('report') \gset
 SELECT idem_complete(:job_id, :token, '"undone"');
@@ -453,7 +449,7 @@ SELECT outcome, result FROM idem_enqueue('report', NULL, 'm', 'until_expired', k
 ROLLBACK;
 SELECT outcome, result FROM idem_enqueue('report', NULL, 'm', 'until_expired', key_ttl => '1 min');
 RESET idem.clock_offset;
--- dead, and brought back: with its ttl as before
+-- a dead job that is retried keeps its ttl
 CALL anew();
 SELECT job_id FROM idem_enqueue('report', '1', 'n', 'until_expired', key_ttl => '1 h');
 SET idem.clock_offset = '30 min';
@@ -466,7 +462,7 @@ SELECT * FROM idem_enqueue('report', '3', 'n', 'until_expired', key_ttl => '1 h'
 SET idem.clock_offset = '61 min';
 SELECT outcome FROM idem_enqueue('report', '4', 'n', 'until_expired', key_ttl => '1 h');
 RESET idem.clock_offset;
--- in many, as it is in one
+-- the same with idem_enqueue_many
 CALL anew();
 SELECT job_id FROM idem_enqueue('report', '1', 'a', 'until_expired', key_ttl => '1 h');
 SELECT job_id, token FROM idem_fetch('report', lease => '1 min') \gset
@@ -482,7 +478,7 @@ UPDATE idem.jobs SET key_hash = (SELECT key_hash FROM idem.jobs WHERE job_id = 1
 SELECT job_id, outcome FROM idem_enqueue('hash', '4', 'a');
 SELECT idem_cancel(1);
 SELECT job_id, outcome FROM idem_enqueue('hash', '5', 'a');
--- so are two that are done
+-- also when they are done
 CALL anew();
 SELECT job_id FROM idem_enqueue('hash', '1', 'a', 'until_expired', key_ttl => '1 h');
 SELECT job_id FROM idem_enqueue('hash', '2', 'b', 'until_expired', key_ttl => '1 h');
@@ -494,7 +490,7 @@ SELECT * FROM idem_enqueue('hash', '4', 'a', 'until_expired', key_ttl => '1 h');
 DELETE FROM idem.job_keys WHERE job_id = 1;
 SELECT job_id, outcome FROM idem_enqueue('hash', '5', 'a', 'until_expired', key_ttl => '1 h');
 
--- what a replaced job keeps: its number, its place, its attempts
+-- a replaced job keeps its number, its place and its attempts
 CALL anew();
 SELECT job_id FROM idem_enqueue('place', '1', 'k', priority => 5, max_attempts => 3);
 SELECT enqueued_at, run_at FROM idem_job(1) \gset
@@ -503,8 +499,7 @@ SELECT payload, priority, max_attempts, enqueued_at = :'enqueued_at' AS same_tim
 -- also with null
 SELECT * FROM idem_enqueue('place', NULL, 'k', on_duplicate => 'replace');
 SELECT payload IS NULL AS none FROM idem_job(1);
--- and with more than fits on a page
+-- and with a payload larger than a page
 SELECT * FROM idem_enqueue('place', (SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 3000) AS i), 'k', on_duplicate => 'replace');
 SELECT jsonb_array_length(payload), payload ->> 2999 = md5('3000') AS last FROM idem_fetch('place', lease => '1 h');
 CALL anew();
-DROP PROCEDURE anew;

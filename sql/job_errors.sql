@@ -1,27 +1,8 @@
 --
--- Every error of the functions of jobs has a SQLSTATE, a detail and a hint, and
+-- Every error of the job functions has a SQLSTATE, a detail and a hint, and
 -- changes nothing: section 7 of the contract
 --
-TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-CREATE FUNCTION fails(command text,
-	OUT state text, OUT message text, OUT detail text, OUT hint text, OUT context text)
-LANGUAGE plpgsql AS $$
-BEGIN
-	EXECUTE command;
-	message := 'no error';
-EXCEPTION WHEN others THEN
-	GET STACKED DIAGNOSTICS
-		state = RETURNED_SQLSTATE,
-		message = MESSAGE_TEXT,
-		detail = PG_EXCEPTION_DETAIL,
-		hint = PG_EXCEPTION_HINT,
-		context = PG_EXCEPTION_CONTEXT;
-	detail := regexp_replace(detail, '\d+ s\M', 'N s', 'g');
-	-- what idem adds to it
-	context := substring(context FROM 'element \d+ of array "\w+"');
-END
-$$;
+CALL anew();
 CREATE TABLE bad (n serial, call text);
 
 -- the queue
@@ -62,7 +43,7 @@ INSERT INTO bad (call) VALUES
 	($$idem_queue_set('q', dedup => 'until_done')$$),
 	($$idem_queue_set('q', on_duplicate => 'ignore')$$),
 	($$idem_queue_set('q', if_running => 'wait')$$);
--- what does not go together
+-- arguments that exclude each other
 INSERT INTO bad (call) VALUES
 	($$idem_enqueue('q', NULL, 'k', 'until_expired')$$),
 	($$idem_enqueue('q', NULL, 'k', key_ttl => '1 h')$$),
@@ -172,7 +153,7 @@ INSERT INTO bad (call) VALUES
 	($$idem_heartbeat('{1}', '{1}', '0')$$),
 	($$idem_heartbeat('{1}', '{1}', '-1 s')$$),
 	($$idem_heartbeat('{1}', '{1}', '31 days')$$);
--- duplicates, and queues that are in use
+-- duplicates, and queues in use
 INSERT INTO bad (call) VALUES
 	($$idem_enqueue('jobs', NULL, 'alpha', on_duplicate => 'error')$$),
 	($$idem_enqueue('jobs', NULL, 'beta', 'until_executed', 'error')$$),
@@ -190,7 +171,7 @@ SELECT job_id FROM idem_enqueue('done', '"secret"', 'delta', 'until_expired', ke
 SELECT idem_complete(job_id, token, '"secret"') FROM idem_fetch('done');
 CREATE TABLE jobs_before AS SELECT * FROM idem.jobs;
 SELECT call, state FROM bad, LATERAL fails('SELECT ' || call) ORDER BY n;
--- each with a detail and a hint that are sentences, and none with a key, a payload or a result in it
+-- detail and hint are sentences, and contain no key, payload or result
 SELECT call, message, detail, hint FROM bad, LATERAL fails('SELECT ' || call)
  WHERE detail !~ '^[A-Z"].*\.$' OR hint !~ '^[A-Z"].*\.$' OR message !~ '^[a-z"].*[^.]$' OR concat(message, detail, hint) ~ '\y(secret|alpha|beta|gamma|delta)\y' ORDER BY n;
 -- nothing has changed
@@ -210,7 +191,7 @@ SELECT * FROM fails($$ SELECT idem_enqueue('q', NULL, 'k', if_running => 'rerun'
 SELECT * FROM fails($$ SELECT idem_enqueue('q', NULL, 'k', on_duplicate => 'debounce') $$);
 SELECT * FROM fails($$ SELECT idem_enqueue('q', delay => '1 s', run_at => now()) $$);
 SELECT * FROM fails($$ SELECT idem_enqueue('q', on_duplicate => 'replace') $$);
--- ID005: what the key has met
+-- ID005: which job has the key
 SELECT * FROM fails($$ SELECT idem_enqueue('jobs', NULL, 'alpha', on_duplicate => 'error') $$);
 SELECT * FROM fails($$ SELECT idem_enqueue('jobs', NULL, 'beta', 'until_executed', 'error') $$);
 SELECT * FROM fails($$ SELECT idem_enqueue('done', NULL, 'delta', 'until_expired', 'error', key_ttl => '1 h') $$);
@@ -244,5 +225,4 @@ RESET ROLE;
 SELECT idem_revoke('idem_job_stranger', 'app');
 DROP ROLE idem_job_owner, idem_job_stranger;
 DROP TABLE bad, jobs_before;
-DROP FUNCTION fails;
 TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;

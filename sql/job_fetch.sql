@@ -1,14 +1,8 @@
 --
 -- idem_fetch: order, batches, with and without a lease, attempts.
--- What several sessions do to each other is tested elsewhere.
+-- The isolation tests have several sessions.
 --
 \set VERBOSITY sqlstate
-CREATE PROCEDURE anew() LANGUAGE sql AS $$
-	TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-$$;
-CREATE FUNCTION micros(t timestamptz) RETURNS bigint LANGUAGE sql AS
-	$$ SELECT (extract(epoch FROM t) * 1000000)::bigint $$;
 CALL anew();
 
 -- by priority, then run_at, then number
@@ -33,14 +27,14 @@ SELECT job_id FROM idem_fetch('order', 3, lease => '1 min');
 SELECT job_id FROM idem_fetch('order', 1, lease => '1 min');
 SELECT job_id FROM idem_fetch('order', 10000, lease => '1 min');
 SELECT job_id FROM idem_fetch('order', lease => '1 min');
--- a queue that nobody has heard of
+-- a queue that was never used
 SELECT job_id FROM idem_fetch('no such queue', 100);
--- names of queues that begin like others
+-- a queue name that is a prefix of another one
 SELECT job_id FROM idem_fetch('orde', 100);
 SELECT job_id FROM idem_fetch('order ', 100);
 SELECT job_id FROM idem_fetch('other', 100);
 
--- the row that a worker gets
+-- the row that idem_fetch returns
 CALL anew();
 SELECT job_id FROM idem_enqueue('row', '{"a": 1}', 'k');
 SELECT job_id FROM idem_enqueue('row');
@@ -50,11 +44,11 @@ SELECT job_id, attempt, payload, key, enqueued_at BETWEEN :'before'::timestamptz
 	   lsn IS NOT NULL AND lsn <= pg_current_wal_insert_lsn() AS lsn
   FROM idem_fetch('row', 2, lease => '1 min', worker => 'w1');
 SELECT state, attempt, worker, lease_until - idem_clock() BETWEEN '50 s' AND '60 s' AS lease FROM idem_job(1);
--- worker names may have up to 255 bytes; none is asked for
+-- worker names may have up to 255 bytes, and may be left out
 SELECT job_id FROM idem_enqueue('row');
 SELECT job_id FROM idem_fetch('row', lease => '1 min', worker => repeat('w', 255));
 SELECT length(worker) FROM idem_job(3);
--- it tells the queue, and the attempts that the job has: its own, else those of the queue, else 25
+-- it returns the queue, and max_attempts: of the job, else of the queue, else 25
 CALL anew();
 SELECT job_id FROM idem_enqueue('default');
 SELECT idem_queue_set('declared', max_attempts => 7);
@@ -64,14 +58,14 @@ SELECT job_id, attempt, max_attempts, queue FROM idem_fetch('default', lease => 
 SELECT job_id, attempt, max_attempts, queue FROM idem_fetch('declared', 2, lease => '1 min');
 SELECT f.* IS NULL AS no_row FROM (VALUES (1)) AS v LEFT JOIN idem_fetch(queue => 'declared') AS f ON true;
 
--- without a lease, in the transaction of the caller: rollback gives the job back at once, as it was
+-- without a lease, in the transaction of the caller: rollback returns the job at once, unchanged
 CALL anew();
 SELECT job_id FROM idem_enqueue('tx', '1', 'k');
 BEGIN;
 SELECT job_id, attempt FROM idem_fetch('tx', worker => 'w1');
 ROLLBACK;
 SELECT state, attempt, worker, lease_until FROM idem_job(1);
--- nobody gets the same job twice in one transaction
+-- a transaction does not get the same job twice
 BEGIN;
 SELECT job_id, attempt FROM idem_fetch('tx');
 SELECT job_id, attempt FROM idem_fetch('tx');
@@ -81,7 +75,7 @@ SELECT job_id, attempt FROM idem_fetch('tx', 10);
 SAVEPOINT s;
 SELECT job_id, attempt FROM idem_fetch('tx', 10);
 ROLLBACK;
--- nor in one statement
+-- nor does a statement
 SELECT job_id FROM idem_enqueue('tx', '3');
 BEGIN;
 SELECT 'first' AS fetch, job_id FROM idem_fetch('tx', 1)
@@ -90,7 +84,7 @@ SELECT 'second', job_id FROM idem_fetch('tx', 10)
 UNION ALL
 SELECT 'third', job_id FROM idem_fetch('tx', 10);
 ROLLBACK;
--- rollback to a savepoint gives back what was fetched after it
+-- rollback to a savepoint returns the jobs fetched after it
 BEGIN;
 SELECT job_id FROM idem_fetch('tx');
 SAVEPOINT s;
@@ -113,7 +107,7 @@ BEGIN;
 SELECT job_id FROM idem_enqueue('tx', '4', priority => -1);
 SELECT job_id, payload, attempt FROM idem_fetch('tx');
 ROLLBACK;
--- one that this transaction gave back
+-- a job that this transaction has returned
 BEGIN;
 SELECT job_id, token FROM idem_fetch('tx') \gset a_
 SELECT idem_fail(:a_job_id, :a_token, retry_in => '0');
@@ -126,17 +120,17 @@ SELECT job_id, token FROM idem_fetch('tx') \gset
 SELECT idem_complete(:job_id, :token);
 COMMIT;
 SELECT job_id FROM idem.jobs;
--- committed, but not completed: the attempt counts, and the next one gets the job at once
+-- committed, but not completed: the attempt counts, and the next fetch gets the job at once
 SELECT job_id, token, attempt FROM idem_fetch('tx', worker => 'w1') \gset a_
 SELECT state, attempt, worker, lease_until <= idem_clock() AS over FROM idem_job(3);
 SELECT job_id, token, attempt FROM idem_fetch('tx') \gset b_
 SELECT :b_job_id AS job_id, :b_attempt AS attempt, :b_token > :a_token AS higher;
 SELECT idem_complete(:a_job_id, :a_token);
--- until then its token is good
+-- until then its token is valid
 SELECT idem_complete(:b_job_id, :b_token);
 SELECT count(*) FROM idem.jobs;
 
--- with a lease: nobody else gets the job until it has run out
+-- with a lease: no other fetch gets the job until the lease has expired
 CALL anew();
 SELECT job_id FROM idem_enqueue('lease', '1', 'k');
 SELECT job_id, token, enqueued_at FROM idem_fetch('lease', lease => '1 min', worker => 'w1') \gset a_
@@ -144,7 +138,7 @@ SELECT state, attempt FROM idem_job(1);
 SELECT job_id FROM idem_fetch('lease');
 SET idem.clock_offset = '40 s';
 SELECT job_id FROM idem_fetch('lease', lease => '1 min', worker => 'w1');
--- then the next one does, without anybody's help, with a higher token and one attempt more
+-- then the next fetch gets it, with a higher token and one more attempt
 SET idem.clock_offset = '61 s';
 SELECT state, attempt, worker FROM idem_job(1);
 SELECT job_id, token, attempt, payload, key, enqueued_at FROM idem_fetch('lease', lease => '1 min', worker => 'w2') \gset b_
@@ -152,13 +146,13 @@ SELECT :b_job_id AS job_id, :b_token > :a_token AS higher, :b_attempt AS attempt
 	   :'b_enqueued_at' = :'a_enqueued_at' AS enqueued_at;
 SELECT state, attempt, worker FROM idem_job(1);
 SELECT job_id FROM idem_fetch('lease');
--- it goes before newer ones
+-- it comes before newer jobs
 SELECT job_id FROM idem_enqueue('lease', '2');
 SET idem.clock_offset = '3 min';
 SELECT job_id, attempt FROM idem_fetch('lease', 10, lease => '1 min');
 SELECT worker FROM idem_job(1);
 RESET idem.clock_offset;
--- leases of the longest and the shortest kind
+-- the longest and the shortest lease
 CALL anew();
 SELECT job_id FROM idem_enqueue('long');
 SELECT job_id FROM idem_fetch('long', lease => '30 days');
@@ -175,30 +169,30 @@ SELECT idem_queue_set('declared', lease => '5 min');
 SELECT job_id FROM idem_enqueue('declared');
 SELECT job_id FROM idem_fetch('declared');
 SELECT state, lease_until - idem_clock() BETWEEN '4 min' AND '5 min' AS lease FROM idem_job(3);
--- what the caller says goes before
+-- an argument overrides it
 SELECT job_id FROM idem_enqueue('declared');
 SELECT job_id FROM idem_fetch('declared', lease => '1 h');
 SELECT state, lease_until - idem_clock() BETWEEN '59 min' AND '60 min' AS lease FROM idem_job(4);
--- zero: in the transaction of the caller, all the same
+-- zero: in the transaction of the caller, despite the queue
 SELECT job_id FROM idem_enqueue('declared');
 BEGIN;
 SELECT job_id FROM idem_fetch('declared', lease => '0');
 ROLLBACK;
 SELECT job_id FROM idem_fetch('declared', lease => '0');
 SELECT state FROM idem_job(5);
--- a lease inside a longer transaction works, with a notice; rollback takes it away
+-- a lease inside a longer transaction works, with a notice; rollback removes it
 SELECT job_id FROM idem_enqueue('lease');
 \set VERBOSITY default
 BEGIN;
 SELECT job_id FROM idem_fetch('lease', lease => '1 min');
 SELECT state FROM idem_job(6);
--- none if there is no job
+-- no notice if there is no job
 SELECT job_id FROM idem_fetch('lease', lease => '1 min');
 ROLLBACK;
 \set VERBOSITY sqlstate
 SELECT state, attempt FROM idem_job(6);
 
--- isolation: without a lease the work would not see what an absorbed enqueue has committed
+-- isolation: without a lease the work would not see what the transaction of an absorbed enqueue committed
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT job_id FROM idem_fetch('lease');
 ROLLBACK;
@@ -212,7 +206,7 @@ ROLLBACK;
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT job_id FROM idem_fetch('no such queue');
 ROLLBACK;
--- with a lease the work begins later
+-- with a lease the work starts in a later transaction
 SET client_min_messages = warning;
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT job_id, attempt FROM idem_fetch('lease', lease => '1 min');
@@ -226,7 +220,7 @@ BEGIN READ ONLY;
 SELECT job_id FROM idem_fetch('lease', lease => '1 min');
 ROLLBACK;
 
--- attempts: when the lease of the last one has run out, the fetch that meets the job gives it up
+-- attempts: when the lease of the last attempt has expired, the fetch that finds the job makes it dead
 CALL anew();
 SELECT job_id FROM idem_enqueue('tries', '"doomed"', 'k', max_attempts => 2);
 SELECT job_id, attempt FROM idem_fetch('tries', lease => '1 min');
@@ -235,10 +229,10 @@ SELECT job_id, token, attempt FROM idem_fetch('tries', lease => '1 min', worker 
 SELECT :attempt AS attempt;
 SET idem.clock_offset = '4 min';
 SELECT job_id FROM idem_enqueue('tries', '"next"');
--- nobody but a fetch does
+-- only a fetch does (and cleanup)
 SELECT state FROM idem_job(1);
 BEGIN;
--- it takes no place in the batch
+-- the dead job does not count in the batch
 SELECT job_id, payload FROM idem_fetch('tries', 1);
 SELECT state FROM idem_job(1);
 ROLLBACK;
@@ -249,7 +243,7 @@ SELECT state, key, payload, attempt, max_attempts, worker, error IS NOT NULL AS 
 SELECT idem_complete(:job_id, :token);
 SELECT outcome FROM idem_enqueue('tries', NULL, 'k', 'until_executed');
 RESET idem.clock_offset;
--- so it is when the lease ends with the transaction
+-- the same without a lease
 SELECT job_id FROM idem_enqueue('once', max_attempts => 1);
 SELECT job_id FROM idem_fetch('once');
 SELECT job_id FROM idem_fetch('once');
@@ -285,7 +279,7 @@ CALL fetches('no limit', 1);
 SELECT state, attempt, max_attempts FROM idem_job(8);
 DROP PROCEDURE fetches;
 
--- behind many jobs that have ended: nothing is lost, and the priority counts first
+-- behind many jobs that have ended: no job is lost, and the priority counts first
 CALL anew();
 SELECT count(*) FROM idem_enqueue_many('head', array_fill('1'::jsonb, ARRAY[300]));
 SELECT count(*) FILTER (WHERE c.status = 'completed') AS completed
@@ -298,9 +292,9 @@ SELECT job_id FROM idem_fetch('head', lease => '1 h');
 SELECT count(*), min(job_id), max(job_id), count(*) FILTER (WHERE job_id IN (302, 303)) AS new FROM idem_fetch('head', 1000, lease => '1 h');
 SELECT job_id FROM idem_fetch('head', lease => '1 h');
 
--- what has ended costs only the first fetch of a second: the others start where it got to.  All in one transaction,
--- whose own rows VACUUM cannot remove.  How much a fetch reads tells where it started; it is asked again and again,
--- since nobody knows how fast the machine is.
+-- jobs that have ended slow down only one fetch per second: the next fetches start where it ended.  All in one transaction,
+-- because VACUUM cannot remove its rows.  The number of pages that a fetch reads shows where it started.  The test asks
+-- repeatedly, because it does not know how fast the machine is.
 CREATE FUNCTION pages(query text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
 	plan json;
@@ -308,7 +302,7 @@ BEGIN
 	EXECUTE 'EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) ' || query INTO plan;
 	RETURN (plan #>> '{0,Plan,Shared Hit Blocks}')::bigint + (plan #>> '{0,Plan,Shared Read Blocks}')::bigint;
 END $$;
--- does a fetch soon come to cost little, if this is done before each one?
+-- does a fetch soon read few pages, if this command runs before each fetch?
 CREATE FUNCTION gets_cheap(before text DEFAULT 'SELECT') RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
 	FOR i IN 1 .. 100 LOOP
@@ -319,7 +313,7 @@ BEGIN
 	END LOOP;
 	RETURN false;
 END $$;
--- the number of the job that a fetch gets, which is then undone
+-- the number of the job that a fetch gets; the fetch is undone
 CREATE FUNCTION next_job(OUT id bigint) LANGUAGE plpgsql AS $$
 BEGIN
 	id := (SELECT job_id FROM idem_fetch('ended', lease => '1 h'));
@@ -347,18 +341,18 @@ SELECT count(*) FROM idem_enqueue_many('ended', array_fill('1'::jsonb, ARRAY[400
 -- of the same priority and of one before it
 SELECT pages($$ SELECT * FROM idem_fetch('ended', lease => '1 h') $$) > 100 AS dear;
 SELECT gets_cheap();
--- of one after those, when nothing is left there
+-- of a later priority, when nothing is left there
 SELECT count(*) > 0 AS some FROM idem_fetch('ended', 400, lease => '1 h');
 SELECT count(*) FROM idem_enqueue_many('ended', array_fill('2'::jsonb, ARRAY[400]), priority => 3);
 SELECT gets_cheap();
 -- other queues that are polled in between do not matter
 SELECT gets_cheap('SELECT count(q) FROM generate_series(1, 100) AS i, LATERAL idem_fetch(''other '' || i) AS q');
--- a more urgent one is found at once
+-- a more urgent job is found at once
 SELECT job_id FROM idem_enqueue('ended', priority => 2);
 SELECT job_id FROM idem_fetch('ended', lease => '1 h');
 SELECT job_id FROM idem_enqueue('ended', priority => -1);
 SELECT job_id FROM idem_fetch('ended', lease => '1 h');
--- one that comes to lie first does not wait for more than a second, however many there are behind it
+-- a job that becomes the first one waits for at most a second, however many jobs are behind it
 SELECT count(*) FROM idem_fetch('ended', 100, lease => '1 h');
 SELECT next_job() IS NOT NULL AS more;
 SELECT job_id FROM idem_enqueue('ended', run_at => '2020-01-01 00:00:00+00', priority => 3);
@@ -367,7 +361,7 @@ ROLLBACK;
 RESET client_min_messages;
 DROP FUNCTION pages, gets_cheap, comes, next_job;
 
--- a paused queue gives nothing, with a lease or without
+-- no job of a paused queue is fetched, with a lease or without
 CALL anew();
 SELECT job_id FROM idem_enqueue('paused');
 SELECT idem_pause('paused');
@@ -377,5 +371,3 @@ SELECT job_id FROM idem_enqueue('paused');
 SELECT idem_resume('paused');
 SELECT job_id, attempt FROM idem_fetch('paused', 10, lease => '1 min');
 CALL anew();
-DROP PROCEDURE anew;
-DROP FUNCTION micros;

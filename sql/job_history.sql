@@ -3,10 +3,6 @@
 -- the keys of until_expired, idem_cleanup.
 --
 \set VERBOSITY sqlstate
-CREATE PROCEDURE anew() LANGUAGE sql AS $$
-	TRUNCATE idem.keys, idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-$$;
 CALL anew();
 
 -- by default nothing is kept of what is done, and what is dead or cancelled for a week
@@ -150,4 +146,3 @@ SELECT idem_cleanup();
 COMMIT;
 RESET idem.clock_offset;
 CALL anew();
-DROP PROCEDURE anew;

@@ -2,10 +2,6 @@
 -- idem_enqueue_many: one row per element, by the rules of idem_enqueue
 --
 \set VERBOSITY sqlstate
-CREATE PROCEDURE anew() LANGUAGE sql AS $$
-	TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-$$;
 CALL anew();
 
 -- in the order of the array, whatever the order of the keys: rows, numbers and fetches
@@ -124,4 +120,3 @@ SELECT count(*) FROM idem.jobs;
 BEGIN READ ONLY;
 SELECT * FROM idem_enqueue_many('bad', '{1}');
 ROLLBACK;
-DROP PROCEDURE anew;

@@ -4,10 +4,6 @@
 -- job that ends now counts; the older one of that number gives way.
 --
 \set VERBOSITY terse
-CREATE PROCEDURE anew() LANGUAGE sql AS $$
-	TRUNCATE idem.keys, idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-$$;
 CALL anew();
 SELECT idem_queue_set('n', keep => '1 day');
 
@@ -119,4 +115,3 @@ SELECT setval('idem.jobs_job_id_seq', 1, false);
 SELECT job_id FROM idem_enqueue('n');
 SELECT job_id FROM idem_enqueue('n');
 CALL anew();
-DROP PROCEDURE anew;

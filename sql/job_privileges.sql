@@ -3,8 +3,7 @@
 -- in privileges.
 --
 \set VERBOSITY sqlstate
-TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
+CALL anew();
 CREATE ROLE idem_job_nobody;
 CREATE ROLE idem_job_alice;
 CREATE ROLE idem_job_bob;

@@ -3,10 +3,6 @@
 -- What is declared for a queue holds where a call says nothing.
 --
 \set VERBOSITY sqlstate
-CREATE PROCEDURE anew() LANGUAGE sql AS $$
-	TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-$$;
 CALL anew();
 
 -- a queue needs no declaration, and using it makes none
@@ -252,4 +248,3 @@ ROLLBACK;
 SELECT idem_queue_set(repeat('x', 255), key_ttl => '100 years', debounce_max => '1 us', lease => '30 days', max_attempts => 2147483647,
 	backoff => '1 us', backoff_max => '100 years', keep => '0', keep_dead => '100 years');
 CALL anew();
-DROP PROCEDURE anew;

@@ -4,12 +4,6 @@
 -- waiting.
 --
 \set VERBOSITY sqlstate
-CREATE PROCEDURE anew() LANGUAGE sql AS $$
-	TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-$$;
-CREATE FUNCTION row_of(id bigint) RETURNS text LANGUAGE sql AS
-	$$ SELECT concat(ctid, xmin) FROM idem.jobs WHERE job_id = id $$;
 -- how long after its enqueue a job runs
 CREATE FUNCTION runs_in(id bigint) RETURNS interval LANGUAGE sql AS
 	$$ SELECT run_at - enqueued_at FROM idem_job(id) $$;
@@ -77,10 +71,10 @@ SELECT job_id, key, payload FROM idem_fetch('j8', 10, lease => '1 h') ORDER BY j
 -- include_scheduled: they do
 CALL anew();
 SELECT job_id, outcome FROM idem_enqueue('incl', '1', 'k', delay => '2 h', include_scheduled => true);
-SELECT row_of(1) AS before \gset
+SELECT job_version(1) AS before \gset
 SELECT job_id, outcome FROM idem_enqueue('incl', '2', 'k', delay => '3 h', include_scheduled => true);
 -- J12: which is not to run earlier, so nothing is written
-SELECT row_of(1) = :'before' AS untouched, runs_in(1);
+SELECT job_version(1) = :'before' AS untouched, runs_in(1);
 -- an earlier one pulls it forward, but has the payload of the first
 SELECT job_id, outcome FROM idem_enqueue('incl', '3', 'k', run_at => (SELECT enqueued_at + interval '1 h' FROM idem_job(1)), include_scheduled => true);
 SELECT runs_in(1), state, payload FROM idem_job(1);
@@ -90,12 +84,12 @@ SELECT runs_in(1);
 -- one that is due at once needs not say it
 SELECT job_id, outcome FROM idem_enqueue('incl', '5', 'k');
 SELECT runs_in(1) < interval '1 min' AS pulled, state, payload FROM idem_job(1);
-SELECT row_of(1) AS before \gset
+SELECT job_version(1) AS before \gset
 SELECT job_id, outcome FROM idem_enqueue('incl', '6', 'k');
 SELECT job_id, outcome FROM idem_enqueue('incl', '7', 'k', delay => '1 h', include_scheduled => true);
 -- one that is due is early enough
 SELECT job_id, outcome FROM idem_enqueue('incl', '7', 'k', run_at => '2020-01-01 00:00:00+00');
-SELECT row_of(1) = :'before' AS untouched;
+SELECT job_version(1) = :'before' AS untouched;
 SELECT job_id, payload, attempt FROM idem_fetch('incl', 10, lease => '1 h');
 -- now it runs, and the next one for later has the key
 SELECT job_id, outcome FROM idem_enqueue('incl', '8', 'k', delay => '2 h', include_scheduled => true);
@@ -112,9 +106,9 @@ SELECT runs_in(3) < interval '1 min' AS pulled, state, payload FROM idem_job(3);
 SELECT job_id, token FROM idem_fetch('incl', lease => '1 h') \gset
 SELECT idem_fail(:job_id, :token, retry_in => '2 h');
 SELECT run_at FROM idem_job(3) \gset
-SELECT row_of(3) AS before \gset
+SELECT job_version(3) AS before \gset
 SELECT job_id, outcome FROM idem_enqueue('incl', '13', 'k');
-SELECT row_of(3) = :'before' AS untouched;
+SELECT job_version(3) = :'before' AS untouched;
 SELECT job_id, outcome FROM idem_enqueue('incl', '14', 'k', on_duplicate => 'replace');
 SELECT run_at = :'run_at' AS not_pulled, payload FROM idem_job(3);
 -- the more urgent priority of the two counts, with the earlier time
@@ -124,10 +118,10 @@ SELECT job_id FROM idem_enqueue('prio', '2', priority => 1);
 SELECT job_id, outcome FROM idem_enqueue('prio', '3', 'k', run_at => '2020-01-01 00:00:00+00', priority => 2);
 SELECT run_at = '2020-01-01 00:00:00+00' AS long_ago, priority, payload FROM idem_job(1);
 -- J12: one that is less urgent, or as urgent, writes nothing
-SELECT row_of(1) AS before \gset
+SELECT job_version(1) AS before \gset
 SELECT job_id, outcome FROM idem_enqueue('prio', '4', 'k', priority => 2);
 SELECT job_id, outcome FROM idem_enqueue('prio', '4', 'k', priority => 3);
-SELECT row_of(1) = :'before' AS untouched;
+SELECT job_version(1) = :'before' AS untouched;
 -- one that is more urgent does, also if the job is due; no priority is 0
 SELECT job_id, outcome FROM idem_enqueue('prio', '5', 'k');
 SELECT priority, payload FROM idem_job(1);
@@ -151,9 +145,9 @@ CALL anew();
 SELECT job_id FROM idem_enqueue('prio', '1', 'k', priority => 5);
 SELECT job_id, token FROM idem_fetch('prio', lease => '1 h') \gset
 SELECT idem_fail(:job_id, :token, retry_in => '0');
-SELECT row_of(1) AS before \gset
+SELECT job_version(1) AS before \gset
 SELECT job_id, outcome FROM idem_enqueue('prio', '2', 'k', priority => 1);
-SELECT row_of(1) = :'before' AS untouched;
+SELECT job_version(1) = :'before' AS untouched;
 SELECT job_id, outcome FROM idem_enqueue('prio', '3', 'k', on_duplicate => 'replace', priority => 1);
 SELECT priority, payload FROM idem_job(1);
 
@@ -184,10 +178,10 @@ SELECT job_id, outcome FROM idem_enqueue('near', '5', 'm', delay => '1 us');
 -- error
 CALL anew();
 SELECT job_id FROM idem_enqueue('incl', '1', 'k', delay => '1 h', include_scheduled => true);
-SELECT row_of(1) AS before \gset
+SELECT job_version(1) AS before \gset
 SELECT job_id FROM idem_enqueue('incl', '2', 'k', on_duplicate => 'error');
 SELECT job_id FROM idem_enqueue('incl', '2', 'k', delay => '1 min', include_scheduled => true, on_duplicate => 'error');
-SELECT row_of(1) = :'before' AS untouched;
+SELECT job_version(1) = :'before' AS untouched;
 -- the pull is part of the transaction
 BEGIN;
 SELECT outcome FROM idem_enqueue('incl', '2', 'k');
@@ -280,11 +274,10 @@ SELECT job_id, token FROM idem_fetch('wait', lease => '1 h') \gset
 SELECT idem_snooze(:job_id, :token, '1 h') > idem_clock() AS snoozed;
 SELECT job_id, outcome FROM idem_enqueue('wait', '2', 'k', delay => '2 h', include_scheduled => true);
 SELECT state FROM idem_job(1);
-SELECT row_of(1) AS before \gset
+SELECT job_version(1) AS before \gset
 SELECT job_id, outcome FROM idem_enqueue('wait', '3', 'k');
-SELECT row_of(1) = :'before' AS untouched;
+SELECT job_version(1) = :'before' AS untouched;
 SELECT job_id, outcome FROM idem_enqueue('wait', '4', 'k', on_duplicate => 'replace');
 SELECT state, payload, attempt FROM idem_job(1);
 CALL anew();
-DROP PROCEDURE anew;
-DROP FUNCTION row_of, runs_in;
+DROP FUNCTION runs_in;

@@ -3,29 +3,15 @@
 -- refused, as for idem.keys
 --
 SET client_min_messages = warning;
-TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-CREATE FUNCTION refused(command text, OUT state text, OUT message text, OUT detail text, OUT hint text)
-LANGUAGE plpgsql AS $$
-BEGIN
-	EXECUTE command;
-	message := 'no error';
-EXCEPTION WHEN others THEN
-	GET STACKED DIAGNOSTICS
-		state = RETURNED_SQLSTATE,
-		message = MESSAGE_TEXT,
-		detail = PG_EXCEPTION_DETAIL,
-		hint = PG_EXCEPTION_HINT;
-END
-$$;
+CALL anew();
 -- in short: what becomes of an enqueue, a fetch and a job that ends
 CREATE FUNCTION all_refused(OUT enqueue text, OUT many text, OUT fetched text, OUT complete text, OUT cancel text)
 LANGUAGE sql AS $$
-	SELECT (refused($c$ SELECT idem_enqueue('shape', '1', 'new') $c$)).state,
-		   (refused($c$ SELECT idem_enqueue_many('shape', '{1}', '{new}') $c$)).state,
-		   (refused($c$ SELECT idem_fetch('shape', lease => '1 h') $c$)).state,
-		   (refused($c$ SELECT idem_complete(j.job_id, j.token) FROM idem.jobs AS j WHERE j.token IS NOT NULL $c$)).state,
-		   (refused($c$ SELECT idem_cancel(2) $c$)).state
+	SELECT (fails($c$ SELECT idem_enqueue('shape', '1', 'new') $c$)).state,
+		   (fails($c$ SELECT idem_enqueue_many('shape', '{1}', '{new}') $c$)).state,
+		   (fails($c$ SELECT idem_fetch('shape', lease => '1 h') $c$)).state,
+		   (fails($c$ SELECT idem_complete(j.job_id, j.token) FROM idem.jobs AS j WHERE j.token IS NOT NULL $c$)).state,
+		   (fails($c$ SELECT idem_cancel(2) $c$)).state
 $$;
 SELECT count(*) FROM idem_enqueue_many('shape', '{1,2}', '{a,b}');
 SELECT job_id FROM idem_fetch('shape', lease => '1 h');
@@ -33,7 +19,7 @@ SELECT job_id FROM idem_fetch('shape', lease => '1 h');
 -- unlogged
 BEGIN;
 ALTER TABLE idem.jobs SET UNLOGGED;
-SELECT * FROM refused($$ SELECT idem_enqueue('shape') $$);
+SELECT state, message, detail, hint FROM fails($$ SELECT idem_enqueue('shape') $$);
 ROLLBACK;
 \x off
 -- the rest in short
@@ -47,13 +33,12 @@ ALTER TABLE idem.jobs ENABLE ROW LEVEL SECURITY;
 SELECT * FROM all_refused();
 ROLLBACK;
 -- triggers
-CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 BEGIN;
-CREATE TRIGGER t BEFORE INSERT ON idem.jobs FOR EACH ROW EXECUTE FUNCTION nothing();
+CREATE TRIGGER t BEFORE INSERT ON idem.jobs FOR EACH ROW EXECUTE FUNCTION ignore_row();
 SELECT * FROM all_refused();
 ROLLBACK;
 BEGIN;
-CREATE TRIGGER t AFTER DELETE ON idem.jobs FOR EACH STATEMENT EXECUTE FUNCTION nothing();
+CREATE TRIGGER t AFTER DELETE ON idem.jobs FOR EACH STATEMENT EXECUTE FUNCTION ignore_row();
 SELECT * FROM all_refused();
 ROLLBACK;
 -- a foreign key
@@ -114,11 +99,11 @@ ROLLBACK;
 \x on
 BEGIN;
 DROP INDEX idem.jobs_fetch_idx;
-SELECT * FROM refused($$ SELECT idem_fetch('shape') $$);
+SELECT state, message, detail, hint FROM fails($$ SELECT idem_fetch('shape') $$);
 ROLLBACK;
 BEGIN;
 DROP INDEX idem.jobs_key_idx;
-SELECT * FROM refused($$ SELECT idem_enqueue('shape', '1', 'a') $$);
+SELECT state, message, detail, hint FROM fails($$ SELECT idem_enqueue('shape', '1', 'a') $$);
 ROLLBACK;
 \x off
 -- another index is not good enough
@@ -170,47 +155,46 @@ ROLLBACK;
 BEGIN;
 SELECT attach('queues');
 SELECT * FROM all_refused();
-SELECT state FROM refused($$ SELECT idem_pause('shape') $$);
+SELECT state FROM fails($$ SELECT idem_pause('shape') $$);
 ROLLBACK;
 BEGIN;
 SELECT attach('job_log');
-SELECT state FROM refused($$ SELECT idem_cancel(2) $$);
-SELECT state FROM refused($$ SELECT idem_retry(2) $$);
+SELECT state FROM fails($$ SELECT idem_cancel(2) $$);
+SELECT state FROM fails($$ SELECT idem_retry(2) $$);
 ROLLBACK;
 BEGIN;
 SELECT attach('job_keys');
-SELECT state FROM refused($$ SELECT idem_enqueue('expire', '1', 'b', 'until_expired', key_ttl => '1 h') $$);
-SELECT state FROM refused($$ SELECT idem_cleanup() $$);
+SELECT state FROM fails($$ SELECT idem_enqueue('expire', '1', 'b', 'until_expired', key_ttl => '1 h') $$);
+SELECT state FROM fails($$ SELECT idem_cleanup() $$);
 ROLLBACK;
 DROP FUNCTION attach;
 
 -- the other tables, where they are written
 BEGIN;
-CREATE TRIGGER t BEFORE INSERT ON idem.job_log FOR EACH ROW EXECUTE FUNCTION nothing();
-SELECT state FROM refused($$ SELECT idem_cancel(2) $$);
-SELECT state FROM refused($$ SELECT idem_fail(f.job_id, f.token, dead => true) FROM idem_fetch('shape') AS f $$);
+CREATE TRIGGER t BEFORE INSERT ON idem.job_log FOR EACH ROW EXECUTE FUNCTION ignore_row();
+SELECT state FROM fails($$ SELECT idem_cancel(2) $$);
+SELECT state FROM fails($$ SELECT idem_fail(f.job_id, f.token, dead => true) FROM idem_fetch('shape') AS f $$);
 ROLLBACK;
 BEGIN;
 ALTER TABLE idem.job_log ADD COLUMN extra text;
-SELECT state FROM refused($$ SELECT idem_cancel(2) $$);
-SELECT state FROM refused($$ SELECT idem_retry(2) $$);
+SELECT state FROM fails($$ SELECT idem_cancel(2) $$);
+SELECT state FROM fails($$ SELECT idem_retry(2) $$);
 ROLLBACK;
 BEGIN;
 SELECT outcome FROM idem_enqueue('expire', '1', 'a', 'until_expired', key_ttl => '1 h');
-CREATE TRIGGER t BEFORE INSERT ON idem.job_keys FOR EACH ROW EXECUTE FUNCTION nothing();
-SELECT state FROM refused($$ SELECT idem_enqueue('expire', '1', 'b', 'until_expired', key_ttl => '1 h') $$);
-SELECT state FROM refused($$ SELECT idem_complete(f.job_id, f.token) FROM idem_fetch('expire') AS f $$);
+CREATE TRIGGER t BEFORE INSERT ON idem.job_keys FOR EACH ROW EXECUTE FUNCTION ignore_row();
+SELECT state FROM fails($$ SELECT idem_enqueue('expire', '1', 'b', 'until_expired', key_ttl => '1 h') $$);
+SELECT state FROM fails($$ SELECT idem_complete(f.job_id, f.token) FROM idem_fetch('expire') AS f $$);
 ROLLBACK;
 BEGIN;
 ALTER TABLE idem.queues ADD COLUMN extra text;
-SELECT state FROM refused($$ SELECT idem_queue_set('shape') $$);
+SELECT state FROM fails($$ SELECT idem_queue_set('shape') $$);
 SELECT enqueue, fetched FROM all_refused();
 ROLLBACK;
 BEGIN;
-CREATE TRIGGER t BEFORE INSERT ON idem.queues FOR EACH ROW EXECUTE FUNCTION nothing();
-SELECT state FROM refused($$ SELECT idem_pause('shape') $$);
+CREATE TRIGGER t BEFORE INSERT ON idem.queues FOR EACH ROW EXECUTE FUNCTION ignore_row();
+SELECT state FROM fails($$ SELECT idem_pause('shape') $$);
 ROLLBACK;
-DROP FUNCTION nothing();
 -- cleanup needs its indexes
 \set VERBOSITY sqlstate
 BEGIN;
@@ -274,5 +258,5 @@ SELECT enqueue, fetched, complete, cancel FROM all_refused();
 ROLLBACK;
 -- with everything gone again, it works as before
 SELECT * FROM all_refused();
-DROP FUNCTION refused, all_refused;
+DROP FUNCTION all_refused;
 TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;

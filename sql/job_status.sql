@@ -1,10 +1,6 @@
 --
 -- What people see of jobs: idem.job_status and idem.queue_status
 --
-CREATE PROCEDURE anew() LANGUAGE sql AS $$
-	TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-$$;
 CALL anew();
 SELECT * FROM idem.queue_status;
 SELECT * FROM idem.job_status;
@@ -103,5 +99,4 @@ SELECT attrelid::regclass, attname FROM pg_attribute
 -- and queue_status no key
 SELECT string_agg(attname, ' ' ORDER BY attnum) FROM pg_attribute WHERE attrelid = 'idem.queue_status'::regclass AND attnum > 0;
 CALL anew();
-DROP PROCEDURE anew;
 DROP TABLE fetched;

@@ -2,10 +2,6 @@
 -- Leases: every status of idem_lease, and what is done with a token.
 -- Times are compared, never shown; idem.clock_offset stands for waiting.
 --
-CREATE FUNCTION row_of(k text) RETURNS tid LANGUAGE sql AS
-	$$ SELECT ctid FROM idem.keys WHERE key = k $$;
-CREATE FUNCTION micros(t timestamptz) RETURNS bigint LANGUAGE sql AS
-	$$ SELECT (extract(epoch FROM t) * 1000000)::bigint $$;
 
 -- claimed: the token is the time (L2), the lease and the ttl count one after the other (L1)
 SELECT idem_clock() AS before \gset
@@ -24,10 +20,10 @@ SELECT claimed, status, token FROM idem_lease('lease:1', '30 s');
 SELECT claimed, status, token FROM idem_lease('lease:1', '30 s', wait => '0');
 
 -- the same worker is resumed: same token, and nothing is written
-SELECT row_of('lease:1') AS ctid \gset
+SELECT key_version('lease:1') AS before \gset
 SELECT claimed, status, token = :l_token AS same_token, attempt, lease_until = :'l_lease_until' AS same_end
   FROM idem_lease('lease:1', '5 min', ttl => '1 min', worker => 'w1', max_attempts => 1, on_expiry => 'park');
-SELECT row_of('lease:1') = :'ctid' AS untouched;
+SELECT key_version('lease:1') = :'before' AS untouched;
 
 -- in another scope it is another key
 SELECT claimed, status, attempt FROM idem_lease('lease:1', '30 s', scope => 'other');
@@ -60,13 +56,13 @@ SELECT claimed, status FROM idem_lease('lease:1', '30 s', worker => 'w1');
 
 -- L3: the old token does nothing, the new one finishes
 \set VERBOSITY sqlstate
-SELECT row_of('lease:1') AS ctid \gset
+SELECT key_version('lease:1') AS before \gset
 SELECT idem_finish('lease:1', '1', token => :l_token);
 SELECT idem_release('lease:1', token => :l_token);
 SELECT idem_renew('lease:1', :l_token, '1 min');
 SELECT idem_checkpoint('lease:1', :l_token, '1');
 SELECT idem_fence('lease:1', :l_token);
-SELECT row_of('lease:1') = :'ctid' AS untouched;
+SELECT key_version('lease:1') = :'before' AS untouched;
 SELECT idem_fence('lease:1', :m_token);
 SELECT idem_finish('lease:1', '{"id": "ch_1"}', token => :m_token);
 SELECT claimed, status, result, token, attempt, checkpoint FROM idem_lease('lease:1', '30 s', worker => 'w2');
@@ -74,9 +70,9 @@ SELECT claimed, status, result FROM idem_claim('lease:1');
 SELECT status, result, attempt, worker, checkpoint, finished_at IS NOT NULL AS finished FROM idem_get('lease:1');
 
 -- L3: the same finish again is a no-op, another result is ID004, the old token stays ID003
-SELECT row_of('lease:1') AS ctid \gset
+SELECT key_version('lease:1') AS before \gset
 SELECT idem_finish('lease:1', '{"id": "ch_1"}', token => :m_token);
-SELECT row_of('lease:1') = :'ctid' AS untouched;
+SELECT key_version('lease:1') = :'before' AS untouched;
 SELECT idem_finish('lease:1', '{"id": "ch_2"}', token => :m_token);
 SELECT idem_finish('lease:1', token => :m_token);
 SELECT idem_finish('lease:1', '{"id": "ch_1"}', token => :l_token);
@@ -85,7 +81,7 @@ SELECT idem_release('lease:1', token => :m_token);
 SELECT idem_renew('lease:1', :m_token, '1 min');
 SELECT idem_checkpoint('lease:1', :m_token, '1');
 SELECT idem_fence('lease:1', :m_token);
-SELECT row_of('lease:1') = :'ctid' AS untouched;
+SELECT key_version('lease:1') = :'before' AS untouched;
 
 -- L3: finish works after the lease ran out, as long as nobody took over
 RESET idem.clock_offset;
@@ -181,4 +177,3 @@ SELECT token AS l_token FROM idem_lease('lease:10', '30 s') \gset
 WITH d AS (DELETE FROM idem.keys WHERE key = 'lease:10' RETURNING key) SELECT idem_fence(key, :l_token) FROM d;
 
 TRUNCATE idem.keys;
-DROP FUNCTION row_of, micros;

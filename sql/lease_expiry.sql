@@ -3,27 +3,24 @@
 -- tokens when the clock goes back.
 --
 \set VERBOSITY sqlstate
-CREATE FUNCTION row_of(k text) RETURNS tid LANGUAGE sql AS
-	$$ SELECT ctid FROM idem.keys WHERE key = k $$;
-CREATE FUNCTION handler(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT '"ran"'::jsonb $$;
 
 -- L1, park: nobody gets it, not the same worker either, and nothing is written
 SELECT token AS l_token FROM idem_lease('park:1', '30 s', worker => 'w1', on_expiry => 'park') \gset
 SELECT status FROM idem_lease('park:1', '30 s', worker => 'w1');
 SET idem.clock_offset = '1 min';
-SELECT row_of('park:1') AS ctid \gset
+SELECT key_version('park:1') AS before \gset
 SELECT claimed, status, token, attempt FROM idem_lease('park:1', '30 s', worker => 'w1');
 SELECT claimed, status, token, attempt FROM idem_lease('park:1', '30 s', on_expiry => 'retry', wait => '0');
 SELECT claimed, status, result FROM idem_claim('park:1');
 SELECT ord, claimed, status FROM idem_claim_many(ARRAY['park:1', 'park:0']);
 SELECT status, attempt FROM idem_get('park:1');
-SELECT row_of('park:1') = :'ctid' AS untouched;
+SELECT key_version('park:1') = :'before' AS untouched;
 -- it stays so beyond its ttl, until somebody decides; cleanup leaves it alone
 SET idem.clock_offset = '1000 h';
 SELECT claimed, status FROM idem_lease('park:1', '30 s');
 SELECT idem_cleanup() > 0 AS others_removed;
 SELECT status FROM idem_get('park:1');
-SELECT row_of('park:1') = :'ctid' AS untouched;
+SELECT key_version('park:1') = :'before' AS untouched;
 
 -- way out 1: release, run again; the attempt does not count, the token does
 SELECT idem_release('park:1', token => :l_token);
@@ -78,13 +75,13 @@ SET idem.clock_offset = '1 min';
 SELECT status, attempt FROM idem_lease('max:1', '30 s');
 SELECT status, attempt FROM idem_lease('max:1', '30 s', max_attempts => 1);
 SET idem.clock_offset = '2 min';
-SELECT row_of('max:1') AS ctid \gset
+SELECT key_version('max:1') AS before \gset
 SELECT claimed, status, token, attempt, lease_until < idem_clock() AS over FROM idem_lease('max:1', '30 s');
 SELECT claimed, status FROM idem_lease('max:1', '30 s', max_attempts => 2);
 SELECT claimed, status FROM idem_claim('max:1');
 SELECT status, replayed FROM idem_call('max:1', 'handler');
 SELECT status, attempt FROM idem_get('max:1');
-SELECT row_of('max:1') = :'ctid' AS untouched;
+SELECT key_version('max:1') = :'before' AS untouched;
 -- the higher limit counts, so one call with a higher one helps those who give a lower one
 SELECT status FROM idem_lease('max:1', '30 s', max_attempts => 1);
 -- ways out: more attempts ...
@@ -178,4 +175,3 @@ SELECT token FROM idem_lease('clock:2', '30 s');
 RESET idem.clock_offset;
 
 TRUNCATE idem.keys;
-DROP FUNCTION row_of, handler;

@@ -2,7 +2,6 @@
 -- L8: plain claims and leases on one key, in every order.
 --
 \set VERBOSITY sqlstate
-CREATE FUNCTION handler(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT '"ran"'::jsonb $$;
 
 -- live lease, then claim: busy; as batch and as call, too
 SELECT token AS l_token FROM idem_lease('plain:1', '30 s', worker => 'w1') \gset
@@ -228,4 +227,3 @@ RESET idem.clock_offset;
 DROP TABLE life;
 
 TRUNCATE idem.keys;
-DROP FUNCTION handler;

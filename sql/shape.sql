@@ -2,17 +2,8 @@
 -- Direct access would bypass what others hang on our table: it is refused
 --
 CREATE FUNCTION refused(name text DEFAULT 'shape:new', OUT state text, OUT message text, OUT detail text, OUT hint text)
-LANGUAGE plpgsql AS $$
-BEGIN
-	PERFORM idem_claim(name);
-	message := 'no error';
-EXCEPTION WHEN others THEN
-	GET STACKED DIAGNOSTICS
-		state = RETURNED_SQLSTATE,
-		message = MESSAGE_TEXT,
-		detail = PG_EXCEPTION_DETAIL,
-		hint = PG_EXCEPTION_HINT;
-END
+LANGUAGE sql AS $$
+	SELECT state, message, detail, hint FROM fails(format('SELECT idem_claim(%L)', name))
 $$;
 SELECT claimed FROM idem_claim('shape:1');
 \x on
@@ -30,12 +21,10 @@ SELECT * FROM refused();
 ROLLBACK;
 
 -- a trigger
-CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 BEGIN;
-CREATE TRIGGER t BEFORE INSERT ON idem.keys FOR EACH ROW EXECUTE FUNCTION nothing();
+CREATE TRIGGER t BEFORE INSERT ON idem.keys FOR EACH ROW EXECUTE FUNCTION ignore_row();
 SELECT * FROM refused();
 ROLLBACK;
-DROP FUNCTION nothing();
 
 -- a foreign key
 BEGIN;

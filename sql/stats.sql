@@ -8,10 +8,6 @@
 \set VERBOSITY sqlstate
 SET client_min_messages = warning;
 SELECT current_database() AS dbname \gset
-CREATE PROCEDURE anew() LANGUAGE sql AS $$
-	TRUNCATE idem.keys, idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-$$;
 CALL anew();
 
 CREATE FUNCTION counters(OUT whose text, OUT counter text, OUT value bigint) RETURNS SETOF record LANGUAGE sql AS $$
@@ -495,4 +491,3 @@ DROP TABLE tries, tried, fetched, seen;
 SELECT idem_revoke('idem_stats_app', 'app'), idem_revoke('idem_stats_monitor', 'monitor'), idem_revoke('idem_stats_admin', 'admin');
 DROP ROLE idem_stats_nobody, idem_stats_app, idem_stats_core, idem_stats_monitor, idem_stats_admin;
 CALL anew();
-DROP PROCEDURE anew;

@@ -6,10 +6,6 @@
 --
 \set VERBOSITY sqlstate
 SET client_min_messages = error;
-CREATE PROCEDURE anew() LANGUAGE sql AS $$
-	TRUNCATE idem.keys, idem.jobs, idem.job_keys, idem.job_log, idem.queues;
-	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
-$$;
 CREATE SUBSCRIPTION made_up CONNECTION 'dbname=nowhere' PUBLICATION p WITH (connect = false, slot_name = NONE);
 CREATE PROCEDURE subscribe(VARIADIC tables regclass[] DEFAULT '{}') LANGUAGE sql AS $$
 	DELETE FROM pg_subscription_rel;
@@ -150,4 +146,4 @@ SELECT outcome FROM idem_enqueue('q');
 CALL anew();
 DROP TABLE other;
 DROP VIEW counted;
-DROP PROCEDURE anew, subscribe, expire;
+DROP PROCEDURE subscribe, expire;

@@ -50,10 +50,10 @@ SELECT count(*) FROM idem_claim_many(ARRAY['toast:3', 'toast:4']);
 SELECT idem_finish_many(ARRAY['toast:3', 'toast:4'], ARRAY[large(3), large(4)]);
 COMMIT;
 SELECT key, result = large(3) AS three, result = large(4) AS four FROM idem_claim_many(ARRAY['toast:3', 'toast:4']);
-CREATE FUNCTION handler(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT large(5) $$;
-SELECT status, result = large(5) AS same, replayed FROM idem_call('toast:5', 'handler');
-SELECT status, result = large(5) AS same, replayed FROM idem_call('toast:5', 'handler');
-DROP FUNCTION handler;
+CREATE FUNCTION large_handler(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT large(5) $$;
+SELECT status, result = large(5) AS same, replayed FROM idem_call('toast:5', 'large_handler');
+SELECT status, result = large(5) AS same, replayed FROM idem_call('toast:5', 'large_handler');
+DROP FUNCTION large_handler;
 
 -- L5: a checkpoint is kept over renewals, the next attempt, a plain claim that is given up
 SELECT token AS t1 FROM idem_lease('toast:6', '30 s') \gset

@@ -31,14 +31,19 @@ our @EXPORT = qw(
   add_expired
   amcheck_ok
   claim_status
+  cleanup_logged
   cleanup_round
   crash_backend
   crash_postmaster
+  doctor
   log_count
   log_ok
   never_two_ok
+  new_database
   new_node
   pgbench_run
+  progress
+  run
   session
   sqlstate
   wait_until_blocked
@@ -63,9 +68,12 @@ idem.drain_after = 1h
 =item new_node($name, conf => '', init => {}, extension => 1, install => undef)
 
 A running server, with the extension in the database postgres.  install is the
-path of another installation of PostgreSQL.
+path of another installation of PostgreSQL.  The first node of a test is the one
+that functions with the option C<node> use by default.
 
 =cut
+
+my $first_node;
 
 sub new_node
 {
@@ -80,7 +88,73 @@ sub new_node
 	$node->start;
 	$node->safe_psql('postgres', 'CREATE EXTENSION idem')
 	  if $opt{extension} // 1;
+	$first_node //= $node;
 	return $node;
+}
+
+=pod
+
+=item run($sql, db => 'postgres', node => $first_node)
+
+Runs $sql in a new session and returns its output; dies on an error.
+
+=cut
+
+sub run
+{
+	my ($sql, %opt) = @_;
+	my $node = $opt{node} // $first_node;
+
+	return $node->safe_psql($opt{db} // 'postgres', $sql);
+}
+
+=pod
+
+=item new_database($db, $sql)
+
+Creates a database on the first node and runs $sql there, by default CREATE
+EXTENSION idem.
+
+=cut
+
+sub new_database
+{
+	my ($db, $sql) = @_;
+
+	run("CREATE DATABASE $db");
+	run($sql // 'CREATE EXTENSION idem', db => $db);
+	return;
+}
+
+=pod
+
+=item doctor($check, columns => 'status', db => 'postgres', node => $first_node)
+
+The row of this check in idem_doctor().
+
+=cut
+
+sub doctor
+{
+	my ($check, %opt) = @_;
+	my $columns = $opt{columns} // 'status';
+
+	return run(qq{SELECT $columns FROM idem_doctor() WHERE "check" = '$check'}, %opt);
+}
+
+=pod
+
+=item progress($db, $columns)
+
+The row of this database in idem.cleanup_progress, of the first node.
+
+=cut
+
+sub progress
+{
+	my ($db, $columns) = @_;
+
+	return run("SELECT $columns FROM idem.cleanup_progress WHERE datname = '$db'");
 }
 
 =pod
@@ -249,16 +323,34 @@ sub cleanup_round
 
 =item log_count($node, $pattern, $offset)
 
-How often the pattern is in the server log, from $offset on.
+How often the pattern is in the server log, from $offset (or the beginning) on.
 
 =cut
 
 sub log_count
 {
 	my ($node, $pattern, $offset) = @_;
-	my $log = slurp_file($node->logfile, $offset);
+	my $log = slurp_file($node->logfile, $offset // 0);
 
 	return scalar(() = $log =~ /$pattern/g);
+}
+
+=pod
+
+=item cleanup_logged($db, $offset)
+
+How often the first node has logged that cleanup fails in this database, and that
+it works again: C<1 0>.
+
+=cut
+
+sub cleanup_logged
+{
+	my ($db, $offset) = @_;
+
+	return join ' ',
+	  map { log_count($first_node, qr/cleanup of idem $_ in database "$db"/, $offset) }
+	  'fails', 'works again';
 }
 
 =pod

@@ -1,5 +1,5 @@
-# One version everywhere: control file, install script, library, META.json and
-# CHANGELOG.md.
+# The repository agrees with itself: one version in control file, install script,
+# library, META.json and CHANGELOG.md; exported symbols; lists of tests; links.
 
 use strict;
 use warnings FATAL => 'all';
@@ -91,5 +91,49 @@ sub is_listed
 
 is_listed('REGRESS', 'sql/*.sql');
 is_listed('ISOLATION', 'test/isolation/specs/*.spec');
+
+# Every relative link in the documentation leads to a file, and to a heading of it.
+
+sub markdown
+{
+	my $text = slurp_file(shift);
+
+	$text =~ s/^```.*?^```$//msg;
+	return $text;
+}
+
+# GitHub's rule; equal headings are numbered.
+sub anchors
+{
+	my %seen;
+
+	return map
+	{
+		my $name = lc $_;
+
+		$name =~ s/\[([^]]*)\]\([^)]*\)/$1/g;
+		$name =~ s/[^\w\- ]//g;
+		$name =~ s/ /-/g;
+		$seen{$name}++ ? ("$name-" . ($seen{$name} - 1) => 1) : ($name => 1)
+	} markdown(shift) =~ /^#+ +(.*?) *$/mg;
+}
+
+foreach my $file (grep { -f } 'README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'src/README.md', glob('doc/*.md'))
+{
+	my ($dir) = $file =~ m{^(.*/)?};
+	my $text = markdown($file);
+	my @broken;
+
+	$text =~ s/`[^`\n]*`//g;
+	foreach my $link ($text =~ /\]\(([^)\s]+)\)/g, $text =~ /^\[[^]]+\]: (\S+)/mg)
+	{
+		next if $link =~ /^\w+:/;
+		my ($path, $anchor) = split /#/, $link, 2;
+		my $target = $path eq '' ? $file : ($dir // '') . $path;
+
+		push @broken, $link if !-e $target || (defined $anchor && !{ anchors($target) }->{$anchor});
+	}
+	is("@broken", '', "links of $file");
+}
 
 done_testing();

@@ -129,15 +129,6 @@ sub differences
 	  (map { "+ $_" } grep { !$left{$_} } @$right);
 }
 
-sub new_database
-{
-	my ($db, $create) = @_;
-
-	$node->safe_psql('postgres', "CREATE DATABASE $db");
-	$node->safe_psql($db, $create // 'CREATE EXTENSION idem');
-	return;
-}
-
 #
 # a fresh install
 #

@@ -77,14 +77,6 @@ sub catch_up
 	return;
 }
 
-sub doctor
-{
-	my ($node) = @_;
-
-	return $node->safe_psql('postgres',
-		q{SELECT status FROM idem_doctor() WHERE "check" = 'subscription'});
-}
-
 # The worker comes every second: between two visits the phase is that of the last one.
 sub phase_ok
 {
@@ -144,7 +136,7 @@ on_publisher(
 	SELECT idem_enqueue('q', '"copied"');
 	CREATE PUBLICATION pub FOR ALL TABLES});
 
-is(doctor($subscriber), 'ok', 'H1: no subscription, and nothing to say about it');
+is(doctor('subscription', node => $subscriber), 'ok', 'H1: no subscription, and nothing to say about it');
 
 my $offset = -s $subscriber->logfile;
 
@@ -216,9 +208,9 @@ same_ok('what has expired');
 
 my $before = on_subscriber($everything);
 
-is(doctor($subscriber), 'warn', 'H1: the doctor knows of the subscription');
+is(doctor('subscription', node => $subscriber), 'warn', 'H1: the doctor knows of the subscription');
 like(
-	on_subscriber(q{SELECT detail FROM idem_doctor() WHERE "check" = 'subscription'}),
+	doctor('subscription', columns => 'detail', node => $subscriber),
 	qr/^idem\.job_keys, idem\.job_log, idem\.jobs, idem\.keys, idem\.queues: written by subscription sub,.*roles.*stop writes.*DROP SUBSCRIPTION, reload$/,
 	'H1: and says what to do at the cutover');
 cleanup_round($subscriber, 'postgres');
@@ -544,13 +536,13 @@ my $last = on_publisher('SELECT last_value FROM idem.jobs_job_id_seq');
 
 cmp_ok(on_subscriber('SELECT last_value FROM idem.jobs_job_id_seq'),
 	'<', $last, 'the sequence is not replicated');
-on_subscriber(on_subscriber(q{SELECT fix FROM idem_doctor() WHERE "check" = 'subscription'}));
+on_subscriber(doctor('subscription', columns => 'fix', node => $subscriber));
 cmp_ok(on_subscriber('SELECT last_value FROM idem.jobs_job_id_seq'),
 	'>', $last, 'H1: the fix of the doctor sets it');
 
 # 4. the subscriber is no longer one
 on_subscriber('DROP SUBSCRIPTION sub');
-is(doctor($subscriber), 'ok', 'H1: no subscription any more');
+is(doctor('subscription', node => $subscriber), 'ok', 'H1: no subscription any more');
 
 foreach my $name (sort keys %pid_of)
 {

@@ -65,13 +65,6 @@ sub take
 	return;
 }
 
-sub run
-{
-	my ($sql) = @_;
-
-	return $node->safe_psql('source', $sql);
-}
-
 enqueue('leased', q{'mail', '{"to": "a"}', 'leased', dedup => 'until_executed'});
 take('leased', 'mail', 'NULL');
 enqueue('follow-up',
@@ -84,19 +77,19 @@ enqueue('expired', q{'mail', key => 'expired'});
 take('expired', 'mail', q{'1 microsecond'});
 enqueue('done', q{'results', key => 'done', dedup => 'until_expired', key_ttl => '2 hours'});
 take('done', 'results', q{'1 min'});
-run(qq{SELECT idem_complete($job{done}, $token{done}, '{"id": "\\u00e4 \\\\ tab"}')});
+run(qq{SELECT idem_complete($job{done}, $token{done}, '{"id": "\\u00e4 \\\\ tab"}')}, db => 'source');
 enqueue('logged', q{'logged', '{"a": 1}', priority => 7});
-run(q{SELECT idem_queue_set('logged', keep => '1 day')});
+run(q{SELECT idem_queue_set('logged', keep => '1 day')}, db => 'source');
 take('logged', 'logged', q{'1 min'});
-run("SELECT idem_complete($job{logged}, $token{logged}, '1')");
+run("SELECT idem_complete($job{logged}, $token{logged}, '1')", db => 'source');
 enqueue('dead', q{'dead', '{"b": 1}', 'dead', max_attempts => 2, priority => -3});
 take('dead', 'dead', q{'1 min'});
-run("SELECT idem_fail($job{dead}, $token{dead}, E'given\\tup\\n', dead => true)");
+run("SELECT idem_fail($job{dead}, $token{dead}, E'given\\tup\\n', dead => true)", db => 'source');
 enqueue('cancelled', q{'cancelled', key => 'cancelled'});
-run("SELECT idem_cancel($job{cancelled})");
+run("SELECT idem_cancel($job{cancelled})", db => 'source');
 enqueue('retry', q{'retry', key => 'retry', max_attempts => 5});
 take('retry', 'retry', q{'1 min'});
-run("SELECT idem_fail($job{retry}, $token{retry}, 'first error', retry_in => '1 hour')");
+run("SELECT idem_fail($job{retry}, $token{retry}, 'first error', retry_in => '1 hour')", db => 'source');
 enqueue('waiting',
 	q{'later', '{"text": "tab \\t, \\\\N"}', E'\\\\.\ttab\nline \\\\N "quote" \u00e4\u20ac'});
 enqueue('scheduled', q{'later', '"s"', 'scheduled', delay => '1 hour'});
@@ -113,13 +106,13 @@ my $everything = q{
 	UNION ALL SELECT 'log ' || l::text FROM idem.job_log AS l
 	UNION ALL SELECT 'queue ' || q::text FROM idem.queues AS q
 	ORDER BY 1};
-my $before = run($everything);
+my $before = run($everything, db => 'source');
 my $states = q{
 	SELECT job_id, queue, key, state, attempt, max_attempts, worker, last_error
 	  FROM idem.job_status ORDER BY job_id};
-my $states_before = run($states);
+my $states_before = run($states, db => 'source');
 
-is( run('SELECT state, count(*) FROM idem.job_status GROUP BY 1 ORDER BY 1'),
+is( run('SELECT state, count(*) FROM idem.job_status GROUP BY 1 ORDER BY 1', db => 'source'),
 	join("\n",
 		'blocked|1', 'cancelled|1', 'dead|1', 'done|1', 'expired|1',
 		'running|2', 'scheduled|3', 'waiting|4'),

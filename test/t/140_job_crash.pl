@@ -20,13 +20,6 @@ my $node = new_node('job_crash', conf => "restart_after_crash = on\n");
 
 $node->safe_psql('postgres', 'CREATE TABLE business (queue text, what text)');
 
-sub run
-{
-	my ($sql) = @_;
-
-	return $node->safe_psql('postgres', $sql);
-}
-
 # All about the live jobs of a queue: the very versions of their rows.
 sub rows_of
 {

@@ -32,28 +32,12 @@ idem.cleanup_batch_size = 11
 autovacuum = off
 });
 
-sub run
-{
-	my ($db, $sql) = @_;
-
-	return $node->safe_psql($db, $sql);
-}
-
-sub new_database
-{
-	my ($db) = @_;
-
-	run('postgres', "CREATE DATABASE $db");
-	run($db, 'CREATE EXTENSION idem');
-	return $db;
-}
-
 # how many keys of add_expired() are still there
 sub expired
 {
 	my ($db) = @_;
 
-	return run($db, q{SELECT count(*) FROM idem.keys WHERE key LIKE 'expired %'});
+	return run(q{SELECT count(*) FROM idem.keys WHERE key LIKE 'expired %'}, db => $db);
 }
 
 sub wait_until_clean
@@ -64,19 +48,11 @@ sub wait_until_clean
 		q{SELECT count(*) = 0 FROM idem.keys WHERE key LIKE 'expired %'});
 }
 
-sub phase
-{
-	my ($db) = @_;
-
-	return run('postgres',
-		"SELECT phase FROM idem.cleanup_progress WHERE datname = '$db'");
-}
-
 sub alter_system
 {
 	my ($what) = @_;
 
-	return run('postgres', "ALTER SYSTEM $what");
+	return run("ALTER SYSTEM $what");
 }
 
 #
@@ -161,10 +137,10 @@ my %before;
 foreach my $db (@three)
 {
 	new_database($db);
-	run('postgres', "ALTER DATABASE $db SET idem.cleanup_batch_size = $batch{$db}")
+	run("ALTER DATABASE $db SET idem.cleanup_batch_size = $batch{$db}")
 	  if $db ne 'three';
-	run($db, "SET idem.clock_offset = -3600; $gone; $live");
-	$before{$db} = run($db, $live_rows);
+	run("SET idem.clock_offset = -3600; $gone; $live", db => $db);
+	$before{$db} = run($live_rows, db => $db);
 	$witness{$db} = session($node, db => $db);
 	$witness{$db}
 	  ->query('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM idem.keys');
@@ -176,7 +152,7 @@ is(scalar(split /\n/, $before{one}),
 my @held = ('FOR UPDATE', 'FOR NO KEY UPDATE', 'FOR SHARE', 'FOR KEY SHARE');
 my @holders = map { session($node, db => 'one') } 0 .. $#held + 1;
 
-run('one',
+run(
 		'SET idem.clock_offset = -3600;'
 	  . join(';', map { "SELECT idem_claim('held $_', ttl => '1 min')" } @held, 'taken over')
 	  . q{;
@@ -185,7 +161,7 @@ run('one',
 	SELECT idem_complete(job_id, token) FROM idem_fetch('held', 1, '1 min');
 	SELECT idem_queue_set('held', max_attempts => 1);
 	SELECT idem_enqueue('held');
-	SELECT idem_fetch('held', 1, '1 min')});
+	SELECT idem_fetch('held', 1, '1 min')}, db => 'one');
 foreach my $i (0 .. $#held)
 {
 	$holders[$i]->query(
@@ -198,34 +174,34 @@ foreach my $i (0 .. $#held)
 is( $holders[-1]->query(q{BEGIN; SELECT status FROM idem_claim('held taken over')}),
 	'claimed', 'an expired key is being taken over');
 
-my $held_rows = run('one', "$rows WHERE name LIKE 'held%' ORDER BY 1, 2");
+my $held_rows = run("$rows WHERE name LIKE 'held%' ORDER BY 1, 2", db => 'one');
 
 cleanup_round($node, @three);
 
 foreach my $db (@three)
 {
-	is(run($db, $live_rows), $before{$db}, "W1: $db: live rows stay as they were");
-	is( run($db, qq{
+	is(run($live_rows, db => $db), $before{$db}, "W1: $db: live rows stay as they were");
+	is( run(qq{
 			SELECT string_agg(DISTINCT name, ', ' ORDER BY name) FROM ($rows) AS r
-			 WHERE name LIKE 'gone%'}),
+			 WHERE name LIKE 'gone%'}, db => $db),
 		'gone attempts, gone declared',
 		"W1: $db: what has expired is gone");
-	is( run($db, q{
+	is( run(q{
 			SELECT queue, state, attempt, worker, error, payload, count(*) FROM idem.job_log
-			 WHERE queue LIKE 'gone%' GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1}),
+			 WHERE queue LIKE 'gone%' GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1}, db => $db),
 		join("\n", map { qq{$_|dead|1|w|The lease of the last attempt ran out.|{"a": 1}|$n} }
 			  'gone attempts', 'gone declared'),
 		"W1: $db: jobs out of attempts are dead, with all that was known of them");
-	is( run($db, q{
+	is( run(q{
 			SELECT idem_retry(min(job_id)) FROM idem.job_log WHERE queue = 'gone attempts';
-			SELECT payload FROM idem_fetch('gone attempts')}),
+			SELECT payload FROM idem_fetch('gone attempts')}, db => $db),
 		qq{t\n{"a": 1}},
 		"W1: $db: and can be brought back");
-	is( run('postgres', qq{
+	is( run(qq{
 			SELECT phase, removed, backlog, last_error FROM idem.cleanup_progress WHERE datname = '$db'}),
 		sprintf('idle|%d|0|', 9 * $n),
 		"W1: $db: cleanup_progress says how many were removed");
-	is( run('postgres', qq{
+	is( run(qq{
 			SELECT expired_keys, abandoned_leases, expired_job_keys, expired_job_history
 			  FROM idem.stats WHERE datname = '$db';
 			SELECT queue, dead FROM idem.queue_stats
@@ -251,14 +227,14 @@ foreach my $db (@three)
 	$witness{$db}->quit;
 }
 
-is(run('one', "$rows WHERE name LIKE 'held%' ORDER BY 1, 2"),
+is(run("$rows WHERE name LIKE 'held%' ORDER BY 1, 2", db => 'one'),
 	$held_rows, 'W1, W2: rows that somebody has locked stay, and are not waited for');
 $_->query('COMMIT') foreach @holders;
 $_->quit foreach @holders;
 cleanup_round($node, 'one');
-is( run('one', q{SELECT key FROM idem.keys WHERE key LIKE 'held%';
+is( run(q{SELECT key FROM idem.keys WHERE key LIKE 'held%';
 	  SELECT state FROM idem.job_status WHERE queue = 'held';
-	  SELECT count(*) FROM idem.job_keys WHERE queue = 'held'}),
+	  SELECT count(*) FROM idem.job_keys WHERE queue = 'held'}, db => 'one'),
 	"held taken over\ndead\n0",
 	'W1: the next round removes them, but not the key that was taken over');
 
@@ -280,29 +256,28 @@ sub all_expired
 }
 
 expire_in(@three);
-run('postgres', 'ALTER DATABASE two SET idem.cleanup = off');
+run('ALTER DATABASE two SET idem.cleanup = off');
 cleanup_round($node);
 is(all_expired(), "one=0 three=0 two=$count", 'W5: cleanup is off in one database only');
-is(phase('two'), 'off', 'W5: cleanup_progress says that it is off');
+is(progress('two', 'phase'), 'off', 'W5: cleanup_progress says that it is off');
 
-my $fix = run('two',
-	q{SELECT status, fix FROM idem_doctor() WHERE "check" = 'last cleanup'});
+my $fix = doctor('last cleanup', columns => 'status, fix', db => 'two');
 
 like($fix, qr/^warn\|ALTER DATABASE two /, 'H1: idem_doctor() says so, too');
 $fix =~ s/^warn\|//;
-run('two', $fix);
+run($fix, db => 'two');
 cleanup_round($node, 'two');
 is(expired('two'), '0', 'H1: its fix switches cleanup on again, with the next reload');
 
 expire_in(@three);
 alter_system('SET idem.cleanup = off');
-run('postgres', 'ALTER DATABASE three SET idem.cleanup = on');
+run('ALTER DATABASE three SET idem.cleanup = on');
 cleanup_round($node);
 # the fix has left a setting, too
 is(all_expired(), "one=$count three=0 two=0",
 	'W5: off in the server, on in two databases');
 alter_system('RESET idem.cleanup');
-run('postgres', "ALTER DATABASE $_ RESET idem.cleanup") foreach qw(two three);
+run("ALTER DATABASE $_ RESET idem.cleanup") foreach qw(two three);
 cleanup_round($node, @three);
 is(all_expired(), 'one=0 three=0 two=0', 'W5: on again everywhere');
 
@@ -312,13 +287,12 @@ my $long = 20000;
 my $stopped;
 
 new_database('reload');
-run('postgres', "ALTER DATABASE reload SET idem.cleanup_batch_size = $long");
+run("ALTER DATABASE reload SET idem.cleanup_batch_size = $long");
 foreach my $attempt (1 .. 10)
 {
 	add_expired($node, $long, db => 'reload');
-	run('postgres', 'SELECT pg_reload_conf()');
-	$stopped = run(
-		'postgres', q{
+	run('SELECT pg_reload_conf()');
+	$stopped = run(q{
 		DO $$ BEGIN
 			FOR i IN 1 .. 18000 LOOP
 				PERFORM pg_stat_clear_snapshot();
@@ -333,25 +307,25 @@ foreach my $attempt (1 .. 10)
 		SELECT pid FROM pg_stat_activity WHERE backend_type = 'idem cleanup' AND datname = 'reload'});
 	last if $stopped && kill 'STOP', $stopped;
 }
-run('postgres', 'ALTER DATABASE reload SET idem.cleanup = off');
-run('postgres', 'SELECT pg_reload_conf()');
-is( run('postgres', "SELECT datname FROM pg_stat_activity WHERE pid = $stopped"),
+run('ALTER DATABASE reload SET idem.cleanup = off');
+run('SELECT pg_reload_conf()');
+is( run("SELECT datname FROM pg_stat_activity WHERE pid = $stopped"),
 	'reload', 'a worker was stopped in its pause');
 kill 'CONT', $stopped;
 ok( $node->poll_query_until(
 		'postgres',
 		q{SELECT phase = 'off' FROM idem.cleanup_progress WHERE datname = 'reload'}),
 	'W5: a reload counts also for the database where the worker is just then');
-run('postgres', 'DROP DATABASE reload');
+run('DROP DATABASE reload');
 
 #
 # W5: the extension comes later
 #
 
-run('postgres', 'CREATE DATABASE later');
+run('CREATE DATABASE later');
 alter_system(q{SET idem.cleanup_naptime = '1 s'});
 cleanup_round($node);
-run('later', 'CREATE EXTENSION idem');
+run('CREATE EXTENSION idem', db => 'later');
 expire_in('later');
 ok( wait_until_clean('later'),
 	'W5: an extension that was created later is found when its functions are used');
@@ -369,7 +343,7 @@ cleanup_round($node, 'one');
 
 new_database('alike');
 expire_in('alike');
-run('alike', q{
+run(q{
 	CREATE SCHEMA copy;
 	CREATE TABLE copy.keys (LIKE idem.keys INCLUDING ALL);
 	CREATE TABLE copy.jobs (LIKE idem.jobs INCLUDING ALL);
@@ -378,36 +352,36 @@ run('alike', q{
 	CREATE TABLE copy.queues (LIKE idem.queues INCLUDING ALL);
 	INSERT INTO copy.keys SELECT * FROM idem.keys;
 	ALTER SCHEMA idem RENAME TO away;
-	ALTER SCHEMA copy RENAME TO idem});
+	ALTER SCHEMA copy RENAME TO idem}, db => 'alike');
 cleanup_round($node, 'alike');
 is(expired('alike'), $count, 'W8: a schema in the place of ours is not touched');
-run('alike', 'DROP EXTENSION idem CASCADE');
+run('DROP EXTENSION idem CASCADE', db => 'alike');
 cleanup_round($node);
 is(expired('alike'), $count, 'W8: neither is one without the extension');
-is(phase('alike'), 'not installed', 'cleanup_progress says that it is not there');
+is(progress('alike', 'phase'), 'not installed', 'cleanup_progress says that it is not there');
 
-run('later', q{
+run(q{
 	SET idem.clock_offset = -3600;
 	SELECT idem_queue_set('q', keep => '1 min', max_attempts => 1);
 	SELECT idem_enqueue_many('q', '{1, 2}');
 	SELECT idem_complete(job_id, token) FROM idem_fetch('q', 1, '1 min');
 	SELECT idem_fetch('q', 1, '1 min');
-	ALTER EXTENSION idem DROP TABLE idem.job_log});
+	ALTER EXTENSION idem DROP TABLE idem.job_log}, db => 'later');
 expire_in('later');
 my $jobs = q{
 	SELECT (SELECT count(*) FROM idem.jobs), (SELECT string_agg(state, ' ') FROM idem.job_log)};
 cleanup_round($node, 'later');
-is(expired('later') . '|' . run('later', $jobs),
+is(expired('later') . '|' . run($jobs, db => 'later'),
 	'0|1|done', 'W8: a table that is no member any more is left alone, others are cleaned');
-run('later', 'ALTER EXTENSION idem ADD TABLE idem.job_log');
+run('ALTER EXTENSION idem ADD TABLE idem.job_log', db => 'later');
 cleanup_round($node, 'later');
-is(run('later', $jobs), '0|dead', 'W8: until it is one again');
+is(run($jobs, db => 'later'), '0|dead', 'W8: until it is one again');
 
 #
 # W8: settings of the database and of roles
 #
 
-my $me = run('postgres', 'SELECT quote_ident(current_user)');
+my $me = run('SELECT quote_ident(current_user)');
 my @odd = (
 	'default_transaction_read_only = on',
 	'default_transaction_isolation = serializable',
@@ -419,10 +393,10 @@ my @odd = (
 	'role = app');
 
 push @odd, "transaction_timeout = '1ms'" if $node->pg_version >= 17;
-run('postgres', 'CREATE ROLE app');
+run('CREATE ROLE app');
 new_database('odd');
 add_expired($node, 5000, db => 'odd');
-run('odd', q{SELECT idem_claim('live')});
+run(q{SELECT idem_claim('live')}, db => 'odd');
 
 # which a deferrable transaction would wait for
 my $open = session($node, db => 'odd');
@@ -437,7 +411,7 @@ $open->query(q{
 		$$INSERT INTO calls VALUES ('function'); SELECT pg_catalog.clock_timestamp()$$;
 	CREATE TABLE evil.keys ();
 	BEGIN ISOLATION LEVEL SERIALIZABLE; CREATE TABLE t ()});
-run('postgres', join ';',
+run(join ';',
 	'ALTER DATABASE odd SET idem.cleanup_batch_size = 5000',
 	map { ("ALTER DATABASE odd SET $_", "ALTER ROLE $me IN DATABASE odd SET $_") } @odd);
 cleanup_round($node, 'odd');
@@ -447,14 +421,14 @@ is($open->query('SELECT key FROM idem.keys'),
 is($open->query('SELECT count(*) FROM calls'),
 	'0', 'W8: what search_path names is not used (CVE-2018-1058, CVE-2020-14350)');
 $open->quit;
-run('postgres', 'DROP DATABASE odd');
+run('DROP DATABASE odd');
 
 #
 # W8: as the owner of the tables, who may be anybody, restricted
 #
 
 new_database('owned');
-run('owned', q{
+run(q{
 	CREATE ROLE keeper;
 	CREATE ROLE billing;
 	ALTER TABLE idem.keys OWNER TO keeper;
@@ -473,7 +447,7 @@ run('owned', q{
 		OPERATOR 1 <, OPERATOR 2 <=, OPERATOR 3 =, OPERATOR 4 >=, OPERATOR 5 >,
 		FUNCTION 1 spy.cmp(text, text);
 	CREATE INDEX spy_idx ON idem.job_log (queue spy.text_ops);
-});
+}, db => 'owned');
 
 my $spent = q{
 	SET idem.clock_offset = -3600;
@@ -482,10 +456,10 @@ my $spent = q{
 my $states = q{SELECT state, count(*) FROM idem.job_status GROUP BY 1 ORDER BY 1};
 my $offset = -s $node->logfile;
 
-run('owned', $spent);
+run($spent, db => 'owned');
 expire_in('owned');
 cleanup_round($node, 'owned');
-is( run('owned', $states) . ' ' . expired('owned'),
+is( run($states, db => 'owned') . ' ' . expired('owned'),
 	'dead|3 0',
 	'W8: the owner of the tables is no superuser, the queue belongs to another role');
 
@@ -495,39 +469,39 @@ is( join("\n", sort keys %seen),
 	'spy: user "keeper", path ""',
 	'W8: what an operator class runs it runs as the owner of the table, with an empty search_path');
 
-run('owned', q{
+run(q{
 	CREATE OR REPLACE FUNCTION spy.cmp(text, text) RETURNS integer LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN
 		PERFORM set_config('role', 'none', false);
 		RETURN bttextcmp($1, $2);
-	END $$});
-run('owned', $spent);
+	END $$}, db => 'owned');
+run($spent, db => 'owned');
 cleanup_round($node, 'owned');
-is( run('postgres', q{SELECT phase, last_error FROM idem.cleanup_progress WHERE datname = 'owned'}),
+is( progress('owned', 'phase, last_error'),
 	'failing|cannot set parameter "role" within security-restricted operation',
 	'W8: and restricted (CVE-2023-25149)');
-is(run('owned', $states), "dead|3\nexpired|3", 'W8: then nothing is done of that batch');
-run('owned', 'DROP INDEX idem.spy_idx');
+is(run($states, db => 'owned'), "dead|3\nexpired|3", 'W8: then nothing is done of that batch');
+run('DROP INDEX idem.spy_idx', db => 'owned');
 cleanup_round($node, 'owned');
-is(run('owned', $states), 'dead|6', 'W8: without it cleanup goes on');
+is(run($states, db => 'owned'), 'dead|6', 'W8: without it cleanup goes on');
 
 # the roles go, too
-run('owned', q{
+run(q{
 	SELECT idem_queue_set('invoice', owner => '-');
 	DROP ROLE billing;
 	REASSIGN OWNED BY keeper TO app;
 	DROP OWNED BY keeper;
-	DROP ROLE keeper});
-run('owned', $spent);
+	DROP ROLE keeper}, db => 'owned');
+run($spent, db => 'owned');
 expire_in('owned');
 cleanup_round($node, 'owned');
-is(run('owned', $states) . ' ' . expired('owned'),
+is(run($states, db => 'owned') . ' ' . expired('owned'),
 	'dead|9 0', 'W8: another owner, and the one before is gone');
 
 #
 # W8: what direct access would bypass is refused, and logged once
 #
 
-run('owned', q{
+run(q{
 	CREATE TABLE fired (what text);
 	CREATE FUNCTION fire() RETURNS trigger LANGUAGE plpgsql AS
 		$$ BEGIN INSERT INTO public.fired VALUES (TG_TABLE_NAME); RETURN NULL; END $$;
@@ -536,9 +510,9 @@ run('owned', q{
 				 SELECT backend_type FROM pg_stat_activity
 				  WHERE pid = pg_backend_pid() AND backend_type LIKE 'idem%'; END $$;
 	CREATE EVENT TRIGGER start_fires ON ddl_command_start EXECUTE FUNCTION fire_event();
-	CREATE EVENT TRIGGER end_fires ON ddl_command_end EXECUTE FUNCTION fire_event()});
-run('owned', 'CREATE EVENT TRIGGER login_fires ON login EXECUTE FUNCTION fire_event();
-	ALTER EVENT TRIGGER login_fires ENABLE ALWAYS')
+	CREATE EVENT TRIGGER end_fires ON ddl_command_end EXECUTE FUNCTION fire_event()}, db => 'owned');
+run('CREATE EVENT TRIGGER login_fires ON login EXECUTE FUNCTION fire_event();
+	ALTER EVENT TRIGGER login_fires ENABLE ALWAYS', db => 'owned')
   if $node->pg_version >= 17;
 
 my @refused = (
@@ -569,21 +543,21 @@ foreach my $case (@refused)
 
 	expire_in('owned');
 	$offset = -s $node->logfile;
-	run('owned', $do);
+	run($do, db => 'owned');
 	cleanup_round($node, 'owned') foreach 1 .. 3;
-	is( run('postgres', q{SELECT phase, last_error FROM idem.cleanup_progress WHERE datname = 'owned'}),
+	is( progress('owned', 'phase, last_error'),
 		'failing|table "idem.keys" is not as idem has made it',
 		"W8: $what is refused");
 	is(expired('owned'), $count, "W8: $what: nothing is removed");
-	run('owned', $undo);
+	run($undo, db => 'owned');
 	cleanup_round($node, 'owned') foreach 1 .. 2;
-	is(expired('owned') . ' ' . phase('owned'), '0 idle', "W8: $what: without it cleanup goes on");
+	is(expired('owned') . ' ' . progress('owned', 'phase'), '0 idle', "W8: $what: without it cleanup goes on");
 	is( join(' ',
 			map { log_count($node, qr/cleanup of idem $_ in database "owned"/, $offset) }
 			  'fails', 'works again'),
 		'1 1', "W7: $what: both are logged once");
 }
-is(run('owned', 'SELECT count(*) FROM fired'),
+is(run('SELECT count(*) FROM fired', db => 'owned'),
 	'0', 'W8: no trigger has fired, of a table or of an event');
 
 $node->stop;
@@ -622,7 +596,7 @@ is( $bare->safe_psql('postgres', q{
 	'W6, H1: idem_doctor() says so, and what to do');
 
 $bare->safe_psql('postgres',
-	$bare->safe_psql('postgres', q{SELECT fix FROM idem_doctor() WHERE "check" = 'preload'}));
+	doctor('preload', columns => 'fix', node => $bare));
 $bare->restart;
 add_expired($bare, 10);
 cleanup_round($bare, 'postgres');

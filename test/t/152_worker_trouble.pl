@@ -31,40 +31,6 @@ wal_level = replica
 max_wal_senders = 2
 });
 
-sub run
-{
-	my ($db, $sql) = @_;
-
-	return $node->safe_psql($db, $sql);
-}
-
-sub new_database
-{
-	my ($db) = @_;
-
-	run('postgres', "CREATE DATABASE $db");
-	run($db, 'CREATE EXTENSION idem');
-	return;
-}
-
-sub progress
-{
-	my ($db, $columns) = @_;
-
-	return run('postgres',
-		"SELECT $columns FROM idem.cleanup_progress WHERE datname = '$db'");
-}
-
-# how often it was logged that cleanup fails, and that it works again
-sub logged
-{
-	my ($db, $offset) = @_;
-
-	return join ' ',
-	  map { log_count($node, qr/cleanup of idem $_ in database "$db"/, $offset) }
-	  'fails', 'works again';
-}
-
 #
 # H1: a launcher that does not go on; see below
 #
@@ -125,7 +91,7 @@ foreach my $table (@tables)
 {
 	my ($name, $rest) = @$table;
 
-	run('busy', $expired);
+	run($expired, db => 'busy');
 	$s->query("BEGIN; LOCK TABLE idem.$name IN ACCESS EXCLUSIVE MODE");
 	cleanup_round($node);
 	is($s->query($left), $rest,
@@ -138,7 +104,7 @@ foreach my $table (@tables)
 			'W2: it soon comes again by itself');
 	}
 	cleanup_round($node, 'busy');
-	is(run('busy', $left), '0|0|0|0', "W2: idem.$name: all is removed afterwards");
+	is(run($left, db => 'busy'), '0|0|0|0', "W2: idem.$name: all is removed afterwards");
 }
 
 #
@@ -147,7 +113,7 @@ foreach my $table (@tables)
 
 my $ddl = session($node, db => 'busy');
 
-run('busy', $expired);
+run($expired, db => 'busy');
 $s->query('BEGIN; SELECT count(*) FROM idem.keys');
 $ddl->send('BEGIN; LOCK TABLE idem.keys IN ACCESS EXCLUSIVE MODE');
 wait_until_blocked($node, $ddl, 'relation');
@@ -161,18 +127,18 @@ cleanup_round($node);
 is($ddl->query($left), '1|0|0|0', 'W2: the worker waits for nobody');
 $ddl->query('ROLLBACK');
 cleanup_round($node, 'busy');
-is(run('busy', $left), '0|0|0|0', 'W2: all is removed afterwards');
+is(run($left, db => 'busy'), '0|0|0|0', 'W2: all is removed afterwards');
 is(progress('busy', 'phase'), 'idle', 'W2: cleanup_progress says so');
-is(logged('busy', $offset), '0 0', 'W7: a lock now and then is nothing to be logged');
+is(cleanup_logged('busy', $offset), '0 0', 'W7: a lock now and then is nothing to be logged');
 $_->quit foreach $s, $ddl;
 
 #
 # W2: synchronous replication, and there is no standby
 #
 
-run('busy', 'CREATE TABLE t (i integer)');
+run('CREATE TABLE t (i integer)', db => 'busy');
 add_expired($node, 10, db => 'busy');
-run('postgres', q{ALTER SYSTEM SET synchronous_standby_names = 'nowhere'});
+run(q{ALTER SYSTEM SET synchronous_standby_names = 'nowhere'});
 $node->reload;
 
 # others wait for it, from some moment after the reload on
@@ -187,11 +153,11 @@ do
 	$node->poll_query_until('busy',
 		"SELECT $waits OR EXISTS (SELECT FROM t WHERE i = $inserts)")
 	  or die 'the session neither waits nor commits';
-} until run('postgres', "SELECT $waits") eq 't';
+} until run("SELECT $waits") eq 't';
 cleanup_round($node, 'busy');
-is(run('busy', 'SELECT count(*) FROM idem.keys'),
+is(run('SELECT count(*) FROM idem.keys', db => 'busy'),
 	'0', 'W2: the worker does not wait for a standby');
-run('postgres', 'ALTER SYSTEM RESET synchronous_standby_names');
+run('ALTER SYSTEM RESET synchronous_standby_names');
 $node->reload;
 $s->receive;
 $s->quit;
@@ -204,10 +170,10 @@ $s->quit;
 my $loops = 36;
 my $backlog = 3000;
 
-run('postgres', 'CREATE DATABASE churn');
-run('postgres', 'ALTER DATABASE churn SET idem.cleanup_batch_size = 1');
-run('postgres', 'CREATE ROLE keeper');
-run('churn', q{
+run('CREATE DATABASE churn');
+run('ALTER DATABASE churn SET idem.cleanup_batch_size = 1');
+run('CREATE ROLE keeper');
+run(q{
 	CREATE PROCEDURE wait_for_worker() LANGUAGE plpgsql AS $$ BEGIN
 		PERFORM pg_reload_conf();
 		FOR i IN 1 .. 18000 LOOP
@@ -219,7 +185,7 @@ run('churn', q{
 			PERFORM pg_sleep(0.01);
 		END LOOP;
 		RAISE 'the worker does not come';
-	END $$});
+	END $$}, db => 'churn');
 
 my @others = (
 	'BEGIN; DROP EXTENSION idem; ROLLBACK',
@@ -266,19 +232,19 @@ is(progress('churn', 'phase'), 'not installed', 'then there is nothing to be don
 is(log_count($node, qr/cleanup of idem fails in database "churn": (?!a table is locked)/, $offset),
 	'0', 'W7: and nothing was wrong');
 is(log_count($node, qr/deadlock|lock timeout/, $offset), '0', 'W2: no deadlock');
-run('postgres', 'DROP DATABASE churn');
+run('DROP DATABASE churn');
 
 #
 # W7: an error
 #
 
 new_database('broken');
-run('broken', q{SELECT idem_claim('live')});
+run(q{SELECT idem_claim('live')}, db => 'broken');
 $offset = -s $node->logfile;
 
 # tried again by itself, later each time
 add_expired($node, 10, db => 'broken');
-run('broken', 'DROP INDEX idem.keys_expires_at_idx');
+run('DROP INDEX idem.keys_expires_at_idx', db => 'broken');
 cleanup_round($node, 'broken');
 
 my @times = (progress('broken', 'last_error_at'));
@@ -290,26 +256,26 @@ foreach (1 .. 2)
 	  or die 'it is not tried again';
 	push @times, progress('broken', 'last_error_at');
 }
-is( run('postgres', qq{
+is( run(qq{
 		SELECT '$times[1]'::timestamptz - '$times[0]' >= interval '0.9 s',
 			   '$times[2]'::timestamptz - '$times[1]' >= interval '1.9 s'}),
 	't|t', 'W7: what fails is tried again, not at once, and later the next time');
-run('broken', 'CREATE INDEX keys_expires_at_idx ON idem.keys (expires_at)');
+run('CREATE INDEX keys_expires_at_idx ON idem.keys (expires_at)', db => 'broken');
 ok( $node->poll_query_until('broken', q{SELECT count(*) = 1 FROM idem.keys}),
 	'W7: it recovers by itself when the reason is gone');
 is(progress('broken', 'phase, last_error IS NULL'),
 	'idle|f', 'W7: then it is not failing any more, and the last error can still be seen');
-is(logged('broken', $offset), '1 1', 'W7: one line in the log when it begins, one when it is over');
+is(cleanup_logged('broken', $offset), '1 1', 'W7: one line in the log when it begins, one when it is over');
 
 # many times
 add_expired($node, 10, db => 'broken');
-run('broken', 'DROP INDEX idem.keys_expires_at_idx');
+run('DROP INDEX idem.keys_expires_at_idx', db => 'broken');
 $offset = -s $node->logfile;
-run('broken', $expired);
+run($expired, db => 'broken');
 cleanup_round($node, 'broken') foreach 1 .. 12;
-is(run('broken', $left), '12|0|0|0',
+is(run($left, db => 'broken'), '12|0|0|0',
 	'W7: a table that cannot be cleaned does not keep the others from it');
-is(logged('broken', $offset), '1 0', 'W7: one line in twelve rounds (timescaledb#8543, #7602)');
+is(cleanup_logged('broken', $offset), '1 0', 'W7: one line in twelve rounds (timescaledb#8543, #7602)');
 is(log_count($node, qr/(?:LOG|WARNING|ERROR|FATAL): .*idem(?!.*"stuck")/, $offset),
 	'1', 'W7: and nothing else');
 like( slurp_file($node->logfile, $offset),
@@ -320,7 +286,7 @@ is( progress('broken', 'phase, last_error, last_error_at > last_finished_at'),
 	'W7: cleanup_progress shows the error');
 
 my ($status, $detail, $fix) = split /\|/,
-  run('broken', q{SELECT status, detail, fix FROM idem_doctor() WHERE "check" = 'last cleanup'});
+  doctor('last cleanup', columns => 'status, detail, fix', db => 'broken');
 
 is($status, 'fail', 'H1: idem_doctor() knows');
 like($detail, qr/table "idem.keys" is not as idem has made it/, 'H1: and shows the error');
@@ -330,20 +296,20 @@ my ($ret, $out, $err) = $node->psql('broken', $fix);
 
 like($err, qr/HINT:  Run (CREATE INDEX CONCURRENTLY .*)\./, 'H1: its fix shows what to do');
 my ($cure) = $err =~ /HINT:  Run (.*)\./;
-run('broken', $cure);
+run($cure, db => 'broken');
 cleanup_round($node, 'broken') foreach 1 .. 3;
-is(run('broken', 'SELECT key FROM idem.keys'), 'live', 'W7: after that cleanup goes on');
-is(logged('broken', $offset), '1 1', 'W7: it works again: one line in three rounds');
-is( run('broken', q{SELECT status FROM idem_doctor() WHERE "check" = 'last cleanup'}),
+is(run('SELECT key FROM idem.keys', db => 'broken'), 'live', 'W7: after that cleanup goes on');
+is(cleanup_logged('broken', $offset), '1 1', 'W7: it works again: one line in three rounds');
+is( doctor('last cleanup', db => 'broken'),
 	'ok', 'H1: idem_doctor() is content');
 
 # the same again is a new event
-run('broken', 'DROP INDEX idem.job_log_expires_at_idx');
+run('DROP INDEX idem.job_log_expires_at_idx', db => 'broken');
 cleanup_round($node, 'broken');
-is(logged('broken', $offset), '2 1', 'W7: the next error is logged again');
-run('broken', 'CREATE INDEX ON idem.job_log (expires_at)');
+is(cleanup_logged('broken', $offset), '2 1', 'W7: the next error is logged again');
+run('CREATE INDEX ON idem.job_log (expires_at)', db => 'broken');
 cleanup_round($node, 'broken');
-is(logged('broken', $offset), '2 2', 'W7: and its end');
+is(cleanup_logged('broken', $offset), '2 2', 'W7: and its end');
 
 #
 # W7: the disk is full.  Jobs that are given up go to the history, and the file
@@ -360,22 +326,22 @@ SKIP:
 	skip 'prlimit is not there', 1 unless eval { run_log([ @prlimit, '--fsize' ]) };
 
 	new_database('crowded');
-	run('crowded', qq{
+	run(qq{
 		CREATE FUNCTION payloads(n integer) RETURNS jsonb[] LANGUAGE sql AS \$\$
 			SELECT array_agg((SELECT to_jsonb(string_agg(md5(concat(i, j, random())), ''))
 								FROM generate_series(1, 250) AS j WHERE i > 0))
 			  FROM generate_series(1, n) AS i \$\$;
 		SELECT idem_queue_set('done', keep => '1 day');
 		SELECT count(*) FROM idem_enqueue_many('done', payloads(200));
-		SELECT count(idem_complete(job_id, token)) FROM idem_fetch('done', 200, '1 day')});
-	run('crowded', 'VACUUM FULL idem.jobs');
-	run('crowded', qq{
+		SELECT count(idem_complete(job_id, token)) FROM idem_fetch('done', 200, '1 day')}, db => 'crowded');
+	run('VACUUM FULL idem.jobs', db => 'crowded');
+	run(qq{
 		SET idem.clock_offset = -3600;
 		SELECT count(*) FROM idem_enqueue_many('spent', payloads($jobs), max_attempts => 1);
 		SELECT count(*) FROM idem_fetch('spent', $jobs, '1 min');
 		CREATE TABLE before AS SELECT job_id, payload FROM idem.jobs;
-		CHECKPOINT});
-	run('postgres', 'ALTER DATABASE crowded SET idem.cleanup_batch_size = 10');
+		CHECKPOINT}, db => 'crowded');
+	run('ALTER DATABASE crowded SET idem.cleanup_batch_size = 10');
 
 	my $where = q{
 		SELECT count(j.job_id), count(l.job_id),
@@ -385,17 +351,17 @@ SKIP:
 		  LEFT JOIN idem.jobs AS j USING (job_id)
 		  LEFT JOIN idem.job_log AS l USING (job_id)};
 
-	is(run('crowded', $where), "$jobs|0|0|0", 'there are jobs without attempts');
+	is(run($where, db => 'crowded'), "$jobs|0|0|0", 'there are jobs without attempts');
 
-	my $limit = 256 * 1024 + run('crowded', q{
-		SELECT pg_relation_size(reltoastrelid) FROM pg_class WHERE oid = 'idem.job_log'::regclass});
+	my $limit = 256 * 1024 + run(q{
+		SELECT pg_relation_size(reltoastrelid) FROM pg_class WHERE oid = 'idem.job_log'::regclass}, db => 'crowded');
 
 	cmp_ok($limit, '>', 1024 * 1024, 'WAL is not affected by the limit');
 	$offset = -s $node->logfile;
 	run_log([ @prlimit, "--fsize=$limit:" ]) or die 'no limit';
 	cleanup_round($node, 'crowded') foreach 1 .. 5;
 
-	my ($live, $dead, $odd, $other) = split /\|/, run('crowded', $where);
+	my ($live, $dead, $odd, $other) = split /\|/, run($where, db => 'crowded');
 
 	cmp_ok($dead, '>', 0, 'W7: disk full: some jobs found room in the history');
 	cmp_ok($live, '>', 0, 'W7: disk full: others did not');
@@ -404,24 +370,24 @@ SKIP:
 	like(progress('crowded', 'phase, last_error'),
 		qr/^failing\|could not extend file "[^"]+".*: File too large$/,
 		'W7: disk full: cleanup_progress shows it');
-	like( run('crowded', q{SELECT status, detail FROM idem_doctor() WHERE "check" = 'last cleanup'}),
+	like( doctor('last cleanup', columns => 'status, detail', db => 'crowded'),
 		qr/^fail\|failing, last at .*: could not extend file/,
 		'W7: disk full: idem_doctor() shows it');
-	is(logged('crowded', $offset), '1 0', 'W7: disk full: it is logged once');
+	is(cleanup_logged('crowded', $offset), '1 0', 'W7: disk full: it is logged once');
 
 	add_expired($node, 10, db => 'crowded');
 	cleanup_round($node, 'crowded');
-	is(run('crowded', 'SELECT count(*) FROM idem.keys') . ' ' . progress('crowded', 'phase'),
+	is(run('SELECT count(*) FROM idem.keys', db => 'crowded') . ' ' . progress('crowded', 'phase'),
 		'0 failing', 'W7: disk full: what needs no room is still removed');
 
 	run_log([ @prlimit, '--fsize=unlimited:' ]) or die 'the limit stays';
 	cleanup_round($node, 'crowded') foreach 1 .. 2;
-	is(run('crowded', $where), "0|$jobs|0|0", 'W7: when there is room again cleanup goes on');
+	is(run($where, db => 'crowded'), "0|$jobs|0|0", 'W7: when there is room again cleanup goes on');
 	is(progress('crowded', 'phase'), 'idle', 'W7: it is not failing any more');
-	is(logged('crowded', $offset), '1 1', 'W7: that is logged once');
-	is( run('crowded', q{SELECT count(*) FROM idem.job_log WHERE state = 'done' AND payload IS NOT NULL}),
+	is(cleanup_logged('crowded', $offset), '1 1', 'W7: that is logged once');
+	is( run(q{SELECT count(*) FROM idem.job_log WHERE state = 'done' AND payload IS NOT NULL}, db => 'crowded'),
 		'200', 'what was there before is there still');
-	is( run('postgres', q{
+	is( run(q{
 			SELECT dead FROM idem.queue_stats WHERE datname = 'crowded' AND queue = 'spent'}),
 		$jobs, 'S1: each job that was given up is counted once, also if that took several attempts');
 }
@@ -432,13 +398,13 @@ SKIP:
 
 $node->wait_for_log(qr/cleanup of idem fails in database "stuck": a table is locked\n/);
 cleanup_round($node) foreach 1 .. 5;
-is(logged('stuck', 0), '1 0', 'W7: a lock that stays for a minute is logged, once');
+is(cleanup_logged('stuck', 0), '1 0', 'W7: a lock that stays for a minute is logged, once');
 is(progress('stuck', 'phase'), 'locked', 'W7: cleanup_progress shows it');
 $blocker->query('COMMIT');
 $blocker->quit;
 cleanup_round($node, 'stuck') foreach 1 .. 2;
-is(run('stuck', 'SELECT count(*) FROM idem.keys'), '0', 'W7: without it cleanup goes on');
-is(logged('stuck', 0), '1 1', 'W7: and that is logged once');
+is(run('SELECT count(*) FROM idem.keys', db => 'stuck'), '0', 'W7: without it cleanup goes on');
+is(cleanup_logged('stuck', 0), '1 1', 'W7: and that is logged once');
 
 #
 # H1: a launcher that has been stopped for the whole test
@@ -461,7 +427,7 @@ log_ok($other);
 
 my $naptimes = qr/outside the valid range .*\(1( s)? \.\. 86400( s)?\)/;
 
-run('postgres', 'CREATE ROLE app LOGIN');
+run('CREATE ROLE app LOGIN');
 foreach my $case (
 	[ 'ALTER SYSTEM SET idem.cleanup_naptime = 0', '22023', $naptimes ],
 	[ 'ALTER SYSTEM SET idem.cleanup_naptime = -1', '22023', $naptimes ],
@@ -501,8 +467,8 @@ cleanup_round($node, 'busy');
 like( slurp_file($node->logfile, $offset),
 	qr/0 .*is outside the valid range for parameter "idem.cleanup_naptime"/,
 	'settings: a wrong one in the file is logged');
-is( run('busy', q{
-		SELECT count(*) FROM idem.keys; SHOW idem.cleanup_naptime; SHOW idem.cleanup_batch_size}),
+is( run(q{
+		SELECT count(*) FROM idem.keys; SHOW idem.cleanup_naptime; SHOW idem.cleanup_batch_size}, db => 'busy'),
 	"0\n1d\n1000", 'settings: the old ones stay, and cleanup goes on');
 
 # a setting of an extension does not keep the server from starting
@@ -511,7 +477,7 @@ $node->restart;
 like(slurp_file($node->logfile, $offset),
 	qr/WARNING:  100001 is outside the valid range for parameter "idem.cleanup_batch_size"/,
 	'settings: at the start there is a warning');
-is(run('postgres', 'SHOW idem.cleanup_naptime; SHOW idem.cleanup_batch_size'),
+is(run('SHOW idem.cleanup_naptime; SHOW idem.cleanup_batch_size'),
 	"1min\n1000", 'settings: and the defaults count');
 unlink $conf;
 append_to_file($conf, $good);

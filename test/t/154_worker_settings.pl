@@ -27,20 +27,6 @@ autovacuum = off
 my @databases = qw(postgres one two);
 my $count = 20;
 
-sub run
-{
-	my ($db, $sql) = @_;
-
-	return $node->safe_psql($db, $sql);
-}
-
-sub doctor
-{
-	my ($check) = @_;
-
-	return run('postgres', qq{SELECT status FROM idem_doctor() WHERE "check" = '$check'});
-}
-
 # rows that are gone, and the largest number of them that one transaction has removed; a witness
 # still sees them
 sub removed
@@ -60,7 +46,7 @@ sub round_removes
 
 	foreach my $db (@databases)
 	{
-		run($db, q{DELETE FROM idem.keys WHERE key LIKE 'expired %'});
+		run(q{DELETE FROM idem.keys WHERE key LIKE 'expired %'}, db => $db);
 		add_expired($node, $count, db => $db);
 		$witness{$db} = session($node, db => $db);
 		$witness{$db}->query('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM idem.keys');
@@ -76,11 +62,10 @@ sub round_removes
 
 foreach my $db (qw(one two))
 {
-	run('postgres', "CREATE DATABASE $db");
-	run($db, 'CREATE EXTENSION idem');
+	new_database($db);
 }
 
-my $me = run('postgres', 'SELECT rolname FROM pg_roles WHERE oid = 10');
+my $me = run('SELECT rolname FROM pg_roles WHERE oid = 10');
 
 #
 # W8: the clock.  A year on every live key would have expired.
@@ -91,17 +76,17 @@ my $live = q{SELECT string_agg(key, ' ' ORDER BY key) FROM idem.keys WHERE key L
 
 foreach my $db (@databases)
 {
-	run($db, q{SELECT idem_claim('live'); SELECT idem_lease('live lease', '1 min', ttl => '1 min')});
+	run(q{SELECT idem_claim('live'); SELECT idem_lease('live lease', '1 min', ttl => '1 min')}, db => $db);
 }
 is(doctor('settings'), 'ok', 'H1: no setting is without effect');
 foreach my $place ("ROLE $me", "ROLE $me IN DATABASE one", 'DATABASE one', 'ROLE ALL', 'SYSTEM')
 {
-	run('postgres', "ALTER $place SET idem.clock_offset = $year");
+	run("ALTER $place SET idem.clock_offset = $year");
 	cleanup_round($node);
-	is( join(', ', map { run($_, $live) } @databases),
+	is( join(', ', map { run($live, db => $_) } @databases),
 		join(', ', ('live live lease') x 3),
 		"W8: ALTER $place SET idem.clock_offset: nothing live is removed");
-	run('postgres', "ALTER $place RESET idem.clock_offset");
+	run("ALTER $place RESET idem.clock_offset");
 }
 
 #
@@ -109,33 +94,33 @@ foreach my $place ("ROLE $me", "ROLE $me IN DATABASE one", 'DATABASE one', 'ROLE
 #
 
 # The role says no; each batch of three, of two in a database
-run('postgres', "ALTER ROLE $me SET idem.cleanup = off");
-run('postgres', "ALTER ROLE $me SET idem.cleanup_batch_size = 3");
-run('postgres', "ALTER ROLE $me IN DATABASE two SET idem.cleanup_batch_size = 2");
+run("ALTER ROLE $me SET idem.cleanup = off");
+run("ALTER ROLE $me SET idem.cleanup_batch_size = 3");
+run("ALTER ROLE $me IN DATABASE two SET idem.cleanup_batch_size = 2");
 is(round_removes(), "postgres $count $count, one $count $count, two $count $count",
 	'W8: settings of the role have no effect, here or in a database');
 is(doctor('settings'), 'warn', 'H1: idem_doctor() shows them');
 
-run('postgres', 'ALTER SYSTEM SET idem.cleanup_batch_size = 10');
+run('ALTER SYSTEM SET idem.cleanup_batch_size = 10');
 is(round_removes(), "postgres $count 10, one $count 10, two $count 10",
 	'W8: those of the server have one');
-run('postgres', 'ALTER ROLE ALL SET idem.cleanup_batch_size = 9');
+run('ALTER ROLE ALL SET idem.cleanup_batch_size = 9');
 is(round_removes(), "postgres $count 9, one $count 9, two $count 9",
 	'W8: those of ALTER ROLE ALL come before them');
-run('postgres', 'ALTER DATABASE one SET idem.cleanup_batch_size = 8');
-run('postgres', 'ALTER DATABASE two SET idem.cleanup = off');
+run('ALTER DATABASE one SET idem.cleanup_batch_size = 8');
+run('ALTER DATABASE two SET idem.cleanup = off');
 is(round_removes(), "postgres $count 9, one $count 8, two 0 0",
 	'W8: those of the database come first');
-run('postgres', 'ALTER SYSTEM SET idem.cleanup = off');
-run('postgres', 'ALTER DATABASE one SET idem.cleanup = on');
-run('postgres', "ALTER ROLE $me SET idem.cleanup = on");
+run('ALTER SYSTEM SET idem.cleanup = off');
+run('ALTER DATABASE one SET idem.cleanup = on');
+run("ALTER ROLE $me SET idem.cleanup = on");
 is(round_removes(), "postgres 0 0, one $count 8, two 0 0",
 	'W8: off in the server, on in a database; the role does not count');
 
 # the fix takes away what is without effect, and nothing else
-run('postgres', run('postgres', q{SELECT fix FROM idem_doctor() WHERE "check" = 'settings'}));
+run(doctor('settings', columns => 'fix'));
 is(doctor('settings'), 'ok', 'H1: the fix of idem_doctor() helps');
-is( run('postgres', q{
+is( run(q{
 		SELECT coalesce(datname, '-'), setrole = 0, setconfig
 		  FROM pg_db_role_setting LEFT JOIN pg_database AS d ON d.oid = setdatabase ORDER BY datname COLLATE "C" NULLS FIRST, 2}),
 	join("\n",
@@ -143,10 +128,10 @@ is( run('postgres', q{
 		'two|f|{idem.cleanup_batch_size=2}', 'two|t|{idem.cleanup=off}'),
 	'H1: it changes nothing else, and nothing of another database');
 
-run('postgres', 'ALTER SYSTEM RESET ALL');
-run('postgres', "ALTER DATABASE $_ RESET ALL") foreach qw(one two);
-run('postgres', 'ALTER ROLE ALL RESET ALL');
-run('postgres', "ALTER ROLE $me IN DATABASE two RESET ALL");
+run('ALTER SYSTEM RESET ALL');
+run("ALTER DATABASE $_ RESET ALL") foreach qw(one two);
+run('ALTER ROLE ALL RESET ALL');
+run("ALTER ROLE $me IN DATABASE two RESET ALL");
 
 #
 # W4: transaction defaults and timeouts of the whole server
@@ -176,7 +161,7 @@ my $offset = -s $node->logfile;
 
 is(round_removes(), "postgres $count $count, one $count $count, two $count $count",
 	'W4: transaction defaults and timeouts of the server are not in the way');
-is( run('postgres', q{
+is( run(q{
 		SELECT count(*) FROM pg_stat_activity
 		 WHERE backend_type LIKE 'idem%' AND (wait_event = 'SafeSnapshot' OR backend_xmin IS NOT NULL)}),
 	'0', 'W4: no process of ours waits for a snapshot or holds one');

@@ -26,37 +26,12 @@ log_min_messages = debug1
 restart_after_crash = on
 });
 
-sub run
-{
-	my ($db, $sql) = @_;
-
-	return $node->safe_psql($db, $sql);
-}
-
-sub progress
-{
-	my ($db, $columns) = @_;
-
-	return run('postgres',
-		"SELECT $columns FROM idem.cleanup_progress WHERE datname = '$db'");
-}
-
-sub doctor
-{
-	my ($db) = @_;
-
-	return run($db, q{SELECT status FROM idem_doctor() WHERE "check" = 'last cleanup'});
-}
-
 # how often it was logged that cleanup fails, that it works again, and errors of processes
 sub logged
 {
 	my ($db, $offset) = @_;
 
-	return join ' ',
-	  map { log_count($node, $_, $offset) }
-	  qr/cleanup of idem fails in database "$db"/, qr/cleanup of idem works again in database "$db"/,
-	  qr/(?:ERROR|FATAL|PANIC):/;
+	return join ' ', cleanup_logged($db, $offset), log_count($node, qr/(?:ERROR|FATAL|PANIC):/, $offset);
 }
 
 # returns once it has failed so many times more
@@ -77,8 +52,8 @@ sub wait_for_failures
 
 foreach my $db (qw(one two three))
 {
-	run('postgres', "CREATE DATABASE $db");
-	run($db, 'CREATE EXTENSION idem');
+	run("CREATE DATABASE $db");
+	run('CREATE EXTENSION idem', db => $db);
 }
 cleanup_round($node, qw(postgres one two three));
 
@@ -91,7 +66,7 @@ my $offset = -s $node->logfile;
 
 add_expired($node, 10, db => 'one');
 $blocker->query('BEGIN; LOCK TABLE pg_extension IN ACCESS EXCLUSIVE MODE');
-run('postgres', 'SELECT pg_reload_conf()');
+run('SELECT pg_reload_conf()');
 $node->poll_query_until('postgres',
 	q{SELECT phase = 'failing' FROM idem.cleanup_progress WHERE datname = 'one'})
   or die 'it does not fail';
@@ -111,7 +86,7 @@ ok( $node->poll_query_until('one', 'SELECT count(*) = 0 FROM idem.keys'),
 	'W7: without the lock cleanup goes on by itself');
 $node->wait_for_log(qr/cleanup of idem works again in database "one"/, $offset);
 is(logged('one', $offset), '1 1 0', 'W7: which is logged once');
-is(doctor('one'), 'ok', 'H1: idem_doctor() is content');
+is(doctor('last cleanup', db => 'one'), 'ok', 'H1: idem_doctor() is content');
 
 #
 # W7: a file is missing: one that the worker needs before it comes to our
@@ -119,7 +94,7 @@ is(doctor('one'), 'ok', 'H1: idem_doctor() is content');
 #
 
 my $path = $node->data_dir . '/'
-  . run('two', q{CHECKPOINT; SELECT pg_relation_filepath('pg_extension')});
+  . run(q{CHECKPOINT; SELECT pg_relation_filepath('pg_extension')}, db => 'two');
 
 sub fails_without
 {
@@ -141,13 +116,13 @@ sub fails_without
 	rename "$file.away", $file or die;
 	$node->wait_for_log(qr/cleanup of idem works again in database "two"/, $offset);
 	is(logged('two', $offset), '1 1 0', "W7: $what: it works again by itself");
-	is(doctor('two') . ' ' . progress('two', 'phase'), 'ok idle', "W7: $what: then all is well");
+	is(doctor('last cleanup', db => 'two') . ' ' . progress('two', 'phase'), 'ok idle', "W7: $what: then all is well");
 	return;
 }
 
 fails_without($path, 'the file of pg_extension is missing',
 	qr{could not open file "base/\d+/\d+": No such file or directory});
-fails_without($node->data_dir . '/base/' . run('two', 'SELECT oid FROM pg_database WHERE datname = current_database()'),
+fails_without($node->data_dir . '/base/' . run('SELECT oid FROM pg_database WHERE datname = current_database()', db => 'two'),
 	'the directory of the database is missing',
 	qr{database "two" does not exist: The database subdirectory "base/\d+" is missing.|(?:could not open|"base/\d+" is not a valid)});
 
@@ -182,7 +157,7 @@ cleanup_round($node, qw(postgres one two three));
 
 my $user = session($node, db => 'three');
 
-run('three', 'DROP EXTENSION idem');
+run('DROP EXTENSION idem', db => 'three');
 cleanup_round($node);
 cleanup_round($node);
 is(progress('three', 'phase'), 'not installed', 'the extension was dropped');
@@ -190,7 +165,7 @@ $user->query('CREATE EXTENSION idem');
 is( $user->query(q{SELECT status, fix FROM idem_doctor() WHERE "check" = 'last cleanup'}),
 	'warn|SELECT pg_catalog.pg_reload_conf();',
 	'H1: created again: idem_doctor() does not say ok before the worker has come');
-run('three', run('three', q{SELECT fix FROM idem_doctor() WHERE "check" = 'last cleanup'}));
+run(doctor('last cleanup', columns => 'fix', db => 'three'), db => 'three');
 ok( $node->poll_query_until('three',
 		q{SELECT status = 'ok' FROM idem_doctor() WHERE "check" = 'last cleanup'}),
 	'H1: its fix brings the worker');
@@ -198,7 +173,7 @@ ok( $node->poll_query_until('three',
 # Without reloads.  Two visits find nothing, then the next one would be ten minutes later.
 sub wait_for_visits
 {
-	my $runs = run('postgres', 'SELECT runs FROM idem.worker_status');
+	my $runs = run('SELECT runs FROM idem.worker_status');
 
 	$node->poll_query_until('postgres', "SELECT runs > $runs + 15 FROM idem.worker_status") or die;
 	return;
@@ -214,7 +189,7 @@ sub drop_it
 	return;
 }
 
-run('postgres', q{ALTER SYSTEM SET idem.cleanup_naptime = '1 s'});
+run(q{ALTER SYSTEM SET idem.cleanup_naptime = '1 s'});
 cleanup_round($node, 'three');
 drop_it();
 $user->query('CREATE EXTENSION idem');
@@ -239,7 +214,7 @@ foreach my $use (sort keys %use)
 			'SELECT (SELECT count(*) FROM idem.keys) + (SELECT count(*) FROM idem.job_log) = 0'),
 		"W5: created in a long transaction, then $use: the worker comes soon");
 }
-run('postgres', 'ALTER SYSTEM RESET idem.cleanup_naptime');
+run('ALTER SYSTEM RESET idem.cleanup_naptime');
 cleanup_round($node, 'three');
 $user->quit;
 
@@ -285,14 +260,14 @@ $victim->lost;
 starts_slowly('a crash', $offset);
 
 $offset = -s $node->logfile;
-run('postgres', 'SELECT pg_terminate_backend(launcher_pid) FROM idem.worker_status');
+run('SELECT pg_terminate_backend(launcher_pid) FROM idem.worker_status');
 starts_slowly('SIGTERM to the launcher', $offset);
 
 #
 # W3: the end: no FATAL, at rest and at work
 #
 
-run('postgres', 'ALTER SYSTEM SET idem.cleanup_batch_size = 1');
+run('ALTER SYSTEM SET idem.cleanup_batch_size = 1');
 foreach my $mode ('smart', 'fast')
 {
 	foreach my $state ('rest', 'work')
@@ -312,7 +287,7 @@ foreach my $mode ('smart', 'fast')
 		$node->start;
 		if ($state eq 'work')
 		{
-			run('one', 'DELETE FROM idem.keys');
+			run('DELETE FROM idem.keys', db => 'one');
 		}
 	}
 }

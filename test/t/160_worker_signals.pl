@@ -28,13 +28,6 @@ idem.cleanup_naptime = 1d
 idem.cleanup_batch_size = 1
 });
 
-sub run
-{
-	my ($sql) = @_;
-
-	return $node->safe_psql('postgres', $sql);
-}
-
 # Watches the processes until the condition holds.  What it has seen at most:
 # launchers and workers at the same time.
 run(q{
@@ -124,14 +117,6 @@ sub goes_on
 	return;
 }
 
-sub count_log
-{
-	my ($pattern, $offset) = @_;
-	my $log = slurp_file($node->logfile, $offset);
-
-	return scalar(() = $log =~ /$pattern/g);
-}
-
 run(q{
 	SELECT count(*) FROM idem_claim_many(ARRAY(SELECT 'live ' || n FROM generate_series(1, 100) AS n));
 	SELECT idem_lease('leased', '1 day');
@@ -166,8 +151,8 @@ run('SELECT pg_reload_conf()');
 	is(pid_of('launcher'), $launcher,
 		'W3: SIGTERM to the worker: the launcher stays');
 	is( join(', ',
-			count_log(qr/"idem cleanup" \(PID $pid\) exited with exit code 1/, $offset),
-			count_log(qr/cleanup of idem fails/, $offset)),
+			log_count($node, qr/"idem cleanup" \(PID $pid\) exited with exit code 1/, $offset),
+			log_count($node, qr/cleanup of idem fails/, $offset)),
 		'1, 0',
 		'W3, W7: SIGTERM to the worker: it ends, and the next one goes on');
 }
@@ -183,7 +168,7 @@ run('SELECT pg_reload_conf()');
 		'W3: SIGINT to the worker: the launcher stays');
 	$node->wait_for_log(qr/cleanup of idem works again in database "postgres"/,
 		$offset);
-	is( count_log(qr/cleanup of idem fails in database "postgres"/, $offset),
+	is( log_count($node, qr/cleanup of idem fails in database "postgres"/, $offset),
 		1,
 		'W3, W7: SIGINT to the worker: the next one goes on, logged once');
 }

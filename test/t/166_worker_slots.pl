@@ -50,14 +50,6 @@ sub parallel
 	  . ' = on';
 }
 
-sub count_log
-{
-	my ($node, $pattern, $offset) = @_;
-	my $log = slurp_file($node->logfile, $offset // 0);
-
-	return scalar(() = $log =~ /$pattern/g);
-}
-
 sub wait_for_clean
 {
 	my ($node, $db) = @_;
@@ -78,8 +70,6 @@ sub wait_for_clean
 	{
 		my $offset = -s $node->logfile;
 		my $check = $slots < 2 ? 'worker' : 'worker slots';
-		my $doctor =
-		  qq{SELECT status FROM idem_doctor() WHERE "check" = '$check'};
 
 		$node->safe_psql('postgres',
 			"ALTER SYSTEM SET max_worker_processes = $slots");
@@ -103,19 +93,18 @@ sub wait_for_clean
 				't|stopped|',
 				"$slots slots: no launcher");
 		}
-		is($node->safe_psql('postgres', $doctor),
+		is(doctor($check, node => $node),
 			'fail', "H1: $slots slots: idem_doctor() says so");
 		is($node->safe_psql('postgres', 'SELECT idem_cleanup(5)'),
 			'5', "$slots slots: cleanup by hand works");
 		$node->safe_psql(
 			'postgres',
-			$node->safe_psql('postgres',
-				qq{SELECT fix FROM idem_doctor() WHERE "check" = '$check'}));
+			doctor($check, columns => 'fix', node => $node));
 		$node->restart;
 		wait_for_clean($node, 'postgres');
-		is($node->safe_psql('postgres', $doctor),
+		is(doctor($check, node => $node),
 			'ok', "H1: $slots slots: with the fix and a restart it works");
-		is(count_log($node, $no_slot, $offset),
+		is(log_count($node, $no_slot, $offset),
 			$slots == 2 ? 1 : 0, "W7: $slots slots: that was logged once");
 	}
 	$node->stop;
@@ -220,18 +209,16 @@ sub wait_for_transactions
 		"waiting for a free slot||t\nfail|ALTER SYSTEM SET max_worker_processes = 12;",
 		'H1: idem_doctor() and idem.worker_status say so');
 	is($node->safe_psql('postgres', $is_clean), 'f', 'nothing is removed');
-	is(count_log($node, $no_slot), 1, 'W7: no free slot: logged once');
+	is(log_count($node, $no_slot), 1, 'W7: no free slot: logged once');
 
 	# nobody tells the launcher
 	give_slots();
 	wait_for_clean($node, 'postgres');
 	wait_for_sleep(0);
-	is( $node->safe_psql(
-			'postgres',
-			q{SELECT status FROM idem_doctor() WHERE "check" = 'worker slots'}),
+	is( doctor('worker slots', node => $node),
 		'ok',
 		'W7, pg_partman#180: a slot is free: cleanup goes on by itself');
-	is(count_log($node, $slot), 1, 'W7: a slot is free: logged once');
+	is(log_count($node, $slot), 1, 'W7: a slot is free: logged once');
 
 	# a round by force, again and again
 	take_slots();
@@ -241,7 +228,7 @@ sub wait_for_transactions
 		reload();
 		wait_for_transactions($launcher, $offset, 2);
 	}
-	is( count_log($node, $no_slot) . ', ' . count_log($node, $slot),
+	is( log_count($node, $no_slot) . ', ' . log_count($node, $slot),
 		'2, 1',
 		'W7, timescaledb#8543: 20 rounds without a slot, and one line about it');
 	add_expired($node, 10);
@@ -249,7 +236,7 @@ sub wait_for_transactions
 	$node->safe_psql('postgres', 'ALTER SYSTEM RESET log_min_messages');
 	reload();
 	wait_for_clean($node, 'postgres');
-	is( count_log($node, $no_slot) . ', ' . count_log($node, $slot),
+	is( log_count($node, $no_slot) . ', ' . log_count($node, $slot),
 		'2, 2', 'W7: and one when it is over');
 }
 
@@ -332,7 +319,7 @@ sub wait_for_transactions
 	$holder->quit;
 	wait_for_clean($node, 'usual');
 	pass('W2: it is visited when they have gone');
-	is(count_log($node, qr/cleanup of idem fails|FATAL/, $offset),
+	is(log_count($node, qr/cleanup of idem fails|FATAL/, $offset),
 		0, 'W7: that was no failure');
 }
 
@@ -437,9 +424,9 @@ $few->stop;
 my %started = never_two_ok($few);
 
 cmp_ok($started{cleanup}, '>=', 200, 'W5: there were enough visits');
-cmp_ok(count_log($few, qr/starting background worker process "parallel worker/),
+cmp_ok(log_count($few, qr/starting background worker process "parallel worker/),
 	'>', 1, 'others have used the slot');
-is(count_log($few, qr/cleanup of idem fails/), 0, 'W7: none has failed');
-note 'times without a slot: ' . count_log($few, $no_slot);
+is(log_count($few, qr/cleanup of idem fails/), 0, 'W7: none has failed');
+note 'times without a slot: ' . log_count($few, $no_slot);
 log_ok($few);
 done_testing();

@@ -40,15 +40,6 @@ sub bad_lines
 	  split /\n/, slurp_file($standby->logfile, $offset);
 }
 
-# What the doctor says there
-sub doctor
-{
-	my ($node, $check) = @_;
-
-	return $node->safe_psql('postgres',
-		qq{SELECT status, detail, fix FROM idem_doctor() WHERE "check" = '$check'});
-}
-
 $primary->safe_psql(
 	'postgres', q{
 	SELECT idem_claim('live');
@@ -109,12 +100,12 @@ is( $standby->safe_psql(
 		SELECT preloaded, state, launcher_pid, runs, worker_pid FROM idem.worker_status}),
 	't|stopped||0|',
 	'W6: idem.worker_status on a standby');
-is(doctor($standby, 'role'),
+is(doctor('role', node => $standby, columns => 'status, detail, fix'),
 	'ok|standby: reads only, the background worker starts with the promotion|',
 	'H1: idem_doctor() says that this is a standby');
-is(doctor($standby, 'worker'),
+is(doctor('worker', node => $standby, columns => 'status, detail, fix'),
 	'ok|none on a standby|', 'H1: and that a worker is not missed there');
-is(doctor($standby, 'last cleanup'),
+is(doctor('last cleanup', node => $standby, columns => 'status, detail, fix'),
 	'ok|the primary cleans up|', 'H1: nor its cleanup');
 is( $standby->safe_psql(
 		'postgres',
@@ -177,10 +168,10 @@ foreach my $db ('postgres', 'other')
 }
 is( $standby->safe_psql('postgres', 'SELECT key FROM idem.keys'),
 	'live', 'W6: and cleans up');
-like(doctor($standby, 'role'), qr/^ok\|primary\|/,
+like(doctor('role', node => $standby, columns => 'status, detail, fix'), qr/^ok\|primary\|/,
 	'H1: idem_doctor() says that this is a primary');
 like(
-	doctor($standby, 'worker'),
+	doctor('worker', node => $standby, columns => 'status, detail, fix'),
 	qr/^ok\|process \d+, /,
 	'H1: and that the worker is alive');
 is(bad_lines($offset), '', 'W6: nothing went wrong in the promotion');

@@ -31,13 +31,6 @@ deadlock_timeout = 100ms
 restart_after_crash = on
 });
 
-sub run
-{
-	my ($sql, %opt) = @_;
-
-	return $node->safe_psql($opt{db} // 'postgres', $sql);
-}
-
 # All counters of the database, and of a queue: 'claims=1 replays=2', those that are not 0
 sub counters
 {
@@ -72,24 +65,6 @@ sub since
 {
 	return run(
 		q{SELECT stats_reset FROM idem.stats WHERE datname = current_database()});
-}
-
-sub doctor
-{
-	my ($what, %opt) = @_;
-	my $from = $opt{node} // $node;
-
-	return $from->safe_psql('postgres',
-		qq{SELECT status FROM idem_doctor() WHERE "check" = '$what'});
-}
-
-sub fix_of
-{
-	my ($what, %opt) = @_;
-	my $from = $opt{node} // $node;
-
-	return $from->safe_psql('postgres',
-		qq{SELECT fix FROM idem_doctor() WHERE "check" = '$what'});
 }
 
 # lines of the log of duplicates from there on: 'claim finished 0123456789abcdef'
@@ -938,7 +913,7 @@ run('CREATE EXTENSION idem', db => 'late');
 run(q{SELECT idem_claim('x'); SELECT idem_claim('x'); SELECT idem_enqueue('late')}, db => 'late');
 is(counters(db => 'late'), 'claims=1 replays=1', 'S2: a database still gets its entry');
 
-my $fix = fix_of('statistics');
+my $fix = doctor('statistics', columns => 'fix');
 
 is($fix, 'ALTER SYSTEM SET idem.stats_max = 200;', 'H1: the fix');
 run($fix);
@@ -976,7 +951,7 @@ my $other = new_node('doctor');
 sub paste
 {
 	my ($what) = @_;
-	my $command = fix_of($what, node => $other);
+	my $command = doctor($what, columns => 'fix', node => $other);
 
 	note $command;
 	$other->safe_psql('postgres', $command);

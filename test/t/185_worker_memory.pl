@@ -32,13 +32,6 @@ fsync = off
 shared_buffers = 16MB
 });
 
-sub run
-{
-	my ($sql, %opt) = @_;
-
-	return $node->safe_psql($opt{db} // 'postgres', $sql);
-}
-
 sub launcher_pid
 {
 	return run('SELECT launcher_pid FROM idem.worker_status');

@@ -149,20 +149,13 @@ max_wal_senders = 4
 hot_standby = on
 });
 
-sub run
-{
-	my ($sql, $database) = @_;
-
-	return $node->safe_psql($database // 'postgres', $sql);
-}
-
 my $secret = 'the secret key';
 
 run('CREATE DATABASE off');
 run('CREATE DATABASE left_it');
-run("CREATE EXTENSION idem; SELECT count(*) FROM idem_claim('$secret')", $_)
+run("CREATE EXTENSION idem; SELECT count(*) FROM idem_claim('$secret')", db => $_)
   foreach qw(off left_it);
-run('DROP EXTENSION idem', 'left_it');
+run('DROP EXTENSION idem', db => 'left_it');
 run('ALTER DATABASE off SET idem.cleanup = off');
 run(qq{
 	CREATE ROLE $roles[0] LOGIN IN ROLE pg_monitor;
