@@ -349,8 +349,8 @@ sub cleanup_logged
 	my ($db, $offset) = @_;
 
 	return join ' ',
-	  map { log_count($first_node, qr/cleanup of idem $_ in database "$db"/, $offset) }
-	  'fails', 'works again';
+	  map { log_count($first_node, qr/idem cleanup $_ in database "$db"/, $offset) }
+	  'failed', 'works again';
 }
 
 =pod

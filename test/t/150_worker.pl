@@ -553,8 +553,8 @@ foreach my $case (@refused)
 	cleanup_round($node, 'owned') foreach 1 .. 2;
 	is(expired('owned') . ' ' . progress('owned', 'phase'), '0 idle', "W8: $what: without it cleanup goes on");
 	is( join(' ',
-			map { log_count($node, qr/cleanup of idem $_ in database "owned"/, $offset) }
-			  'fails', 'works again'),
+			map { log_count($node, qr/idem cleanup $_ in database "owned"/, $offset) }
+			  'failed', 'works again'),
 		'1 1', "W7: $what: both are logged once");
 }
 is(run('SELECT count(*) FROM fired', db => 'owned'),

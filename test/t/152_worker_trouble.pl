@@ -229,7 +229,7 @@ is($errors, '',
 is($busy, $loops, 'W2: there was more to be removed each time');
 cleanup_round($node);
 is(progress('churn', 'phase'), 'not installed', 'then there is nothing to be done');
-is(log_count($node, qr/cleanup of idem fails in database "churn": (?!a table is locked)/, $offset),
+is(log_count($node, qr/idem cleanup failed in database "churn": (?!a table is locked)/, $offset),
 	'0', 'W7: and nothing was wrong');
 is(log_count($node, qr/deadlock|lock timeout/, $offset), '0', 'W2: no deadlock');
 run('DROP DATABASE churn');
@@ -396,7 +396,7 @@ SKIP:
 # W7: a lock that has been there for the whole test
 #
 
-$node->wait_for_log(qr/cleanup of idem fails in database "stuck": a table is locked\n/);
+$node->wait_for_log(qr/idem cleanup failed in database "stuck": a table is locked\n/);
 cleanup_round($node) foreach 1 .. 5;
 is(cleanup_logged('stuck', 0), '1 0', 'W7: a lock that stays for a minute is logged, once');
 is(progress('stuck', 'phase'), 'locked', 'W7: cleanup_progress shows it');

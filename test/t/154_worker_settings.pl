@@ -165,7 +165,7 @@ is( run(q{
 		SELECT count(*) FROM pg_stat_activity
 		 WHERE backend_type LIKE 'idem%' AND (wait_event = 'SafeSnapshot' OR backend_xmin IS NOT NULL)}),
 	'0', 'W4: no process of ours waits for a snapshot or holds one');
-is(log_count($node, qr/cleanup of idem fails|due to .*timeout/, $offset), '0', 'W4: no worker was killed');
+is(log_count($node, qr/idem cleanup failed|due to .*timeout/, $offset), '0', 'W4: no worker was killed');
 $open->quit;
 $node->restart;
 is(round_removes(), "postgres $count $count, one $count $count, two $count $count",
@@ -195,7 +195,7 @@ if ($node->pg_version >= 17)
 		END $$});
 	$old->query('ALTER SYSTEM RESET transaction_timeout; SELECT pg_reload_conf()');
 	$old->quit;
-	is(log_count($node, qr/cleanup of idem fails|due to transaction timeout/, $offset),
+	is(log_count($node, qr/idem cleanup failed|due to transaction timeout/, $offset),
 		'0', 'W4: transaction_timeout does not kill the worker');
 	$node->poll_query_until('postgres', 'SELECT true') or die;
 }
@@ -246,8 +246,8 @@ foreach (1 .. 2)
 	wait_in_lock("last_error_at > '$last' FROM idem_stat_worker()");
 }
 $lock->query('COMMIT');
-$node->wait_for_log(qr/the launcher of idem works again/, $offset);
-is( log_count($node, qr/the launcher of idem fails: canceling statement due to lock timeout/, $offset) . ' '
+$node->wait_for_log(qr/idem launcher works again/, $offset);
+is( log_count($node, qr/idem launcher failed: canceling statement due to lock timeout/, $offset) . ' '
 	  . log_count($node, qr/(?:ERROR|FATAL):/, $offset),
 	'1 0', 'W7: it was logged once');
 is(doctor('worker'), 'ok', 'H1: without the lock all is well again');

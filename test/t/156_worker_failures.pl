@@ -75,7 +75,7 @@ is(progress('one', 'last_error'), 'canceling statement due to lock timeout',
 wait_for_failures('one', 2);
 is(logged('one', $offset), '1 0 0', 'W7: pg_extension is locked: one line for all attempts');
 like( slurp_file($node->logfile, $offset),
-	qr/cleanup of idem fails in database "one": canceling statement due to lock timeout\n/,
+	qr/idem cleanup failed in database "one": canceling statement due to lock timeout\n/,
 	'W7: which says what is wrong');
 is( $blocker->query(q{SELECT status, detail LIKE 'failing, last at %: canceling statement due to lock timeout'
 		FROM idem_doctor() WHERE "check" = 'last cleanup'}),
@@ -84,7 +84,7 @@ $blocker->query('COMMIT');
 $blocker->quit;
 ok( $node->poll_query_until('one', 'SELECT count(*) = 0 FROM idem.keys'),
 	'W7: without the lock cleanup goes on by itself');
-$node->wait_for_log(qr/cleanup of idem works again in database "one"/, $offset);
+$node->wait_for_log(qr/idem cleanup works again in database "one"/, $offset);
 is(logged('one', $offset), '1 1 0', 'W7: which is logged once');
 is(doctor('last cleanup', db => 'one'), 'ok', 'H1: idem_doctor() is content');
 
@@ -111,10 +111,10 @@ sub fails_without
 	like(progress('two', 'last_error'), $error, "W7: $what: cleanup_progress shows it");
 	wait_for_failures('two', 2);
 	is(logged('two', $offset), '1 0 0', "W7: $what: one line for all attempts");
-	like( slurp_file($node->logfile, $offset), qr/cleanup of idem fails in database "two": $error/,
+	like( slurp_file($node->logfile, $offset), qr/idem cleanup failed in database "two": $error/,
 		"W7: $what: it says what is wrong");
 	rename "$file.away", $file or die;
-	$node->wait_for_log(qr/cleanup of idem works again in database "two"/, $offset);
+	$node->wait_for_log(qr/idem cleanup works again in database "two"/, $offset);
 	is(logged('two', $offset), '1 1 0', "W7: $what: it works again by itself");
 	is(doctor('last cleanup', db => 'two') . ' ' . progress('two', 'phase'), 'ok idle', "W7: $what: then all is well");
 	return;
@@ -144,8 +144,8 @@ $blocker->query(q{
 	END $$});
 $blocker->query('COMMIT');
 $blocker->quit;
-$node->wait_for_log(qr/cleanup of idem works again in database/, $offset_connect);
-is( log_count($node, qr/cleanup of idem fails in database "\w+": the worker could not connect\n/, $offset_connect) . ' '
+$node->wait_for_log(qr/idem cleanup works again in database/, $offset_connect);
+is( log_count($node, qr/idem cleanup failed in database "\w+": the worker could not connect\n/, $offset_connect) . ' '
 	  . log_count($node, qr/(?:ERROR|FATAL):/, $offset_connect),
 	'1 0', 'W7: a worker that cannot connect: logged once, and shown');
 cleanup_round($node, qw(postgres one two three));

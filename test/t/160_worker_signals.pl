@@ -152,7 +152,7 @@ run('SELECT pg_reload_conf()');
 		'W3: SIGTERM to the worker: the launcher stays');
 	is( join(', ',
 			log_count($node, qr/"idem cleanup" \(PID $pid\) exited with exit code 1/, $offset),
-			log_count($node, qr/cleanup of idem fails/, $offset)),
+			log_count($node, qr/idem cleanup failed/, $offset)),
 		'1, 0',
 		'W3, W7: SIGTERM to the worker: it ends, and the next one goes on');
 }
@@ -166,9 +166,9 @@ run('SELECT pg_reload_conf()');
 	goes_on($pid);
 	is(pid_of('launcher'), $launcher,
 		'W3: SIGINT to the worker: the launcher stays');
-	$node->wait_for_log(qr/cleanup of idem works again in database "postgres"/,
+	$node->wait_for_log(qr/idem cleanup works again in database "postgres"/,
 		$offset);
-	is( log_count($node, qr/cleanup of idem fails in database "postgres"/, $offset),
+	is( log_count($node, qr/idem cleanup failed in database "postgres"/, $offset),
 		1,
 		'W3, W7: SIGINT to the worker: the next one goes on, logged once');
 }

@@ -238,7 +238,7 @@ foreach my $server (@servers)
 		'live', "W1: $name: in the end only what is alive is left");
 	$node->stop;
 	$log = slurp_file($node->logfile);
-	is( join("\n", $log =~ /^.*cleanup of idem (?:fails|works again).*$/mg),
+	is( join("\n", $log =~ /^.*idem cleanup (?:failed|works again).*$/mg),
 		'',
 		"W7: $name: that is no failure of cleanup");
 	cmp_ok({ never_two_ok($node) }->{cleanup},

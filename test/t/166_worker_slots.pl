@@ -21,8 +21,8 @@ use IPC::Run;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $no_slot = qr/no background worker slot is free for the cleanup of idem/;
-my $slot = qr/a background worker slot is free again for the cleanup of idem/;
+my $no_slot = qr/no background worker slot is free for idem cleanup/;
+my $slot = qr/a background worker slot is free again for idem cleanup/;
 my $is_clean = q{SELECT count(*) = 0 FROM idem.keys WHERE expires_at < now()};
 
 # Slots are taken by queries that run in a parallel worker.
@@ -319,7 +319,7 @@ sub wait_for_transactions
 	$holder->quit;
 	wait_for_clean($node, 'usual');
 	pass('W2: it is visited when they have gone');
-	is(log_count($node, qr/cleanup of idem fails|FATAL/, $offset),
+	is(log_count($node, qr/idem cleanup failed|FATAL/, $offset),
 		0, 'W7: that was no failure');
 }
 
@@ -426,7 +426,7 @@ my %started = never_two_ok($few);
 cmp_ok($started{cleanup}, '>=', 200, 'W5: there were enough visits');
 cmp_ok(log_count($few, qr/starting background worker process "parallel worker/),
 	'>', 1, 'others have used the slot');
-is(log_count($few, qr/cleanup of idem fails/), 0, 'W7: none has failed');
+is(log_count($few, qr/idem cleanup failed/), 0, 'W7: none has failed');
 note 'times without a slot: ' . log_count($few, $no_slot);
 log_ok($few);
 done_testing();

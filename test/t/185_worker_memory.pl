@@ -250,6 +250,6 @@ SKIP:
 $s->quit;
 $node->stop;
 log_ok($node);
-is(scalar(() = slurp_file($node->logfile) =~ /cleanup of idem fails in database "failing"/g),
+is(scalar(() = slurp_file($node->logfile) =~ /idem cleanup failed in database "failing"/g),
 	1, 'W7: a thousand failures are one line in the log');
 done_testing();
