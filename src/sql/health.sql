@@ -1,6 +1,8 @@
 /* src/sql/health.sql: the checks of idem_doctor() */
 
 /*
+ * H1: a check that is not ok has a command in the column fix.
+ *
  * Each group of checks is a view; the checks of a group share the rows that they
  * read.  idem.checks unites the groups, in the order of the column ord.  Only
  * idem.checks needs grants, because it reads the groups with the privileges of its

@@ -1,0 +1,110 @@
+# The source keeps to its layers, and names the rules of the contract that it
+# keeps.  src/README.md tells the truth about both.
+
+use strict;
+use warnings FATAL => 'all';
+
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+# Includes go down only, and never to a folder beside.
+
+my %layer = ('.' => 0, table => 1, fn => 1, stats => 2, keys => 3, jobs => 3, worker => 4, admin => 5);
+my @up;
+
+sub folder_of
+{
+	my ($file) = @_;
+
+	return $file =~ m{^([^/]+)/} ? $1 : '.';
+}
+
+foreach my $path (glob('src/*.[ch] src/*/*.[ch]'))
+{
+	my $file = substr $path, length 'src/';
+	my $folder = folder_of($file);
+	my $layer = $file eq 'idem.c' ? 6 : $layer{$folder};
+
+	ok(defined $layer, "$file is in a folder with a layer") or next;
+	foreach my $header (slurp_file($path) =~ /^#include "([^"]+)"/mg)
+	{
+		next if !-f "src/$header" || folder_of($header) eq $folder;
+		push @up, "$file includes $header" if $layer{ folder_of($header) } >= $layer;
+	}
+}
+is("@up", '', 'includes go down only');
+
+# Each object uses symbols only of objects that stand before it in OBJS.
+
+my ($objs) = slurp_file('Makefile') =~ /^OBJS = ((?:.*\\\n)*.*)$/m;
+my @objects = grep { $_ ne '\\' } split ' ', $objs;
+my @sources = map { s/\.c$/.o/r } glob('src/*.c src/*/*.c');
+
+is("@{[ sort @objects ]}", "@{[ sort @sources ]}", 'OBJS lists every C file');
+
+SKIP:
+{
+	my ($has_nm) = eval { run_command([ 'nm', '--version' ]) };
+	my %defined_in;
+	my @calls;
+
+	skip 'there is no nm, or nothing was built here', 1 if !$has_nm || grep { !-f } @objects;
+	foreach my $i (0 .. $#objects)
+	{
+		my ($symbols) = run_command([ 'nm', $objects[$i] ]);
+
+		$defined_in{$_} = $i foreach $symbols =~ /^\S+ [BDRT] (idem_\w+)$/mg;
+		push @calls, map { [ $i, $_ ] } $symbols =~ /^ +U (idem_\w+)$/mg;
+	}
+	is( join("\n",
+			map { "$objects[$_->[0]] uses $_->[1]" }
+			grep { ($defined_in{ $_->[1] } // -1) > $_->[0] } @calls),
+		'', 'calls go down only');
+	cmp_ok(scalar(@calls), '>', 300, 'there are calls to look at');
+}
+
+# Only compat.h tests the version of the server.
+
+is(join(' ', grep { !m{/compat\.h$} && slurp_file($_) =~ /PG_VERSION_NUM/ } glob('src/*.[ch] src/*/*.[ch]')),
+	'', 'PG_VERSION_NUM stands in compat.h only');
+
+# Every rule of the contract stands in the source, in a test, and in the table
+# of src/README.md; what that table names is there.
+
+my @rules = slurp_file('doc/contract.md') =~ /^\*\*([KLJWSH]\d+) /mg;
+my $source = join '', map { slurp_file($_) } glob('src/*.[ch] src/*/*.[ch] src/sql/*.sql');
+my $tests = join '', map { slurp_file($_) } glob('sql/*.sql test/isolation/specs/*.spec test/t/*.pl');
+my %row = slurp_file('src/README.md') =~ /^\| ([KLJWSH]\d+) (\|.*\|)$/mg;
+
+cmp_ok(scalar(@rules), '>=', 48, 'the contract has rules');
+is(join(' ', grep { $source !~ /\b$_\b/ } @rules), '', 'every rule stands in src/');
+is(join(' ', grep { $tests !~ /\b$_\b/ } @rules), '', 'every rule stands in a test');
+is("@{[ sort keys %row ]}", "@{[ sort @rules ]}", 'src/README.md has a row for every rule');
+
+foreach my $rule (@rules)
+{
+	my (undef, $functions, $names) = split /\|/, $row{$rule} // '||';
+	my ($file, @missing);
+
+	foreach my $name (($functions // '') =~ /`([^`]+)`/g)
+	{
+		if ($name =~ /\.(?:c|sql)$/)
+		{
+			$file = "src/$name";
+			push @missing, $name if !-f $file;
+		}
+		elsif (!defined $file || !-f $file || slurp_file($file) !~ /\b\Q$name\E\b/)
+		{
+			push @missing, $name;
+		}
+	}
+	foreach my $name (($names // '') =~ /`([^`]+)`/g)
+	{
+		my ($path) = grep { -f } $name, "test/isolation/specs/$name", "test/t/$name";
+
+		push @missing, $name if !defined $path || slurp_file($path) !~ /\b$rule\b/;
+	}
+	is("@missing", '', "src/README.md: functions and tests of $rule");
+}
+
+done_testing();
