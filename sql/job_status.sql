@@ -98,5 +98,12 @@ SELECT attrelid::regclass, attname FROM pg_attribute
    AND (atttypid = 'jsonb'::regtype OR attname IN ('payload', 'result', 'token'));
 -- and queue_status no key
 SELECT string_agg(attname, ' ' ORDER BY attnum) FROM pg_attribute WHERE attrelid = 'idem.queue_status'::regclass AND attnum > 0;
+-- the default of max_attempts is the same in the view and in idem_job(), for live jobs and in the history
+CALL anew();
+SELECT job_id FROM idem_enqueue('default');
+SELECT idem_fail(job_id, token, dead => true) FROM idem_fetch('default');
+SELECT job_id FROM idem_enqueue('default');
+SELECT s.state, s.max_attempts, s.max_attempts = j.max_attempts AS agree
+  FROM idem.job_status AS s CROSS JOIN LATERAL idem_job(s.job_id) AS j ORDER BY s.job_id;
 CALL anew();
 DROP TABLE fetched;

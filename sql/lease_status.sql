@@ -66,3 +66,25 @@ RESET ROLE;
 SELECT idem_revoke('idem_lease_admin', 'admin'), idem_revoke('idem_lease_monitor', 'monitor');
 DROP ROLE idem_lease_admin, idem_lease_monitor;
 TRUNCATE idem.keys;
+
+-- every state of the view is the one that idem_get() returns
+SET client_min_messages = warning;
+SELECT status FROM idem_claim('agree:finished');
+SELECT idem_finish('agree:leased', token => token) FROM idem_lease('agree:leased', '30 s');
+SELECT status FROM idem_lease('agree:expired', '30 s');
+SELECT status FROM idem_lease('agree:parked', '30 s', on_expiry => 'park');
+SELECT status FROM idem_lease('agree:exhausted', '30 s', max_attempts => 1);
+SET idem.clock_offset = '1 min';
+BEGIN;
+SELECT status FROM idem_claim('agree:held');
+SELECT status FROM idem_lease('agree:live', '30 s');
+SELECT s.key, s.status, s.status = g.status AS agree
+  FROM idem.key_status AS s CROSS JOIN LATERAL idem_get(s.key) AS g ORDER BY s.key;
+ROLLBACK;
+-- past the ttl the view still shows the row, and idem_get() does not
+SET idem.clock_offset = '25 h';
+SELECT s.key, s.status, g.status AS got
+  FROM idem.key_status AS s LEFT JOIN LATERAL idem_get(s.key) AS g ON true ORDER BY s.key;
+RESET idem.clock_offset;
+RESET client_min_messages;
+TRUNCATE idem.keys;

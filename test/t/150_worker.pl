@@ -546,7 +546,7 @@ foreach my $case (@refused)
 	run($do, db => 'owned');
 	cleanup_round($node, 'owned') foreach 1 .. 3;
 	is( progress('owned', 'phase, last_error'),
-		'failing|table "idem.keys" is not as idem has made it',
+		'failing|unexpected definition of table "idem.keys"',
 		"W8: $what is refused");
 	is(expired('owned'), $count, "W8: $what: nothing is removed");
 	run($undo, db => 'owned');

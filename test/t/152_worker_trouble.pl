@@ -279,17 +279,17 @@ is(cleanup_logged('broken', $offset), '1 0', 'W7: one line in twelve rounds (tim
 is(log_count($node, qr/(?:LOG|WARNING|ERROR|FATAL): .*idem(?!.*"stuck")/, $offset),
 	'1', 'W7: and nothing else');
 like( slurp_file($node->logfile, $offset),
-	qr/fails in database "broken": table "idem.keys" is not as idem has made it\n.*DETAIL:  It is tried again/,
+	qr/fails in database "broken": unexpected definition of table "idem.keys"\n.*DETAIL:  It is tried again/,
 	'W7: it says what is wrong');
 is( progress('broken', 'phase, last_error, last_error_at > last_finished_at'),
-	'failing|table "idem.keys" is not as idem has made it|t',
+	'failing|unexpected definition of table "idem.keys"|t',
 	'W7: cleanup_progress shows the error');
 
 my ($status, $detail, $fix) = split /\|/,
   doctor('last cleanup', columns => 'status, detail, fix', db => 'broken');
 
 is($status, 'fail', 'H1: idem_doctor() knows');
-like($detail, qr/table "idem.keys" is not as idem has made it/, 'H1: and shows the error');
+like($detail, qr/unexpected definition of table "idem.keys"/, 'H1: and shows the error');
 
 # what it tells to do shows the whole error, and that has the cure
 my ($ret, $out, $err) = $node->psql('broken', $fix);
