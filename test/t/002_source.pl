@@ -68,6 +68,16 @@ SKIP:
 is(join(' ', grep { !m{/compat\.h$} && slurp_file($_) =~ /PG_VERSION_NUM/ } glob('src/*.[ch] src/*/*.[ch]')),
 	'', 'PG_VERSION_NUM stands in compat.h only');
 
+# The queries for exporters know every state of the launcher, in its order.
+
+my ($states) = slurp_file('src/stats/views.c') =~ /^static const char \*const state_names\[\] = \{\s*(.*?)\};/ms;
+
+$states =~ tr/"/'/;
+foreach my $file ('doc/monitoring/idem_server.collector.yml', 'doc/monitoring/postgres_exporter_queries.yaml')
+{
+	like(slurp_file($file), qr/\QARRAY[$states], state\E/, "states of the launcher in $file");
+}
+
 # Every rule of the contract stands in the source, in a test, and in the table
 # of src/README.md; what that table names is there.
 
