@@ -45,7 +45,8 @@ idem_dead_make_if_spent(IdemTable *jobs, const IdemQueue *queue, TransactionId *
 
 	if (!idem_jobrow_is_leased(jobs) || !idem_jobrow_has_no_attempts_left(jobs, queue))
 		return IDEM_DEAD_NOT_SPENT;
-	if (idem_dead_make(jobs, queue, cstring_to_text("The lease of the last attempt ran out."), &changer))
+	if (idem_dead_make(jobs, queue, cstring_to_text("The lease of the last attempt ran out."),
+					   &changer))
 		return IDEM_DEAD_MADE;
 	if (in_the_way != NULL)
 		*in_the_way = changer;

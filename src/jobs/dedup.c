@@ -342,7 +342,8 @@ static void
 absorb_running(const IdemKeyedEnqueue *keyed, const IdemKeyScan *scan, IdemEnqueued *answer)
 {
 	if (keyed->enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_ERROR)
-		refuse_duplicate(keyed, scan->job_id, scan->found == IDEM_KEY_SCAN_DRAINING ? "waits" : "runs");
+		refuse_duplicate(keyed, scan->job_id,
+						 scan->found == IDEM_KEY_SCAN_DRAINING ? "waits" : "runs");
 	answer->job_id = scan->job_id;
 	answer->outcome = IDEM_OUTCOME_ABSORBED;
 }

@@ -65,7 +65,8 @@ get_policy(FunctionCallInfo fcinfo, const IdemQueue *queue, IdemPolicy *policy)
 {
 	*policy = queue->policy;
 	if (!PG_ARGISNULL(ARG_DEDUP))
-		policy->dedup = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_DEDUP), "dedup", idem_dedup_words);
+		policy->dedup =
+			idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_DEDUP), "dedup", idem_dedup_words);
 	if (!PG_ARGISNULL(ARG_ON_DUPLICATE))
 		policy->on_duplicate = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_ON_DUPLICATE),
 													"on_duplicate", idem_on_duplicate_words);
@@ -73,7 +74,8 @@ get_policy(FunctionCallInfo fcinfo, const IdemQueue *queue, IdemPolicy *policy)
 		policy->rerun = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_IF_RUNNING), "if_running",
 											 idem_if_running_words) != 0;
 	if (!PG_ARGISNULL(ARG_KEY_TTL))
-		policy->key_ttl = idem_value_span(PG_GETARG_DATUM(ARG_KEY_TTL), "key_ttl", IDEM_SPAN_POSITIVE);
+		policy->key_ttl =
+			idem_value_span(PG_GETARG_DATUM(ARG_KEY_TTL), "key_ttl", IDEM_SPAN_POSITIVE);
 	if (!PG_ARGISNULL(ARG_INCLUDE_SCHEDULED))
 		policy->include_scheduled = PG_GETARG_BOOL(ARG_INCLUDE_SCHEDULED);
 	else if (policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE)
@@ -109,7 +111,8 @@ static void
 get_time(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 {
 	if (!PG_ARGISNULL(ARG_DELAY) && !PG_ARGISNULL(ARG_RUN_AT))
-		reject_combination("delay", "Both delay and run_at were passed.", "Pass delay or run_at, not both.");
+		reject_combination("delay", "Both delay and run_at were passed.",
+						   "Pass delay or run_at, not both.");
 	enqueue->now = enqueue->run_at = idem_clock_now();
 	if (!PG_ARGISNULL(ARG_DELAY))
 		enqueue->run_at += idem_value_span(PG_GETARG_DATUM(ARG_DELAY), "delay", IDEM_SPAN_ANY);
@@ -121,7 +124,7 @@ get_time(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 				errmsg("invalid value of \"%s\"", "run_at"),
 				errdetail("The time must be finite."),
 				errhint("Leave it out for a job that is due at once."));
-	/* J8: a run_at a little ahead does not make the job scheduled: the client's clock may be ahead */
+	/* J8: with a run_at a little ahead the job is not scheduled: the client's clock may be ahead */
 	enqueue->later =
 		enqueue->run_at > enqueue->now + (PG_ARGISNULL(ARG_RUN_AT) ? 0 : MAX_CLOCK_AHEAD);
 }

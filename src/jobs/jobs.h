@@ -226,7 +226,7 @@ typedef enum IdemKeyScanFound
 	IDEM_KEY_SCAN_WAITING,	/* a waiting job that may absorb the duplicate */
 	IDEM_KEY_SCAN_OPEN,		/* a job that another open transaction has inserted */
 	IDEM_KEY_SCAN_DRAINING, /* a waiting job that drains: it absorbs no more duplicates */
-	IDEM_KEY_SCAN_SPENT,	/* a job that will not run again: the lease of its last attempt expired */
+	IDEM_KEY_SCAN_SPENT,	/* a job without attempts left whose lease has expired */
 	IDEM_KEY_SCAN_RUNNING	/* a job that a worker has fetched; see choose_running() */
 } IdemKeyScanFound;
 

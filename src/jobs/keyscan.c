@@ -42,7 +42,7 @@ typedef struct KeyJob
 /* How well a waiting job suits the duplicate, best first */
 typedef enum Rank
 {
-	RANK_SUITABLE, /* starts no later than the duplicate, or this transaction already holds it back */
+	RANK_SUITABLE, /* starts no later than the duplicate, or this transaction holds it back */
 	RANK_OVERDUE,  /* due for longer than idem.drain_after: better left to the workers */
 	RANK_LATE,	   /* starts later than the duplicate */
 	RANK_DRAINING, /* must start before it absorbs again */

@@ -86,7 +86,8 @@ read_settings(IdemTable *table, IdemQueue *queue)
 	queue->policy.dedup = get_word(table, IDEM_QUEUES_DEDUP, "dedup", idem_dedup_words);
 	queue->policy.on_duplicate =
 		get_word(table, IDEM_QUEUES_ON_DUPLICATE, "on_duplicate", idem_on_duplicate_words);
-	queue->policy.rerun = get_word(table, IDEM_QUEUES_IF_RUNNING, "if_running", idem_if_running_words) != 0;
+	queue->policy.rerun =
+		get_word(table, IDEM_QUEUES_IF_RUNNING, "if_running", idem_if_running_words) != 0;
 	get_span(table, IDEM_QUEUES_KEY_TTL, &queue->policy.key_ttl);
 	queue->policy.include_scheduled = idem_row_bool(table, IDEM_QUEUES_INCLUDE_SCHEDULED);
 	get_span(table, IDEM_QUEUES_DEBOUNCE_MAX, &queue->debounce_max);
