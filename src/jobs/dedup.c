@@ -29,11 +29,16 @@
  * last attempt, the job will not run again: an enqueue that would rely on it makes it dead
  * first, under the lock on the hash.
  *
- * An enqueue waits for an open transaction that has inserted a job of the key, or has
- * changed the waiting job.  If a running job would absorb the duplicate, it waits for a
- * transaction that is removing that job.  It waits for a transaction that is changing or
- * has locked a job without attempts left.  It never waits for the end of a running job.
- * It holds no lock on the hash while it waits.
+ * An enqueue waits for an open transaction that
+ * - has inserted a job of the key, or has changed the waiting job;
+ * - is inserting or removing a follow-up job of the job that absorbs a new payload or gets
+ *   another follow-up job;
+ * - is removing the running job that would absorb the duplicate;
+ * - is changing or has locked a job without attempts left, or an older row of its number
+ *   in the history;
+ * - waits to cancel a draining follow-up job.
+ * It never waits for a running job to end.  While it waits, it does not hold the lock on
+ * the hash.
  *
  * An error rolls back the inserts and updates and releases all these locks, like any
  * error of the transaction.
@@ -198,8 +203,8 @@ may_insert(const IdemKeyedEnqueue *keyed, const IdemKeyScan *scan, int64 *after_
 /*
  * J2: the scan has found a job that will not run again: make it dead.  Returns true if the
  * scan must be repeated.  Returns false if the job could not be made dead: the history is
- * not locked yet, or scan->in_the_way is a transaction that has locked the job
- * or an older row of its number in the history (J13).
+ * not locked yet, or scan->in_the_way is a transaction that has locked the job or an older
+ * row of its number in the history (J13).
  */
 static bool
 make_spent_dead(IdemTable *jobs, const IdemKeyedEnqueue *keyed, IdemKeyScan *scan)
@@ -331,7 +336,7 @@ absorb_waiting(IdemTable *jobs, IdemKeyedEnqueue *keyed, const IdemKeyScan *scan
 		keyed->unlockable.n = 0;
 		return false;
 	}
-	/* decide again: the job may be another version after the wait */
+	/* decide again: the answer may have changed during the wait */
 	if (change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome) != NULL)
 		idem_jobrow_store(jobs);
 	return true;
@@ -424,7 +429,7 @@ enqueue_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
 		insert_job(jobs, enqueue, job, 0, false, 0, answer);
 		return;
 	}
-	/* take all locks that may have to be waited for before the lock on the hash */
+	/* acquire every lock that may block before the lock on the hash */
 	idem_jobtable_lock_ids();
 	keyed.key_hash = idem_hash_name(enqueue->queue.name, job->key);
 	if (enqueue->policy.dedup == IDEM_DEDUP_UNTIL_EXPIRED)

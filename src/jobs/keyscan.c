@@ -134,8 +134,8 @@ is_spent(IdemTable *jobs, const IdemKeyedEnqueue *keyed)
 }
 
 /*
- * Do this transaction or others keep the job found from starting?  A transaction that has
- * locked it FOR UPDATE does not: it starts the job.
+ * Record whether this transaction, and whether other ones, keep the job found from starting.
+ * A transaction that has locked the job FOR UPDATE does not: it starts or removes the job.
  */
 static void
 note_lockers(IdemTable *jobs, KeyJob *job)
@@ -174,7 +174,8 @@ note_job(KeyJobs *list, IdemTable *jobs, Kind kind, TransactionId changed_by,
 /*
  * Record what the job found, committed or written by this transaction, means for the
  * enqueue.  A job with a lease counts as running, also after the lease has expired (J3).
- * So does a job that looks waiting while another transaction has it locked.
+ * So does a job that an open transaction is removing, and one that looked waiting but
+ * could not be locked.
  */
 static void
 note_committed(KeyJobs *list, IdemTable *jobs, TransactionId xmax, const IdemKeyedEnqueue *keyed)
@@ -202,9 +203,10 @@ note_committed(KeyJobs *list, IdemTable *jobs, TransactionId xmax, const IdemKey
 }
 
 /*
- * List the jobs of the key.  Returns false if the scan must be repeated.  Either it saw
- * only the new version of a job, which an open transaction has written, and missed the
- * present one.  Or that new version shows that the transaction has fetched the job.
+ * List the jobs of the key.  Returns false if the scan must be repeated, in two cases.  The
+ * scan saw only the new version of a job, which an open transaction has written, and missed
+ * the committed version.  Or the new version shows that this transaction has fetched the
+ * job: the next scan counts the job as running.
  */
 static bool
 list_jobs(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, KeyJobs *list)
@@ -266,7 +268,7 @@ find_kind(const KeyJobs *list, Kind kind)
 	return found;
 }
 
-/* A follow-up job of the given job, of this kind, or NULL */
+/* A follow-up job of this kind, which runs after the given job; or NULL */
 static const KeyJob *
 find_follower(const KeyJobs *list, Kind kind, const KeyJob *job)
 {
@@ -339,7 +341,7 @@ is_kept_by_stream(const KeyJob *job)
 		absorb_stream.last - absorb_stream.began >= get_drain_after();
 }
 
-/* J1: which waiting jobs absorb the duplicate, and in which order; which ones drain */
+/* J1: how well a waiting job suits the duplicate, or RANK_DRAINING if the job drains */
 static Rank
 rank_job(IdemTable *jobs, const KeyJobs *list, const KeyJob *job, const IdemEnqueue *enqueue)
 {
@@ -456,7 +458,7 @@ brings_payload(const IdemPolicy *policy)
 		policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE;
 }
 
-/* Is there a new job for a duplicate if the only waiting job drains (J1)? */
+/* Does a duplicate get a new job if the waiting job drains (J1)?  If not, that job answers it. */
 static bool
 needs_new_job(const IdemPolicy *policy)
 {
@@ -481,7 +483,7 @@ check_chain(const KeyJobs *list, const KeyJob *draining, IdemKeyScan *scan)
 /*
  * What all jobs of the key together mean for the enqueue.  If no job may absorb the
  * duplicate, and an open transaction has inserted one, the enqueue waits for that
- * transaction (J6), unless it can be answered by a draining job.
+ * transaction (J6), unless a draining job already answers the enqueue.
  */
 static void
 sum_up(IdemTable *jobs, const KeyJobs *list, const IdemEnqueue *enqueue, IdemKeyScan *scan)

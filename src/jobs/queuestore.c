@@ -144,9 +144,9 @@ idem_queuestore_use(text *name, IdemQueue *queue)
 }
 
 /*
- * Settings of the queue that the row found names in this column, after the same check.  If
- * they are in *queue already, nothing is read.  A caller without settings sets queue->name to
- * NULL.
+ * Settings of the queue that the row found names in this column, after a check that the
+ * current user may use it.  If *queue has them already, nothing is read.  A caller without
+ * settings sets queue->name to NULL.
  */
 void
 idem_queuestore_use_of_row(IdemTable *table, AttrNumber attno, IdemQueue *queue)
