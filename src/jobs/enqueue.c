@@ -92,10 +92,10 @@ check_policy(FunctionCallInfo fcinfo, IdemPolicy *policy)
 		reject_combination("dedup", "\"until_expired\" needs a key_ttl.",
 						   "Pass key_ttl, or declare it with idem_queue_set().");
 	if (policy->dedup != IDEM_DEDUP_UNTIL_EXPIRED && !PG_ARGISNULL(ARG_KEY_TTL))
-		reject_combination("key_ttl", "key_ttl applies only to \"until_expired\".",
+		reject_combination("key_ttl", "\"key_ttl\" applies only to \"until_expired\".",
 						   "Pass dedup => 'until_expired', or leave key_ttl out.");
 	if (policy->dedup != IDEM_DEDUP_UNTIL_EXECUTED && !PG_ARGISNULL(ARG_IF_RUNNING))
-		reject_combination("if_running", "if_running applies only to \"until_executed\".",
+		reject_combination("if_running", "\"if_running\" applies only to \"until_executed\".",
 						   "Pass dedup => 'until_executed', or leave if_running out.");
 	if (policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE && !has_time)
 		reject_combination("on_duplicate", "\"debounce\" needs a time to postpone the job to.",
