@@ -1,21 +1,22 @@
 /*
  * dead.c
- *		Make a job dead: it leaves idem.jobs and goes to the history.
+ *		Make a job dead: move it from idem.jobs to the history.
  *
- * A job is spent if the lease of its last attempt has run out.  Fetch, enqueue
- * and cleanup make such a job dead when they meet it.
+ * idem_fail() makes a job dead on the last attempt or on request.  A job is spent if the
+ * lease of its last attempt has expired.  Fetch, enqueue and cleanup make a spent job dead
+ * when they find it.  The caller has locked the job, and an error of its transaction undoes
+ * the move.
  */
 #include "postgres.h"
 
 #include "utils/builtins.h"
-#include "utils/timestamp.h"
 
 #include "jobs/jobs.h"
 
 /*
- * Give up the job found, which this transaction has locked.  False: another
- * transaction is at an older row of this number in the history (see
- * idem_joblog_write()).
+ * Make the job found dead; this transaction has locked it.  If in_the_way is NULL, wait for
+ * a transaction that is changing an older row of its number in the history.  Else do not
+ * wait: return false and that transaction in *in_the_way (see idem_joblog_write()).
  */
 bool
 idem_dead_make(IdemTable *jobs, const IdemQueue *queue, text *error, TransactionId *in_the_way)
@@ -29,22 +30,26 @@ idem_dead_make(IdemTable *jobs, const IdemQueue *queue, text *error, Transaction
 }
 
 /*
- * If the lease of the job found, which is locked and has run out, was that of the
- * last attempt: give it up.  One that waits for its retry has been granted it,
- * whatever the queue says now.  Waits for nobody: a caller that does not ask who
- * is in the way passes over the job, and a warning says so (J13).
+ * Make the job found dead if it is spent (J2).  This transaction has locked it, and its lease,
+ * if it has one, has expired.  A job without a lease waits for its retry and keeps it, even
+ * if max_attempts was lowered since.
+ *
+ * J13: never waits for a transaction that is changing an older row of the job's number in the
+ * history, but skips the job.  If in_the_way is NULL, a warning is raised; else
+ * *in_the_way is that transaction.
  */
 IdemDeadOutcome
 idem_dead_make_if_spent(IdemTable *jobs, const IdemQueue *queue, TransactionId *in_the_way)
 {
-	TransactionId other;
+	TransactionId changer;
 
 	if (!idem_jobrow_is_leased(jobs) || !idem_jobrow_has_no_attempts_left(jobs, queue))
 		return IDEM_DEAD_NOT_SPENT;
-	if (idem_dead_make(jobs, queue, cstring_to_text("The lease of the last attempt ran out."), &other))
+	if (idem_dead_make(jobs, queue, cstring_to_text("The lease of the last attempt ran out."),
+					   &changer))
 		return IDEM_DEAD_MADE;
 	if (in_the_way != NULL)
-		*in_the_way = other;
+		*in_the_way = changer;
 	else
 		idem_joblog_warn_skipped(idem_row_int64(jobs, IDEM_JOBS_JOB_ID));
 	return IDEM_DEAD_SKIPPED;

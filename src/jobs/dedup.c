@@ -1,46 +1,52 @@
 /*
  * dedup.c
- *		The protocol of enqueue: who absorbs a duplicate, and when.
+ *		The protocol of enqueue: which job absorbs a duplicate, and when.
  *
- * Jobs of a key are found through an index on a hash of queue and key.  It is
- * not unique: what keeps two from inserting a job of the same key is a lock
- * on the hash, held for a moment, under which the jobs of the key are looked
- * at (joblook.c).  Whatever moves a job in the index holds it, too
- * (idem_jobrow_store), so none is overlooked.
+ * The jobs of a key are found through an index on a hash of queue and key.  The index is
+ * not unique.  A short lock on the hash keeps two transactions from inserting a job of the
+ * same key: an enqueue scans the jobs of the key (keyscan.c) and inserts a job under this
+ * lock.  An update that moves a job in the index holds it, too (idem_jobrow_store()), so
+ * the scan misses no job.
  *
- * A job absorbs a duplicate by being locked FOR KEY SHARE, by the transaction
- * that enqueued the duplicate, for as long as that lasts.  Fetch takes FOR
- * UPDATE and skips what it does not get.  So the job cannot start before that
- * transaction has ended, and sees what it has committed.  If the lock is not to
- * be had, the job runs in an open transaction.  The lock is taken under the one
- * on the hash, so that no update of the job is under way: heap_update() may let
- * go of the page in between, and would forget it.
+ * A waiting job absorbs a duplicate by a row lock: the transaction that enqueues the
+ * duplicate locks the job FOR KEY SHARE until it ends.  Fetch locks FOR UPDATE and skips
+ * the jobs that it cannot lock.  So the job cannot start before that transaction has ended,
+ * and its worker sees everything that the transaction has committed.  If the enqueue
+ * cannot lock the job, the job runs in an open transaction.  The enqueue takes FOR KEY
+ * SHARE under the lock on the hash, so that no update of the job is in progress:
+ * heap_update() may release the page in between and then writes back the row locks that
+ * it saw before; a lock taken meanwhile would be lost.
  *
- * A stream of such transactions would keep the job from ever starting.  So a job
- * that is due for longer than idem.drain_after, or that a session waits to cancel,
- * and that another open transaction has locked that way, takes no more of them: it
- * drains.  So does one that this backend has locked that way in one transaction
- * after the other, for as long.  The duplicate goes to another job then, if need be
- * to a new one.
+ * A stream of such transactions could keep the job from ever starting.  So a job drains,
+ * that is, it absorbs no more duplicates, if another open transaction has locked it this
+ * way, and it has been due for longer than idem.drain_after or a session waits to cancel
+ * it.  An overdue job also drains if this backend has locked it this way in one transaction
+ * after another for as long.  The duplicate then goes to another waiting job, or to a new
+ * one.
  *
- * A job that somebody has fetched with a lease absorbs nothing that way, not
- * even when the lease has run out, because it may be completed all the same.  If
- * that was its last attempt, it will not run again: an enqueue that would count
- * on it makes it dead first, under the lock on the hash.
+ * A job that a worker has fetched with a lease absorbs nothing by a row lock, not even
+ * after the lease has expired, because the worker may still complete it.  If it was the
+ * last attempt, the job will not run again: an enqueue that would rely on it makes it dead
+ * first, under the lock on the hash.
  *
- * Who waits for whom: an enqueue waits for another open one that has inserted a
- * job of the same key or changed the one that waits; if it is to be absorbed by
- * a job that runs, for the transaction that is just removing that; and for a
- * transaction that is changing a job without attempts left, or has locked it.  It
- * never waits for a job that runs.
+ * An enqueue waits for an open transaction that
+ * - has inserted a job of the key, or has changed the waiting job;
+ * - is inserting or removing a follow-up job of the job that absorbs a new payload or gets
+ *   another follow-up job;
+ * - is removing the running job that would absorb the duplicate;
+ * - is changing or has locked a job without attempts left, or an older row of its number
+ *   in the history;
+ * - waits to cancel a draining follow-up job.
+ * It never waits for a running job to end.  While it waits, it does not hold the lock on
+ * the hash.
+ *
+ * An error rolls back the inserts and updates and releases all these locks, like any
+ * error of the transaction.
  */
 #include "postgres.h"
 
-#include "access/relscan.h"
-#include "access/xact.h"
-#include "executor/executor.h"
+#include "access/genam.h"
 #include "miscadmin.h"
-#include "storage/procarray.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
@@ -67,22 +73,26 @@ idem_dedup_outcome_name(IdemOutcome outcome)
 	pg_unreachable();
 }
 
-/* A number that was used before has come again */
+/* Raise the error for a new job whose number a live job already has */
 pg_noreturn static void
 refuse_number(void)
 {
 	ereport(ERROR,
 			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			errmsg("number of a job is in use already"),
+			errmsg("job number is already in use"),
 			errdetail("The sequence idem.jobs_job_id_seq is behind the jobs."),
-			errhint("Run what idem_doctor() tells under \"job numbers\"."));
+			errhint("Run the command that idem_doctor() returns in column \"fix\" for the check \"job numbers\"."));
 }
 
+/*
+ * Insert a new job.  takes_key: it holds its key, so the row has the hash, and with
+ * until_expired the end of the ttl (J5).  after_job: the job that it follows, or 0.
+ */
 static void
 insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, int64 key_hash,
-		   bool hashed, int64 after_job, IdemEnqueued *answer)
+		   bool takes_key, int64 after_job, IdemEnqueued *answer)
 {
-	bool with_ttl = hashed && enqueue->policy.dedup == IDEM_DEDUP_UNTIL_EXPIRED;
+	bool with_ttl = takes_key && enqueue->policy.dedup == IDEM_DEDUP_UNTIL_EXPIRED;
 	TupleTableSlot *slot =
 		idem_write_new_row(jobs, with_ttl || after_job != 0 || enqueue->max_attempts != 0);
 
@@ -93,7 +103,7 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, i
 	idem_row_set(slot, IDEM_JOBS_ENQUEUED_AT, TimestampTzGetDatum(enqueue->now));
 	idem_row_set(slot, IDEM_JOBS_PRIORITY, Int32GetDatum(enqueue->priority));
 	idem_row_set(slot, IDEM_JOBS_QUEUE, PointerGetDatum(enqueue->queue.name));
-	if (hashed)
+	if (takes_key)
 		idem_row_set(slot, IDEM_JOBS_KEY_HASH, Int64GetDatum(key_hash));
 	if (job->key != NULL)
 		idem_row_set(slot, IDEM_JOBS_KEY, PointerGetDatum(job->key));
@@ -110,6 +120,7 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, i
 		refuse_number();
 }
 
+/* Raise the error for a duplicate, with on_duplicate => 'error' (J1) */
 pg_noreturn static void
 refuse_duplicate(const IdemKeyedEnqueue *keyed, int64 job_id, const char *state)
 {
@@ -123,8 +134,9 @@ refuse_duplicate(const IdemKeyedEnqueue *keyed, int64 job_id, const char *state)
 }
 
 /*
- * until_expired: is the job of this key done, and the key not expired?  What is
- * not committed belongs to a job that is still there, so we have seen that.
+ * J5, until_expired: is a job of this key done, and has the key not expired?  An uncommitted
+ * row of idem.job_keys does not matter: its job is still in idem.jobs, and the scan has
+ * seen it.
  */
 static bool
 find_done(const IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
@@ -155,7 +167,11 @@ find_done(const IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 	return found;
 }
 
-/* May a new job be inserted?  after_job: not before this one has ended. */
+/*
+ * May a new job be inserted?  With until_executing a running job is no obstacle (J3).  With
+ * until_executed the new job is a follow-up job: *after_job is the job that it runs after
+ * (J4), else 0.
+ */
 static bool
 may_insert(const IdemKeyedEnqueue *keyed, const IdemKeyScan *scan, int64 *after_job)
 {
@@ -174,8 +190,10 @@ may_insert(const IdemKeyedEnqueue *keyed, const IdemKeyScan *scan, int64 *after_
 		return false;
 	if (policy->on_duplicate == IDEM_ON_DUPLICATE_ERROR)
 		return false;
-	/* J2: one that drains may start before the enqueue has committed, so there is one more run in
-	 * any case */
+	/*
+	 * J2: a draining job may start before this transaction commits, so it gets a follow-up
+	 * job without rerun, too.
+	 */
 	if (!policy->rerun && scan->found == IDEM_KEY_SCAN_RUNNING)
 		return false;
 	*after_job = scan->job_id;
@@ -183,10 +201,10 @@ may_insert(const IdemKeyedEnqueue *keyed, const IdemKeyScan *scan, int64 *after_
 }
 
 /*
- * J2: give up the job that will not run again, which the look has found, so that
- * it is out of the way.  False: not now; a transaction that has locked it, or an
- * older row of its number in the history (J13), is in the way, or the history is
- * not locked yet.
+ * J2: the scan has found a job that will not run again: make it dead.  Returns true if the
+ * scan must be repeated.  Returns false if the job could not be made dead: the history is
+ * not locked yet, or scan->in_the_way is a transaction that has locked the job or an older
+ * row of its number in the history (J13).
  */
 static bool
 make_spent_dead(IdemTable *jobs, const IdemKeyedEnqueue *keyed, IdemKeyScan *scan)
@@ -206,11 +224,12 @@ make_spent_dead(IdemTable *jobs, const IdemKeyedEnqueue *keyed, IdemKeyScan *sca
 }
 
 /*
- * Look at the jobs of the key, and insert one if none is in the way, or lock the
- * one that waits.  True: the answer is there.
+ * Scan the jobs of the key, then insert a job if that is allowed, or else lock the waiting
+ * job FOR KEY SHARE (J2); all of it under the lock on the hash, which is released at once
+ * (J9).  Returns true if the enqueue is answered.
  */
 static bool
-look_or_insert(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, IdemKeyScan *scan,
+scan_or_insert(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, IdemKeyScan *scan,
 			   IdemEnqueued *answer)
 {
 	int64 after_job;
@@ -228,7 +247,7 @@ look_or_insert(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, IdemKey
 		answered = true;
 	}
 	else if (scan->found == IDEM_KEY_SCAN_WAITING && !TransactionIdIsValid(scan->in_the_way))
-		scan->lock = idem_table_lock_row(jobs, scan->tid, LockTupleKeyShare, LockWaitSkip);
+		scan->lock_result = idem_table_lock_row(jobs, scan->tid, LockTupleKeyShare, LockWaitSkip);
 	idem_table_unlock_hash(jobs, keyed->key_hash);
 
 	if (answered && answer->outcome == IDEM_OUTCOME_DONE &&
@@ -237,9 +256,9 @@ look_or_insert(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, IdemKey
 	return answered;
 }
 
-/* J8: the more urgent of the two priorities counts, unless a worker has had the job */
+/* J8: the more urgent priority of job and duplicate, as long as no worker has fetched the job */
 static int
-more_urgent(IdemTable *jobs, const IdemEnqueue *enqueue)
+choose_priority(IdemTable *jobs, const IdemEnqueue *enqueue)
 {
 	int priority = idem_row_int32(jobs, IDEM_JOBS_PRIORITY);
 
@@ -247,8 +266,8 @@ more_urgent(IdemTable *jobs, const IdemEnqueue *enqueue)
 }
 
 /*
- * What the duplicate changes in the job that absorbs it: the row to be written,
- * or NULL if nothing (J12).
+ * What the duplicate changes in the waiting job that absorbs it (J1, J4, J8): the row to
+ * write, or NULL if nothing changes (J12).
  */
 static TupleTableSlot *
 change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
@@ -256,7 +275,7 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 {
 	TimestampTz run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
 	TimestampTz new_run_at = run_at;
-	int priority = more_urgent(jobs, enqueue);
+	int priority = choose_priority(jobs, enqueue);
 	bool new_payload = true;
 	TupleTableSlot *slot;
 
@@ -278,10 +297,10 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 		new_payload = false;
 	}
 
-	/* whoever wants it earlier gets it earlier, unless a worker has put it off */
+	/* J8: an earlier duplicate moves run_at forward, unless a worker has fetched the job */
 	if (*outcome != IDEM_OUTCOME_POSTPONED && idem_row_isnull(jobs, IDEM_JOBS_TOKEN))
 		new_run_at = Min(run_at, enqueue->run_at);
-	/* one that is due is early enough */
+	/* moving a job that is already due would write a row for nothing */
 	if (run_at <= enqueue->now && new_run_at < run_at)
 		new_run_at = run_at;
 	if (!new_payload && new_run_at == run_at &&
@@ -299,8 +318,8 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 }
 
 /*
- * Let a job that waits, which we have locked, absorb the duplicate.  False: it
- * was changed meanwhile.
+ * J1: let the waiting job, which this transaction has locked FOR KEY SHARE, absorb the
+ * duplicate.  Returns false if another transaction has changed the job meanwhile.
  */
 static bool
 absorb_waiting(IdemTable *jobs, IdemKeyedEnqueue *keyed, const IdemKeyScan *scan,
@@ -311,29 +330,33 @@ absorb_waiting(IdemTable *jobs, IdemKeyedEnqueue *keyed, const IdemKeyScan *scan
 	answer->job_id = scan->job_id;
 	if (change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome) == NULL)
 		return true;
-	/* nobody can fetch it any more, but another duplicate may be changing it */
+	/* no worker can fetch the job now, but another enqueue may be changing it: wait for that */
 	if (idem_table_lock_row(jobs, scan->tid, LockTupleNoKeyExclusive, LockWaitBlock) != TM_Ok)
 	{
 		keyed->unlockable.n = 0;
 		return false;
 	}
-	/* the wait may have changed what there is to change */
+	/* decide again: the answer may have changed during the wait */
 	if (change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome) != NULL)
 		idem_jobrow_store(jobs);
 	return true;
 }
 
-/* The same by a job that runs, or is about to: nothing is locked */
+/* Let a job that runs or drains absorb the duplicate, without a lock */
 static void
 absorb_running(const IdemKeyedEnqueue *keyed, const IdemKeyScan *scan, IdemEnqueued *answer)
 {
 	if (keyed->enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_ERROR)
-		refuse_duplicate(keyed, scan->job_id, scan->found == IDEM_KEY_SCAN_DRAINING ? "waits" : "runs");
+		refuse_duplicate(keyed, scan->job_id,
+						 scan->found == IDEM_KEY_SCAN_DRAINING ? "waits" : "runs");
 	answer->job_id = scan->job_id;
 	answer->outcome = IDEM_OUTCOME_ABSORBED;
 }
 
-/* After this nobody can make us wait for a lock on the history, its indexes or its TOAST table */
+/*
+ * Lock the history, its indexes and its TOAST table until the transaction ends, so that
+ * make_spent_dead() does not wait for them while it holds the lock on the hash
+ */
 static void
 lock_log(void)
 {
@@ -344,7 +367,10 @@ lock_log(void)
 	idem_table_close(&log);
 }
 
-/* Each round looks at the key and either answers or removes what is in the way */
+/*
+ * Enqueue a job with a key.  Each pass of the loop scans the key, and then answers, or waits
+ * for the transaction in the way (J6), or prepares the next scan.
+ */
 static void
 enqueue_keyed(IdemTable *jobs, IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 {
@@ -355,7 +381,7 @@ enqueue_keyed(IdemTable *jobs, IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 		IdemKeyScan scan;
 
 		CHECK_FOR_INTERRUPTS();
-		if (look_or_insert(jobs, index, keyed, &scan, answer))
+		if (scan_or_insert(jobs, index, keyed, &scan, answer))
 			return;
 		if (TransactionIdIsValid(scan.in_the_way))
 		{
@@ -377,9 +403,9 @@ enqueue_keyed(IdemTable *jobs, IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 			absorb_running(keyed, &scan, answer);
 			return;
 		}
-		else if (scan.found == IDEM_KEY_SCAN_WAITING && scan.lock == TM_WouldBlock)
+		else if (scan.found == IDEM_KEY_SCAN_WAITING && scan.lock_result == TM_WouldBlock)
 			(void) idem_keyscan_add_id(&keyed->unlockable, scan.job_id);
-		else if (scan.found == IDEM_KEY_SCAN_WAITING && scan.lock == TM_Ok &&
+		else if (scan.found == IDEM_KEY_SCAN_WAITING && scan.lock_result == TM_Ok &&
 				 absorb_waiting(jobs, keyed, &scan, answer))
 		{
 			idem_keyscan_note_absorbed(scan.job_id);
@@ -388,6 +414,7 @@ enqueue_keyed(IdemTable *jobs, IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 	}
 }
 
+/* Enqueue a job; a scheduled job ignores its key unless include_scheduled is set (J8) */
 static void
 enqueue_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
 			IdemEnqueued *answer)
@@ -402,7 +429,7 @@ enqueue_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
 		insert_job(jobs, enqueue, job, 0, false, 0, answer);
 		return;
 	}
-	/* everything is open before the lock on the hash is taken */
+	/* acquire every lock that may block before the lock on the hash */
 	idem_jobtable_lock_ids();
 	keyed.key_hash = idem_hash_name(enqueue->queue.name, job->key);
 	if (enqueue->policy.dedup == IDEM_DEDUP_UNTIL_EXPIRED)
@@ -419,7 +446,7 @@ StaticAssertDecl((int) IDEM_QUEUE_COUNTER_ENQUEUED == (int) IDEM_OUTCOME_ENQUEUE
 					 (int) IDEM_QUEUE_COUNTER_DONE == (int) IDEM_OUTCOME_DONE,
 				 "the counter of an outcome has the number of the outcome");
 
-/* Put a job into its queue, or say which job has absorbed it */
+/* Enqueue a job, or return the number of the job that has absorbed it */
 void
 idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
 				   IdemEnqueued *answer)

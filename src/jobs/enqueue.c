@@ -1,11 +1,10 @@
 /*
  * enqueue.c
- *		SQL functions that make jobs: idem_enqueue, idem_enqueue_many.
+ *		SQL functions that enqueue jobs: idem_enqueue, idem_enqueue_many.
  *
- * They check their arguments, call the store, and form the rows to return.
- * Many jobs are enqueued in the order of their keys, whatever the order of the
- * arrays, so two calls cannot wait for each other in a circle; their numbers
- * follow the arrays.
+ * They check their arguments, call the store (dedup.c), and form the rows to return.
+ * idem_enqueue_many() enqueues its jobs in the order of their keys, so two calls cannot
+ * deadlock.  The numbers of the jobs follow the order of the array.
  */
 #include "postgres.h"
 
@@ -14,13 +13,12 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
-#include "utils/datum.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
 #include "jobs/jobs.h"
 
-/* By how much the clock of a client may be ahead, in microseconds */
+/* How far the clock of a client may be ahead, in microseconds (J8) */
 #define MAX_CLOCK_AHEAD (5 * USECS_PER_SEC)
 
 #define ENQUEUE_NATTS	   3
@@ -52,22 +50,23 @@ IDEM_FUNCTION(idem_enqueue_many, RECORDOID, TEXTOID, JSONBARRAYOID, TEXTARRAYOID
 			  TEXTOID, INTERVALOID, BOOLOID, INTERVALOID, TIMESTAMPTZOID, INT4OID, INT4OID);
 
 pg_noreturn static void
-contradiction(const char *what, const char *detail, const char *hint)
+reject_combination(const char *arg, const char *detail, const char *hint)
 {
 	ereport(ERROR,
 			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			errmsg("invalid combination of arguments with \"%s\"", what),
+			errmsg("invalid combination of arguments with \"%s\"", arg),
 			errdetail("%s", detail),
 			errhint("%s", hint));
 }
 
-/* What the call says about duplicates, or else the queue */
+/* How duplicates are treated: each argument that is null leaves the setting of the queue */
 static void
 get_policy(FunctionCallInfo fcinfo, const IdemQueue *queue, IdemPolicy *policy)
 {
 	*policy = queue->policy;
 	if (!PG_ARGISNULL(ARG_DEDUP))
-		policy->dedup = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_DEDUP), "dedup", idem_dedup_words);
+		policy->dedup =
+			idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_DEDUP), "dedup", idem_dedup_words);
 	if (!PG_ARGISNULL(ARG_ON_DUPLICATE))
 		policy->on_duplicate = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_ON_DUPLICATE),
 													"on_duplicate", idem_on_duplicate_words);
@@ -75,35 +74,36 @@ get_policy(FunctionCallInfo fcinfo, const IdemQueue *queue, IdemPolicy *policy)
 		policy->rerun = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_IF_RUNNING), "if_running",
 											 idem_if_running_words) != 0;
 	if (!PG_ARGISNULL(ARG_KEY_TTL))
-		policy->key_ttl = idem_value_span(PG_GETARG_DATUM(ARG_KEY_TTL), "key_ttl", IDEM_SPAN_POSITIVE);
+		policy->key_ttl =
+			idem_value_span(PG_GETARG_DATUM(ARG_KEY_TTL), "key_ttl", IDEM_SPAN_POSITIVE);
 	if (!PG_ARGISNULL(ARG_INCLUDE_SCHEDULED))
 		policy->include_scheduled = PG_GETARG_BOOL(ARG_INCLUDE_SCHEDULED);
 	else if (policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE)
 		policy->include_scheduled = true;
 }
 
-/* What only makes sense together */
+/* Reject arguments that need or exclude one another */
 static void
 check_policy(FunctionCallInfo fcinfo, IdemPolicy *policy)
 {
 	bool has_time = !PG_ARGISNULL(ARG_DELAY) || !PG_ARGISNULL(ARG_RUN_AT);
 
 	if (policy->dedup == IDEM_DEDUP_UNTIL_EXPIRED && policy->key_ttl == 0)
-		contradiction("dedup", "With \"until_expired\" there must be a key_ttl.",
-					  "Pass key_ttl, or declare it with idem_queue_set().");
+		reject_combination("dedup", "\"until_expired\" needs a key_ttl.",
+						   "Pass key_ttl, or declare it with idem_queue_set().");
 	if (policy->dedup != IDEM_DEDUP_UNTIL_EXPIRED && !PG_ARGISNULL(ARG_KEY_TTL))
-		contradiction("key_ttl", "It counts with \"until_expired\" only.",
-					  "Pass dedup => 'until_expired', or leave key_ttl out.");
+		reject_combination("key_ttl", "\"key_ttl\" applies only to \"until_expired\".",
+						   "Pass dedup => 'until_expired', or leave key_ttl out.");
 	if (policy->dedup != IDEM_DEDUP_UNTIL_EXECUTED && !PG_ARGISNULL(ARG_IF_RUNNING))
-		contradiction("if_running", "It counts with \"until_executed\" only.",
-					  "Pass dedup => 'until_executed', or leave if_running out.");
+		reject_combination("if_running", "\"if_running\" applies only to \"until_executed\".",
+						   "Pass dedup => 'until_executed', or leave if_running out.");
 	if (policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE && !has_time)
-		contradiction("on_duplicate", "With \"debounce\" there must be a time to put the job off to.",
-					  "Pass delay, the time that is to pass without another duplicate.");
+		reject_combination("on_duplicate", "\"debounce\" needs a time to postpone the job to.",
+						   "Pass delay: the job runs after that time without another duplicate.");
 	if (policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE && !policy->include_scheduled)
-		contradiction("include_scheduled", "With \"debounce\" jobs for later take their key.",
-					  "Leave include_scheduled out.");
-	/* only until_executed looks at it */
+		reject_combination("include_scheduled", "With \"debounce\" a scheduled job holds its key.",
+						   "Leave include_scheduled out.");
+	/* the queue may declare rerun; it applies only to until_executed */
 	policy->rerun = policy->rerun && policy->dedup == IDEM_DEDUP_UNTIL_EXECUTED;
 }
 
@@ -111,7 +111,8 @@ static void
 get_time(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 {
 	if (!PG_ARGISNULL(ARG_DELAY) && !PG_ARGISNULL(ARG_RUN_AT))
-		contradiction("delay", "There is a run_at, too.", "Pass delay or run_at, not both.");
+		reject_combination("delay", "Both delay and run_at were passed.",
+						   "Pass delay or run_at, not both.");
 	enqueue->now = enqueue->run_at = idem_clock_now();
 	if (!PG_ARGISNULL(ARG_DELAY))
 		enqueue->run_at += idem_value_span(PG_GETARG_DATUM(ARG_DELAY), "delay", IDEM_SPAN_ANY);
@@ -123,12 +124,12 @@ get_time(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 				errmsg("invalid value of \"%s\"", "run_at"),
 				errdetail("The time must be finite."),
 				errhint("Leave it out for a job that is due at once."));
-	/* J8: a run_at a little ahead means now, by the clock of the client */
+	/* J8: with a run_at a little ahead the job is not scheduled: the client's clock may be ahead */
 	enqueue->later =
 		enqueue->run_at > enqueue->now + (PG_ARGISNULL(ARG_RUN_AT) ? 0 : MAX_CLOCK_AHEAD);
 }
 
-/* Arguments that are the same for one job and for many */
+/* Arguments that both functions have, but for keys and payloads */
 static void
 get_enqueue(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 {
@@ -147,19 +148,19 @@ set_payload(IdemNewJob *job, Datum payload, bool isnull)
 		job->payload.value = JsonbPGetDatum(idem_value_jsonb(payload, "payload"));
 }
 
-/* What is said about duplicates is for nothing if there is no key to tell them by */
+/* Reject arguments about duplicates if there is no key: only a key identifies duplicates */
 static void
 check_no_policy(FunctionCallInfo fcinfo)
 {
 	for (int arg = ARG_DEDUP; arg <= ARG_INCLUDE_SCHEDULED; arg++)
 	{
 		if (!PG_ARGISNULL(arg))
-			contradiction("key", "There is no key, but something about duplicates.",
-						  "Pass a key, or leave out dedup, on_duplicate, if_running, key_ttl and include_scheduled.");
+			reject_combination("key", "There is no key, but an argument about duplicates was passed.",
+							   "Pass a key, or leave out dedup, on_duplicate, if_running, key_ttl and include_scheduled.");
 	}
 }
 
-/* job_id, outcome, result */
+/* Fill the columns job_id, outcome and result */
 static void
 fill_answer(const IdemEnqueued *answer, Datum *values, bool *nulls)
 {
@@ -203,7 +204,7 @@ idem_enqueue(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, values, nulls)));
 }
 
-/* The keys, checked, as many as there are payloads; missing ones are NULL */
+/* The keys, checked; one per payload, NULL for a job without a key */
 static text **
 get_keys(FunctionCallInfo fcinfo, int n)
 {
@@ -225,7 +226,7 @@ get_keys(FunctionCallInfo fcinfo, int n)
 	return keys;
 }
 
-/* Enqueue one after the other, in the order of their keys */
+/* Enqueue the jobs one by one, in the order of their keys (J9) */
 static void
 enqueue_jobs(const IdemEnqueue *enqueue, text **keys, const Datum *payloads, const bool *nulls,
 			 IdemEnqueued *answers, int n)

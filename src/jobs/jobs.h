@@ -1,12 +1,19 @@
 /*
  * jobs.h
- *		What the files about jobs share, on top of idem.h.
+ *		Types and functions that the files about jobs share.
  *
- * Calls go down only: SQL functions (enqueue.c, job.c, queue.c) check their
- * arguments and call a store (dedup.c for enqueue, fetchstore.c, jobstore.c),
- * which asks queuestore.c for the settings of the queue, keeps what has ended
- * through joblog.c, reads a job through jobrow.c (and enqueue those of a key
- * through joblook.c) and reaches the tables through jobtable.c.
+ * Calls go down only:
+ *
+ *	SQL functions	queue.c, enqueue.c, work.c, job.c: check the arguments, call a
+ *					store, form the rows to return
+ *	stores			dedup.c (enqueue), which scans the jobs of a key in keyscan.c;
+ *					fetchstore.c (fetch), which caches positions in fetchhint.c;
+ *					workstore.c (complete, fail, snooze, heartbeat), which finds the job
+ *					through jobstore.c (cancel, retry, the state of a job)
+ *	shared by these	dead.c (make a job dead), joblog.c (history, kept keys),
+ *					queuestore.c (settings and owners of queues),
+ *					jobrow.c (what a row of idem.jobs means)
+ *	tables			jobtable.c
  */
 #ifndef IDEM_JOBS_H
 #define IDEM_JOBS_H
@@ -19,10 +26,10 @@
 #define IDEM_MAX_ERROR_LEN	 8192
 #define IDEM_MAX_SAME_HASH	 32
 
-/* How often a job may be fetched, unless the job or its queue says otherwise */
+/* How often a job may be fetched if neither the job nor its queue has a limit of its own */
 #define IDEM_DEFAULT_MAX_ATTEMPTS 25
 
-/* Columns of idem.jobs; the rows of jobs that were never fetched mostly end with the payload */
+/* Columns of idem.jobs; the row of a job that was never fetched usually ends with the payload */
 enum IdemJobColumn
 {
 	IDEM_JOBS_JOB_ID = 1,
@@ -100,7 +107,7 @@ enum IdemQueueColumn
 	IDEM_QUEUES_NATTS = IDEM_QUEUES_KEEP_DEAD
 };
 
-/* Until when a job absorbs duplicates of its key; the order is that of idem_dedup_words */
+/* Until when a job absorbs duplicates of its key; in the order of idem_dedup_words */
 typedef enum IdemDedup
 {
 	IDEM_DEDUP_UNTIL_EXECUTING,
@@ -108,7 +115,7 @@ typedef enum IdemDedup
 	IDEM_DEDUP_UNTIL_EXPIRED
 } IdemDedup;
 
-/* What a duplicate does to the job that absorbs it; the order is that of idem_on_duplicate_words */
+/* What a duplicate does to the job that absorbs it; in the order of idem_on_duplicate_words */
 typedef enum IdemOnDuplicate
 {
 	IDEM_ON_DUPLICATE_SKIP,
@@ -117,25 +124,25 @@ typedef enum IdemOnDuplicate
 	IDEM_ON_DUPLICATE_ERROR
 } IdemOnDuplicate;
 
-/* How jobs of a key are deduplicated: what a queue declares, or an enqueue asks for */
+/* How the jobs of a key are deduplicated, as the queue declares or the enqueue asks */
 typedef struct IdemPolicy
 {
 	IdemDedup dedup;
 	IdemOnDuplicate on_duplicate;
-	bool rerun;				/* until_executed: once more after the run under way */
+	bool rerun;				/* until_executed: run once more after the current run */
 	int64 key_ttl;			/* until_expired; 0: none given */
-	bool include_scheduled; /* jobs for later take the key, too */
+	bool include_scheduled; /* scheduled jobs hold and respect the key, too */
 } IdemPolicy;
 
-/* Settings of a queue, with the defaults where none were declared; times in microseconds */
+/* Settings of a queue, with the default for each one not declared; times in microseconds */
 typedef struct IdemQueue
 {
 	text *name;
-	Oid owner; /* invalid: open to all */
+	Oid owner; /* invalid: any role may use the queue */
 	bool paused;
 	IdemPolicy policy;
 	int64 debounce_max;
-	int64 lease; /* 0: for the transaction */
+	int64 lease; /* 0: none, a fetch holds its jobs until its transaction ends */
 	int max_attempts;
 	int64 backoff;
 	int64 backoff_max;
@@ -143,7 +150,7 @@ typedef struct IdemQueue
 	int64 keep_dead;
 } IdemQueue;
 
-/* Other keys that have the hash of a key */
+/* Other keys with the same hash as the key of an enqueue */
 typedef struct IdemSameHash
 {
 	int n;
@@ -151,22 +158,22 @@ typedef struct IdemSameHash
 	text *keys[IDEM_MAX_SAME_HASH];
 } IdemSameHash;
 
-/* What enqueues of one call have in common */
+/* What all jobs of one call of idem_enqueue() or idem_enqueue_many() have in common */
 typedef struct IdemEnqueue
 {
 	IdemQueue queue;
 	IdemPolicy policy;
 	TimestampTz now;
 	TimestampTz run_at;
-	bool later; /* for later, so it takes no key unless include_scheduled */
+	bool later; /* scheduled: it ignores its key unless include_scheduled is set (J8) */
 	int priority;
-	int max_attempts; /* 0: what the queue says */
+	int max_attempts; /* 0: the setting of the queue */
 } IdemEnqueue;
 
-/* One job to be enqueued */
+/* One job to enqueue */
 typedef struct IdemNewJob
 {
-	int64 job_id; /* 0: the next one */
+	int64 job_id; /* 0: take the next number of the sequence */
 	text *key;	  /* NULL: none */
 	NullableDatum payload;
 } IdemNewJob;
@@ -186,59 +193,61 @@ typedef struct IdemEnqueued
 {
 	int64 job_id;
 	IdemOutcome outcome;
-	Jsonb *result; /* of a job that is done, or NULL */
+	Jsonb *result; /* result of the job, with IDEM_OUTCOME_DONE only; or NULL */
 } IdemEnqueued;
 
-/* A few numbers of jobs */
+/* A small set of job numbers */
 typedef struct IdemIdSet
 {
 	int n;
 	int64 *ids;
 } IdemIdSet;
 
-/* One enqueue of a job with a key */
+/* The enqueue of one job with a key */
 typedef struct IdemKeyedEnqueue
 {
 	const IdemEnqueue *enqueue;
 	const IdemNewJob *job;
 	int64 key_hash;
 	IdemTable *keys;	  /* idem.job_keys for until_expired, else NULL */
-	IdemSameHash *others; /* seen in the last look */
-	IdemIdSet unlockable; /* jobs that wait, by their rows, but were held by somebody since the last
-							 wait */
-	bool log_is_locked;	  /* the history is locked, so that a job can be made dead */
+	IdemSameHash *others; /* keys with the same hash, seen by the last scan */
+	/* jobs that looked waiting, but another transaction held them; cleared after each wait */
+	IdemIdSet unlockable;
+	bool log_is_locked; /* idem.job_log is locked, so this enqueue can make a job dead */
 } IdemKeyedEnqueue;
 
-/* What a look at the jobs of a key has found, in the order in which it counts */
+/*
+ * The job of the key that decides about the enqueue.  If there are several kinds, the
+ * first kind in this order does (for one exception see sum_up()).
+ */
 typedef enum IdemKeyScanFound
 {
 	IDEM_KEY_SCAN_NONE,
-	IDEM_KEY_SCAN_WAITING,	/* a job that waits */
-	IDEM_KEY_SCAN_OPEN,		/* one that an open transaction has inserted */
-	IDEM_KEY_SCAN_DRAINING, /* one that waits, but has to start first */
-	IDEM_KEY_SCAN_SPENT,	/* one that will not run again: its last lease ran out */
-	IDEM_KEY_SCAN_RUNNING	/* one that somebody has fetched; of several the last one */
+	IDEM_KEY_SCAN_WAITING,	/* a waiting job that may absorb the duplicate */
+	IDEM_KEY_SCAN_OPEN,		/* a job that another open transaction has inserted */
+	IDEM_KEY_SCAN_DRAINING, /* a waiting job that drains: it absorbs no more duplicates */
+	IDEM_KEY_SCAN_SPENT,	/* a job without attempts left whose lease has expired */
+	IDEM_KEY_SCAN_RUNNING	/* a job that a worker has fetched; see choose_running() */
 } IdemKeyScanFound;
 
+/* Result of scanning all jobs of a key */
 typedef struct IdemKeyScan
 {
 	IdemKeyScanFound found;
 	int64 job_id;
 	ItemPointerData tid;
-	TransactionId in_the_way; /* who has to end before more is known, if somebody has */
-	bool is_being_cancelled;  /* somebody waits to cancel the job that drains, and has to come first
-							   */
-	TM_Result
-		lock; /* what became of the attempt to lock the job that waits, if nobody is in the way */
+	TransactionId in_the_way; /* transaction that must end before we can decide, or invalid */
+	bool is_being_cancelled;  /* a session waits to cancel the draining job: wait for the cancel */
+	TM_Result lock_result;	  /* of locking the waiting job; set if in_the_way is invalid */
 } IdemKeyScan;
 
-/* What a fetch asks for */
+/* Arguments of a fetch */
 typedef struct IdemFetch
 {
 	IdemQueue queue;
 	int batch;
-	int64 lease;  /* 0: for the transaction */
-	text *worker; /* NULL: no name */
+	int64 lease;  /* 0: none, the transaction holds the jobs until it ends */
+	text *worker; /* name of the worker, or NULL */
 } IdemFetch;
 
 /* A job that was fetched */
@@ -247,41 +256,41 @@ typedef struct IdemFetched
 	int64 job_id;
 	int64 token;
 	int attempt;
-	int max_attempts; /* of the job, else of its queue */
+	int max_attempts; /* of the job, or of its queue if the job has none */
 	text *queue;
 	Jsonb *payload;
 	text *key;
 	TimestampTz enqueued_at;
-	XLogRecPtr lsn;
+	XLogRecPtr lsn; /* WAL position that a replica waits for (J10) */
 } IdemFetched;
 
-/* Where the next fetch starts in a priority of a queue; see fetchhint.c */
+/* Position at which the next fetch starts in one priority of a queue; see fetchhint.c */
 typedef struct IdemFetchHint
 {
 	uint64 queue_hash;
 	int priority;
 	TimestampTz run_at;
 	int64 job_id;
-	int64 good_until; /* by the steady clock; 0: not in use */
+	int64 good_until; /* expiry by the steady clock; 0: the slot is free */
 } IdemFetchHint;
 
-/* Does the caller have the job? */
+/* Does the caller, with its token, hold the job? */
 typedef enum IdemHold
 {
 	IDEM_HOLD_OK,
-	IDEM_HOLD_NONE, /* nobody has fetched it */
-	IDEM_HOLD_STALE /* it was fetched again or given back, or is gone */
+	IDEM_HOLD_NONE, /* no: no worker has fetched the job */
+	IDEM_HOLD_STALE /* no: the job was fetched again or given back, or has ended */
 } IdemHold;
 
-/* What became of a job that may have no attempts left */
+/* Answer of idem_dead_make_if_spent() */
 typedef enum IdemDeadOutcome
 {
-	IDEM_DEAD_NOT_SPENT,
-	IDEM_DEAD_MADE,	  /* it is in the history */
-	IDEM_DEAD_SKIPPED /* another transaction is at an older row of its number there */
+	IDEM_DEAD_NOT_SPENT, /* the job can run again: nothing was done */
+	IDEM_DEAD_MADE,		 /* the job is dead */
+	IDEM_DEAD_SKIPPED	 /* another transaction is changing an older row of its number */
 } IdemDeadOutcome;
 
-/* What can be said about a job, live or in the history */
+/* What idem_job() returns about a job, live or in the history */
 typedef struct IdemJobInfo
 {
 	text *queue;
@@ -295,9 +304,9 @@ typedef struct IdemJobInfo
 	text *worker;
 	text *error;
 	TimestampTz enqueued_at;
-	TimestampTz run_at; /* these three: 0 for none */
-	TimestampTz lease_until;
-	TimestampTz ended_at;
+	TimestampTz run_at;		 /* 0: none */
+	TimestampTz lease_until; /* 0: none */
+	TimestampTz ended_at;	 /* 0: none */
 } IdemJobInfo;
 
 /* jobtable.c */

@@ -1,10 +1,10 @@
 /*
  * jobtable.c
- *		The tables of jobs: their columns, and how a job is looked up.
+ *		The tables of jobs: their columns and indexes, the sequence of job numbers, and the
+ *		mark of a cancel.
  */
 #include "postgres.h"
 
-#include "access/genam.h"
 #include "access/stratnum.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_type.h"
@@ -13,7 +13,6 @@
 #include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/lsyscache.h"
-#include "utils/snapmgr.h"
 
 #include "jobs/jobs.h"
 
@@ -100,7 +99,7 @@ get_sequence(void)
 	return sequence;
 }
 
-/* After this nobody can make us wait for the next number */
+/* Lock the sequence until the transaction ends; idem_jobtable_next_id() then waits for no lock */
 void
 idem_jobtable_lock_ids(void)
 {
@@ -114,11 +113,13 @@ idem_jobtable_next_id(void)
 }
 
 /*
- * A mark that somebody waits to cancel the job: as long as it is there, the job
- * takes no more duplicates, so that the wait has an end.
+ * The mark of a cancel: a lock on the number of the job, which a session holds while it
+ * waits to cancel the job.  Meanwhile the job absorbs no more duplicates (J1), so that the
+ * wait has an end.  Numbers that have the same low 32 bits share the mark, because a lock
+ * tag has no room for more.
  */
 static LOCKTAG
-cancel_mark(IdemTable *jobs, int64 job_id)
+make_cancel_tag(IdemTable *jobs, int64 job_id)
 {
 	LOCKTAG tag;
 
@@ -129,7 +130,7 @@ cancel_mark(IdemTable *jobs, int64 job_id)
 void
 idem_jobtable_mark_cancel(IdemTable *jobs, int64 job_id)
 {
-	LOCKTAG tag = cancel_mark(jobs, job_id);
+	LOCKTAG tag = make_cancel_tag(jobs, job_id);
 
 	(void) LockAcquire(&tag, RowExclusiveLock, false, false);
 }
@@ -137,16 +138,16 @@ idem_jobtable_mark_cancel(IdemTable *jobs, int64 job_id)
 void
 idem_jobtable_unmark_cancel(IdemTable *jobs, int64 job_id)
 {
-	LOCKTAG tag = cancel_mark(jobs, job_id);
+	LOCKTAG tag = make_cancel_tag(jobs, job_id);
 
 	(void) LockRelease(&tag, RowExclusiveLock, false);
 }
 
-/* Has another transaction marked it? */
+/* J1: does another transaction wait to cancel the job? */
 bool
 idem_jobtable_is_marked(IdemTable *jobs, int64 job_id)
 {
-	LOCKTAG tag = cancel_mark(jobs, job_id);
+	LOCKTAG tag = make_cancel_tag(jobs, job_id);
 
 	if (LockAcquire(&tag, ShareLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
 		return true;
@@ -154,17 +155,17 @@ idem_jobtable_is_marked(IdemTable *jobs, int64 job_id)
 	return false;
 }
 
-/* Wait until nobody has it marked any more, as long as lock_timeout allows */
+/* Wait until no other transaction has the job marked, as long as lock_timeout allows */
 void
 idem_jobtable_wait_for_mark(IdemTable *jobs, int64 job_id)
 {
-	LOCKTAG tag = cancel_mark(jobs, job_id);
+	LOCKTAG tag = make_cancel_tag(jobs, job_id);
 
 	(void) LockAcquire(&tag, ShareLock, false, false);
 	(void) LockRelease(&tag, ShareLock, false);
 }
 
-/* For idem.jobs and idem.job_log */
+/* Lookup by number in idem.jobs or idem.job_log */
 IdemLookup
 idem_jobtable_by_id(IdemTable *table, int64 job_id)
 {
@@ -174,7 +175,7 @@ idem_jobtable_by_id(IdemTable *table, int64 job_id)
 	return lookup;
 }
 
-/* For idem.jobs and idem.job_keys */
+/* Lookup by the hash of the key in idem.jobs or idem.job_keys; index: one on that column */
 IdemLookup
 idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash)
 {
@@ -184,6 +185,7 @@ idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash)
 	return lookup;
 }
 
+/* The index that finds the jobs of a key; it is not unique (J7) */
 Relation
 idem_jobtable_key_index(IdemTable *jobs)
 {
@@ -194,6 +196,7 @@ idem_jobtable_key_index(IdemTable *jobs)
 								 "Run CREATE INDEX CONCURRENTLY ON idem.jobs (key_hash) WHERE key_hash IS NOT NULL.");
 }
 
+/* The index that has the jobs of a queue in the order of fetch */
 Relation
 idem_jobtable_fetch_index(IdemTable *jobs)
 {

@@ -1,30 +1,29 @@
 /*
- * joblook.c
- *		Look at the jobs of a key: which one may absorb a duplicate, which run,
- *		who is in the way.  What the enqueue does about it: dedup.c.
+ * keyscan.c
+ *		Scan the jobs of a key for an enqueue: which waiting job may absorb the
+ *		duplicate, which job runs, which transaction must end first.  What the enqueue
+ *		does with the result: dedup.c.
  *
- * The caller holds the lock on the hash of the key, so no job of the key moves in
- * the index meanwhile.  The jobs are looked at with a dirty snapshot, which also
- * shows what is not committed.  Nothing is waited for here and nothing is written.
+ * The caller holds the lock on the hash of the key, so no job of the key moves in the
+ * index during the scan.  The scan uses a dirty snapshot, which also shows uncommitted
+ * rows.  It waits for no transaction and writes nothing.
  */
 #include "postgres.h"
 
-#include "access/relscan.h"
-#include "executor/executor.h"
+#include "access/genam.h"
 #include "miscadmin.h"
 #include "storage/procarray.h"
 #include "utils/snapmgr.h"
-#include "utils/timestamp.h"
 
 #include "jobs/jobs.h"
 
-/* What a job of the key is to this enqueue */
+/* What a job of the key means for this enqueue */
 typedef enum Kind
 {
-	KIND_OPEN,	  /* another transaction has inserted it, and is open */
-	KIND_WAITING, /* nobody has fetched it */
-	KIND_RUNNING, /* somebody has, or an open transaction is removing it */
-	KIND_SPENT	  /* its last lease has run out: it will not run again */
+	KIND_OPEN,	  /* another open transaction has inserted it */
+	KIND_WAITING, /* no worker has it */
+	KIND_RUNNING, /* a worker has fetched it, or an open transaction is removing it */
+	KIND_SPENT	  /* the lease of its last attempt has expired: it will not run again */
 } Kind;
 
 typedef struct KeyJob
@@ -34,38 +33,37 @@ typedef struct KeyJob
 	int64 after_job; /* 0: none */
 	ItemPointerData tid;
 	TimestampTz run_at;
-	TimestampTz due_since; /* or to come */
-	TransactionId by;	   /* who is inserting, changing or removing it, if somebody is */
-	bool is_mine;		   /* this transaction keeps it from starting */
-	bool is_held_back;	   /* others do, because it has absorbed a duplicate of theirs */
+	TimestampTz due_since;	  /* in the future if the job is scheduled */
+	TransactionId changed_by; /* open transaction that inserts, changes or removes it; or invalid */
+	bool is_mine;			  /* this transaction keeps it from starting */
+	bool is_held_back;		  /* other transactions do, because it absorbed their duplicates */
 } KeyJob;
 
-/* How well a job that waits suits the duplicate, best first */
+/* How well a waiting job suits the duplicate, best first */
 typedef enum Rank
 {
-	RANK_SUITABLE, /* due not long ago or as early as the duplicate, or this transaction keeps it
-					  from starting already */
-	RANK_OVERDUE,  /* due for long: rather leave it to the workers */
-	RANK_LATE,	   /* to start later than the duplicate */
-	RANK_DRAINING, /* has to start first */
+	RANK_SUITABLE, /* starts no later than the duplicate, or this transaction holds it back */
+	RANK_OVERDUE,  /* due for longer than idem.drain_after: better left to the workers */
+	RANK_LATE,	   /* starts later than the duplicate */
+	RANK_DRAINING, /* must start before it absorbs again */
 	RANK_N
 } Rank;
 
 /*
- * The job that this backend has kept from starting again and again, in one
- * transaction after the other; times by the steady clock.  A hint: it only decides
- * whether a duplicate goes to that job or to a new one.
+ * The job that absorbed the last duplicates of this backend, in one transaction after
+ * another; times by the steady clock.  It is a hint: it only decides whether a duplicate
+ * goes to that job or to another one.
  */
-typedef struct Stream
+typedef struct AbsorbStream
 {
 	int64 job_id; /* 0: none */
 	int64 began;
 	int64 last;
-} Stream;
+} AbsorbStream;
 
-static Stream stream;
+static AbsorbStream absorb_stream;
 
-/* The jobs of the key that count */
+/* The jobs of the key that matter for this enqueue */
 typedef struct KeyJobs
 {
 	int n;
@@ -83,7 +81,7 @@ has_id(const IdemIdSet *set, int64 id)
 	return false;
 }
 
-/* False: it was there already */
+/* Returns false if the set already has the number */
 bool
 idem_keyscan_add_id(IdemIdSet *set, int64 id)
 {
@@ -95,7 +93,11 @@ idem_keyscan_add_id(IdemIdSet *set, int64 id)
 	return true;
 }
 
-/* Does the job found count for this enqueue? */
+/*
+ * Does the job found matter for this enqueue?  With until_expired a job matters until its
+ * key_until has passed (J5).  A job without key_until, enqueued with another strategy,
+ * matters only while it waits.
+ */
 static bool
 counts_for_enqueue(IdemTable *jobs, const IdemKeyedEnqueue *keyed, bool waits)
 {
@@ -111,28 +113,30 @@ counts_for_enqueue(IdemTable *jobs, const IdemKeyedEnqueue *keyed, bool waits)
 	return idem_row_timestamp(jobs, IDEM_JOBS_KEY_UNTIL) > enqueue->now;
 }
 
-/* Has the lease of the job found run out, by the clock of the enqueue? */
+/* Has the lease of the job found expired, by the clock of the enqueue? */
 static bool
-lease_has_run_out(IdemTable *jobs, const IdemKeyedEnqueue *keyed)
+lease_has_expired(IdemTable *jobs, const IdemKeyedEnqueue *keyed)
 {
 	return idem_jobrow_is_leased(jobs) &&
 		idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) <= keyed->enqueue->now;
 }
 
 /*
- * J2: will the job found not run again, because the lease of its last attempt has
- * run out?  until_executing has no need to know: it takes no job that was fetched.
+ * J2: is the job found one that will not run again, because the lease of its last attempt
+ * has expired?  until_executing does not ask: there every fetched job counts as running.
  */
 static bool
 is_spent(IdemTable *jobs, const IdemKeyedEnqueue *keyed)
 {
 	return keyed->enqueue->policy.dedup != IDEM_DEDUP_UNTIL_EXECUTING &&
-		lease_has_run_out(jobs, keyed) && !idem_row_is_mine(jobs) &&
+		lease_has_expired(jobs, keyed) && !idem_row_is_mine(jobs) &&
 		idem_jobrow_has_no_attempts_left(jobs, &keyed->enqueue->queue);
 }
 
-/* Does this transaction, or do others, keep the job found from starting?  Who has it FOR UPDATE
- * starts it. */
+/*
+ * Record whether this transaction, and whether other ones, keep the job found from starting.
+ * A transaction that has locked the job FOR UPDATE does not: it starts or removes the job.
+ */
 static void
 note_lockers(IdemTable *jobs, KeyJob *job)
 {
@@ -143,9 +147,10 @@ note_lockers(IdemTable *jobs, KeyJob *job)
 	job->is_held_back = TransactionIdIsValid(lockers.shared);
 }
 
-/* Take down the job found; by: who is inserting, changing or removing it, if somebody is */
+/* Add the job found to the list, if it matters for this enqueue */
 static void
-note_job(KeyJobs *list, IdemTable *jobs, Kind kind, TransactionId by, const IdemKeyedEnqueue *keyed)
+note_job(KeyJobs *list, IdemTable *jobs, Kind kind, TransactionId changed_by,
+		 const IdemKeyedEnqueue *keyed)
 {
 	KeyJob *job;
 
@@ -161,17 +166,25 @@ note_job(KeyJobs *list, IdemTable *jobs, Kind kind, TransactionId by, const Idem
 	job->tid = jobs->found->tts_tid;
 	job->run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
 	job->due_since = Max(job->run_at, idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT));
-	job->by = by;
+	job->changed_by = changed_by;
 	if (kind == KIND_WAITING)
 		note_lockers(jobs, job);
 }
 
-/* Take down a job that is committed, or this transaction's */
+/*
+ * Record what the job found, committed or written by this transaction, means for the
+ * enqueue.  A job with a lease counts as running, also after the lease has expired (J3).
+ * So does a job that an open transaction is removing, and one that looked waiting but
+ * could not be locked.
+ */
 static void
 note_committed(KeyJobs *list, IdemTable *jobs, TransactionId xmax, const IdemKeyedEnqueue *keyed)
 {
 	bool leased = idem_jobrow_is_leased(jobs);
-	/* in this order: whoever has ended may have left the row to somebody who only locks it */
+	/*
+	 * Check t_ctid before the proc array: after xmax has ended, another transaction may
+	 * merely lock the row.
+	 */
 	bool removed = TransactionIdIsValid(xmax) && idem_row_is_last_version(jobs) &&
 		TransactionIdIsInProgress(xmax);
 
@@ -180,8 +193,8 @@ note_committed(KeyJobs *list, IdemTable *jobs, TransactionId xmax, const IdemKey
 	else if (leased || removed ||
 			 has_id(&keyed->unlockable, idem_row_int64(jobs, IDEM_JOBS_JOB_ID)))
 	{
-		/* with a live lease it does not matter who is removing it */
-		if (!removed || (leased && !lease_has_run_out(jobs, keyed)))
+		/* with a live lease the job counts as running until it is gone: do not wait */
+		if (!removed || (leased && !lease_has_expired(jobs, keyed)))
 			xmax = InvalidTransactionId;
 		note_job(list, jobs, KIND_RUNNING, xmax, keyed);
 	}
@@ -190,10 +203,10 @@ note_committed(KeyJobs *list, IdemTable *jobs, TransactionId xmax, const IdemKey
 }
 
 /*
- * Go through the jobs of the key.  False, do it again: a job was seen only as it
- * will be if the change of an open transaction is committed, because when we
- * came to its present version it just was; or that change turned out to be a
- * fetch.
+ * List the jobs of the key.  Returns false if the scan must be repeated, in two cases.  The
+ * scan saw only the new version of a job, which an open transaction has written, and missed
+ * the committed version.  Or the new version shows that this transaction has fetched the
+ * job: the next scan counts the job as running.
  */
 static bool
 list_jobs(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, KeyJobs *list)
@@ -214,7 +227,7 @@ list_jobs(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, KeyJobs *lis
 		int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
 
 		CHECK_FOR_INTERRUPTS();
-		/* versions that an open transaction has made or is replacing come in pairs */
+		/* a job that an open transaction has updated has two versions: expect both */
 		if (!TransactionIdIsValid(dirty.xmin))
 		{
 			if (TransactionIdIsValid(dirty.xmax))
@@ -241,7 +254,7 @@ list_jobs(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, KeyJobs *lis
 	return settled;
 }
 
-/* The last one of a kind, in the order of the index, or NULL */
+/* The last job of this kind in the order of the index, or NULL */
 static const KeyJob *
 find_kind(const KeyJobs *list, Kind kind)
 {
@@ -255,21 +268,20 @@ find_kind(const KeyJobs *list, Kind kind)
 	return found;
 }
 
-/* A job of this kind that comes after that one, or NULL */
+/* A follow-up job of this kind, which runs after the given job; or NULL */
 static const KeyJob *
-find_follower(const KeyJobs *list, Kind kind, const KeyJob *of)
+find_follower(const KeyJobs *list, Kind kind, const KeyJob *job)
 {
 	for (int i = 0; i < list->n; i++)
 	{
-		if (list->jobs[i].kind == kind && list->jobs[i].after_job == of->job_id)
+		if (list->jobs[i].kind == kind && list->jobs[i].after_job == job->job_id)
 			return &list->jobs[i];
 	}
 	return NULL;
 }
 
-/* Is a job with this number there? */
 static bool
-is_there(const KeyJobs *list, int64 job_id)
+has_job(const KeyJobs *list, int64 job_id)
 {
 	for (int i = 0; i < list->n; i++)
 	{
@@ -279,54 +291,57 @@ is_there(const KeyJobs *list, int64 job_id)
 	return false;
 }
 
-/* Does it come after a job that is there? */
+/* Is it a follow-up job, and is the job before it still there? */
 static bool
 is_blocked(const KeyJobs *list, const KeyJob *job)
 {
-	return job->after_job != 0 && is_there(list, job->after_job);
+	return job->after_job != 0 && has_job(list, job->after_job);
 }
 
-/* How long duplicates may keep a job that is due from starting, in microseconds */
+/* How long duplicates may keep a due job from starting, in microseconds */
 static int64
-drain_after(void)
+get_drain_after(void)
 {
 	return idem_guc_drain_after * INT64CONST(1000);
 }
 
-/* Could the job have been started for longer than duplicates may keep it from that?  Not in a queue
- * that is paused. */
+/*
+ * J1: could a worker have started the job for longer than idem.drain_after?  No worker could
+ * if the queue is paused or the job before it is still there.
+ */
 static bool
 is_overdue(const KeyJobs *list, const KeyJob *job, const IdemEnqueue *enqueue)
 {
 	return !enqueue->queue.paused &&
-		idem_clock_now() - job->due_since >= drain_after() &&
+		idem_clock_now() - job->due_since >= get_drain_after() &&
 		!is_blocked(list, job);
 }
 
-/* A job that waits has absorbed a duplicate of this backend */
+/* Remember that a waiting job has absorbed a duplicate of this backend */
 void
 idem_keyscan_note_absorbed(int64 job_id)
 {
 	int64 now = idem_clock_steady();
 
-	if (stream.job_id != job_id || now - stream.last >= drain_after())
-		stream.began = now;
-	stream.job_id = job_id;
-	stream.last = now;
+	if (absorb_stream.job_id != job_id || now - absorb_stream.last >= get_drain_after())
+		absorb_stream.began = now;
+	absorb_stream.job_id = job_id;
+	absorb_stream.last = now;
 }
 
 /*
- * J1: has this backend kept the job from starting for too long, though not in this
- * transaction?  A worker that polls hardly meets the moment between two of them.
+ * J1: have earlier transactions of this backend, one after another, kept the job from
+ * starting for too long?  A worker that polls rarely hits the moment between two of them.
  */
 static bool
 is_kept_by_stream(const KeyJob *job)
 {
-	return stream.job_id == job->job_id &&
-		idem_clock_steady() - stream.last < drain_after() &&
-		stream.last - stream.began >= drain_after();
+	return absorb_stream.job_id == job->job_id &&
+		idem_clock_steady() - absorb_stream.last < get_drain_after() &&
+		absorb_stream.last - absorb_stream.began >= get_drain_after();
 }
 
+/* J1: how well a waiting job suits the duplicate, or RANK_DRAINING if the job drains */
 static Rank
 rank_job(IdemTable *jobs, const KeyJobs *list, const KeyJob *job, const IdemEnqueue *enqueue)
 {
@@ -343,9 +358,10 @@ rank_job(IdemTable *jobs, const KeyJobs *list, const KeyJob *job, const IdemEnqu
 }
 
 /*
- * J4: the job that runs and that a follow-up has to come after.  One that an open
- * transaction is removing goes first, because the enqueue waits for its end: if it
- * rolls back, that job waits and takes the duplicate.  Else the last of a chain.
+ * J4: the running job after which a follow-up job has to run, or NULL.  A job that an open
+ * transaction is removing goes first: the enqueue waits for that transaction, and if it
+ * rolls back, the job waits and absorbs the duplicate.  Else it is the last running job of
+ * a chain of follow-up jobs.
  */
 static const KeyJob *
 choose_running(const KeyJobs *list)
@@ -358,7 +374,7 @@ choose_running(const KeyJobs *list)
 
 		if (job->kind != KIND_RUNNING)
 			continue;
-		if (TransactionIdIsValid(job->by))
+		if (TransactionIdIsValid(job->changed_by))
 			return job;
 		if (find_follower(list, KIND_RUNNING, job) == NULL)
 			found = job;
@@ -367,28 +383,31 @@ choose_running(const KeyJobs *list)
 }
 
 /*
- * Of two jobs of a rank, which one is to absorb the duplicate?  A rerun was made
- * for such; else the one that is due first, but of those that are overdue the other
- * one, because the first is fetched first.
+ * Should this job absorb the duplicate rather than the best one of its rank so far?  A
+ * follow-up job goes first: it was inserted for later duplicates.  Else the job that is due
+ * first; but of overdue or draining jobs the one that is due last, because workers fetch
+ * the first one first.
  */
 static bool
-is_better(const KeyJob *job, const KeyJob *than, Rank rank)
+is_better_job(const KeyJob *job, const KeyJob *best, Rank rank)
 {
-	if (than == NULL || (job->after_job != 0) != (than->after_job != 0))
-		return than == NULL || job->after_job != 0;
+	if (best == NULL || (job->after_job != 0) != (best->after_job != 0))
+		return best == NULL || job->after_job != 0;
 	if (rank == RANK_OVERDUE || rank == RANK_DRAINING)
-		return job->run_at > than->run_at;
-	return job->run_at < than->run_at;
+		return job->run_at > best->run_at;
+	return job->run_at < best->run_at;
 }
 
 /*
- * J1, J2: which job that waits is to absorb the duplicate, if one is?  If not because
- * one drains: that one.
+ * J1: the waiting job that absorbs the duplicate, or NULL.  *draining: a job that drains,
+ * or NULL.
  *
- * Where one drains, workers want it, so one that is overdue is left to them, and
- * there are at most so many jobs of the key as there are transactions that enqueue
- * it at a time, and one.  J4: of a chain of reruns only the last one takes duplicates,
- * so that it has the newest payload.
+ * If a job drains, workers are expected to fetch soon, so the last overdue job is left to
+ * them.  The number of waiting jobs of the key that draining causes is at most the number of
+ * transactions that enqueue the key at the same time, plus two.
+ *
+ * J4: of a chain of follow-up jobs only the last one absorbs, so that the last run gets the
+ * newest payload.
  */
 static const KeyJob *
 choose_waiting(IdemTable *jobs, const KeyJobs *list, const IdemEnqueue *enqueue,
@@ -400,14 +419,14 @@ choose_waiting(IdemTable *jobs, const KeyJobs *list, const IdemEnqueue *enqueue,
 	for (int i = 0; i < list->n; i++)
 	{
 		const KeyJob *job = &list->jobs[i];
-		Rank r;
+		Rank rank;
 
 		if (job->kind != KIND_WAITING || find_follower(list, KIND_WAITING, job) != NULL)
 			continue;
-		r = rank_job(jobs, list, job, enqueue);
-		n[r]++;
-		if (is_better(job, best[r], r))
-			best[r] = job;
+		rank = rank_job(jobs, list, job, enqueue);
+		n[rank]++;
+		if (is_better_job(job, best[rank], rank))
+			best[rank] = job;
 	}
 	*draining = best[RANK_DRAINING];
 	if (n[RANK_SUITABLE] > 0)
@@ -417,18 +436,21 @@ choose_waiting(IdemTable *jobs, const KeyJobs *list, const IdemEnqueue *enqueue,
 	return n[RANK_DRAINING] > 0 ? NULL : best[RANK_LATE];
 }
 
-/* J4: who has to end before it is known whether another job comes after the one that waits? */
+/*
+ * J4: the transaction that must end before we know whether the waiting job has a follow-up
+ * job, or invalid
+ */
 static TransactionId
-deciding_about_follower(const KeyJobs *list, const KeyJob *waiting)
+find_follower_changer(const KeyJobs *list, const KeyJob *waiting)
 {
 	const KeyJob *follower = find_follower(list, KIND_OPEN, waiting);
 
 	if (follower == NULL)
 		follower = find_follower(list, KIND_RUNNING, waiting);
-	return follower != NULL ? follower->by : InvalidTransactionId;
+	return follower != NULL ? follower->changed_by : InvalidTransactionId;
 }
 
-/* Does a duplicate have a payload for the job that absorbs it? */
+/* Does a duplicate replace the payload of the job that absorbs it? */
 static bool
 brings_payload(const IdemPolicy *policy)
 {
@@ -436,7 +458,7 @@ brings_payload(const IdemPolicy *policy)
 		policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE;
 }
 
-/* Does a duplicate of a job that drains go to another one? */
+/* Does a duplicate get a new job if the waiting job drains (J1)?  If not, that job answers it. */
 static bool
 needs_new_job(const IdemPolicy *policy)
 {
@@ -445,18 +467,24 @@ needs_new_job(const IdemPolicy *policy)
 }
 
 /*
- * J4: may a job come after the one that drains?  Not beside another one, and not if
- * that one is to be cancelled and comes after a job itself: the new job would be free
- * with the cancel, and run beside the first one.
+ * J4: what keeps the enqueue from inserting a follow-up job of the draining job?  First, an
+ * open transaction that is inserting or removing another follow-up job of it.  Second, a
+ * cancel of the draining job, if the job before that one is still there: a blocked job is
+ * not overdue, so it drains only because a session waits to cancel it.  That cancel would
+ * free the new job, which would then run beside the first job of the chain.
  */
 static void
-look_at_chain(const KeyJobs *list, const KeyJob *draining, IdemKeyScan *scan)
+check_chain(const KeyJobs *list, const KeyJob *draining, IdemKeyScan *scan)
 {
-	scan->in_the_way = deciding_about_follower(list, draining);
+	scan->in_the_way = find_follower_changer(list, draining);
 	scan->is_being_cancelled = is_blocked(list, draining);
 }
 
-/* What the jobs of the key mean for the enqueue */
+/*
+ * What all jobs of the key together mean for the enqueue.  If no job may absorb the
+ * duplicate, and an open transaction has inserted one, the enqueue waits for that
+ * transaction (J6), unless a draining job already answers the enqueue.
+ */
 static void
 sum_up(IdemTable *jobs, const KeyJobs *list, const IdemEnqueue *enqueue, IdemKeyScan *scan)
 {
@@ -474,38 +502,38 @@ sum_up(IdemTable *jobs, const KeyJobs *list, const IdemEnqueue *enqueue, IdemKey
 		scan->found = IDEM_KEY_SCAN_WAITING;
 		scan->job_id = waiting->job_id;
 		scan->tid = waiting->tid;
-		scan->in_the_way = waiting->by;
+		scan->in_the_way = waiting->changed_by;
 		if (!TransactionIdIsValid(scan->in_the_way) && brings_payload(policy))
-			scan->in_the_way = deciding_about_follower(list, waiting);
+			scan->in_the_way = find_follower_changer(list, waiting);
 	}
 	else if (open != NULL && (draining == NULL || needs_new_job(policy)))
 	{
 		scan->found = IDEM_KEY_SCAN_OPEN;
-		scan->in_the_way = open->by;
+		scan->in_the_way = open->changed_by;
 	}
 	else if (draining != NULL)
 	{
 		scan->found = IDEM_KEY_SCAN_DRAINING;
 		scan->job_id = draining->job_id;
 		if (policy->dedup == IDEM_DEDUP_UNTIL_EXECUTED && needs_new_job(policy))
-			look_at_chain(list, draining, scan);
+			check_chain(list, draining, scan);
 	}
 	else if (spent != NULL)
 	{
 		scan->found = IDEM_KEY_SCAN_SPENT;
 		scan->job_id = spent->job_id;
 		scan->tid = spent->tid;
-		scan->in_the_way = spent->by;
+		scan->in_the_way = spent->changed_by;
 	}
 	else if (running != NULL)
 	{
 		scan->found = IDEM_KEY_SCAN_RUNNING;
 		scan->job_id = running->job_id;
-		scan->in_the_way = running->by;
+		scan->in_the_way = running->changed_by;
 	}
 }
 
-/* Look at all jobs of the key */
+/* Scan all jobs of the key; the caller holds the lock on its hash (J2) */
 void
 idem_keyscan(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, IdemKeyScan *scan)
 {

@@ -1,13 +1,14 @@
 /*
  * queue.c
- *		SQL functions for queues: idem_queue_set, idem_queue_drop, idem_pause,
- *		idem_resume.  EXECUTE on them is the privilege;
- *		an owned queue changes its owner only with the privileges of that one.
+ *		SQL functions for queues: idem_queue_set, idem_queue_drop, idem_pause, idem_resume.
+ *
+ * They check their arguments and call the store (queuestore.c).  EXECUTE is the only
+ * privilege that they need, with one exception: only a caller with the privileges of the
+ * owner of a queue can change or remove that owner.
  */
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
-#include "utils/builtins.h"
 
 #include "jobs/jobs.h"
 
@@ -18,14 +19,14 @@ IDEM_FUNCTION(idem_queue_drop, BOOLOID, TEXTOID);
 IDEM_FUNCTION(idem_pause, BOOLOID, TEXTOID);
 IDEM_FUNCTION(idem_resume, BOOLOID, TEXTOID);
 
-/* Arguments of idem_queue_set() after the name, and the columns that they go to */
+/* Arguments of idem_queue_set() after the name of the queue, and their columns in idem.queues */
 static const struct
 {
 	AttrNumber column;
 	const char *name;
-	const char *const *words; /* what it may be, or */
-	int span;				  /* of an interval: IdemSpan, else -1 */
-} settings[] = {
+	const char *const *words; /* the valid values of a word, else NULL */
+	int span;				  /* IdemSpan of an interval, else -1 */
+} queue_settings[] = {
 	{IDEM_QUEUES_DEDUP, "dedup", idem_dedup_words, -1},
 	{IDEM_QUEUES_ON_DUPLICATE, "on_duplicate", idem_on_duplicate_words, -1},
 	{IDEM_QUEUES_IF_RUNNING, "if_running", idem_if_running_words, -1},
@@ -52,16 +53,16 @@ idem_queue_set(PG_FUNCTION_ARGS)
 	queue = idem_args_queue(fcinfo, 0);
 	for (int i = 0; i <= IDEM_QUEUES_NATTS; i++)
 		columns[i].isnull = true;
-	for (int i = 0; i < (int) lengthof(settings); i++)
+	for (int i = 0; i < (int) lengthof(queue_settings); i++)
 	{
 		NullableDatum value = fcinfo->args[i + 1];
 
-		if (!value.isnull && settings[i].words != NULL)
-			(void) idem_queuestore_word(DatumGetTextPP(value.value), settings[i].name,
-										settings[i].words);
-		if (!value.isnull && settings[i].span >= 0)
-			(void) idem_value_span(value.value, settings[i].name, settings[i].span);
-		columns[settings[i].column] = value;
+		if (!value.isnull && queue_settings[i].words != NULL)
+			(void) idem_queuestore_word(DatumGetTextPP(value.value), queue_settings[i].name,
+										queue_settings[i].words);
+		if (!value.isnull && queue_settings[i].span >= 0)
+			(void) idem_value_span(value.value, queue_settings[i].name, queue_settings[i].span);
+		columns[queue_settings[i].column] = value;
 	}
 	(void) idem_args_max_attempts(fcinfo, 8);
 

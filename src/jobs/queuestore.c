@@ -1,20 +1,19 @@
 /*
  * queuestore.c
- *		Settings of queues, and who may use them.
+ *		Settings of queues, and which roles may use a queue.
  *
- * Every function about jobs comes by here, for each queue that it touches: who
- * may use a queue, or change its owner, is decided in require_owner() and nowhere else.
- * Settings are read as they are committed now, whatever the snapshot of the
- * transaction shows.  Who changes them locks the table against others who do,
- * until the end of the transaction; readers do not wait.
+ * Every function about jobs gets the settings of each queue that it uses from here.
+ * Only require_owner() decides whether a role may use a queue or change its owner.
+ *
+ * A caller reads the latest committed settings, also if the snapshot of its transaction is
+ * older.  A transaction that changes settings locks the table against other such
+ * transactions until it ends.  Readers do not wait for it.
  */
 #include "postgres.h"
 
-#include "access/relscan.h"
+#include "access/genam.h"
 #include "access/stratnum.h"
-#include "access/table.h"
 #include "catalog/pg_type.h"
-#include "executor/executor.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/fmgroids.h"
@@ -45,14 +44,14 @@ static const IdemTableDef queues_def = {
 	.pkey_hint = "Run ALTER TABLE idem.queues ADD CONSTRAINT queues_pkey PRIMARY KEY (queue).",
 	.cache = &queues_cache};
 
-/* Which of the words about duplicates is it? */
+/* The position of the value in a list of words about duplicates; an error if it is not there */
 int
 idem_queuestore_word(const text *value, const char *name, const char *const *words)
 {
 	return idem_value_word(value, name, words, "Pass one of them, or leave it out for the default.");
 }
 
-/* Find what was declared for a queue */
+/* Find the settings that were declared for a queue; false if there are none */
 static bool
 find_queue(IdemTable *table, text *name)
 {
@@ -87,7 +86,8 @@ read_settings(IdemTable *table, IdemQueue *queue)
 	queue->policy.dedup = get_word(table, IDEM_QUEUES_DEDUP, "dedup", idem_dedup_words);
 	queue->policy.on_duplicate =
 		get_word(table, IDEM_QUEUES_ON_DUPLICATE, "on_duplicate", idem_on_duplicate_words);
-	queue->policy.rerun = get_word(table, IDEM_QUEUES_IF_RUNNING, "if_running", idem_if_running_words) != 0;
+	queue->policy.rerun =
+		get_word(table, IDEM_QUEUES_IF_RUNNING, "if_running", idem_if_running_words) != 0;
 	get_span(table, IDEM_QUEUES_KEY_TTL, &queue->policy.key_ttl);
 	queue->policy.include_scheduled = idem_row_bool(table, IDEM_QUEUES_INCLUDE_SCHEDULED);
 	get_span(table, IDEM_QUEUES_DEBOUNCE_MAX, &queue->debounce_max);
@@ -100,7 +100,7 @@ read_settings(IdemTable *table, IdemQueue *queue)
 	get_span(table, IDEM_QUEUES_KEEP_DEAD, &queue->keep_dead);
 }
 
-/* Settings of a queue, whoever asks */
+/* Settings of a queue, without a check of privileges */
 void
 idem_queuestore_get(text *name, IdemQueue *queue)
 {
@@ -120,7 +120,7 @@ idem_queuestore_get(text *name, IdemQueue *queue)
 	idem_table_close(&table);
 }
 
-/* Refuse a caller without the privileges of the owner, if there is one */
+/* Raise an error if the queue has an owner and the current user lacks its privileges */
 static void
 require_owner(Oid owner)
 {
@@ -132,7 +132,10 @@ require_owner(Oid owner)
 				errhint("Grant the role to the current user, or use another queue."));
 }
 
-/* Settings of a queue, for a caller who may use it; name must stay as long as they do */
+/*
+ * Settings of a queue, after a check that the current user may use it.  The settings point to
+ * name, so it must live as long as they do.
+ */
 void
 idem_queuestore_use(text *name, IdemQueue *queue)
 {
@@ -140,7 +143,11 @@ idem_queuestore_use(text *name, IdemQueue *queue)
 	require_owner(queue->owner);
 }
 
-/* Settings of the queue that the row names, if they are not at hand already */
+/*
+ * Settings of the queue that the row found names in this column, after a check that the
+ * current user may use it.  If *queue has them already, nothing is read.  A caller without
+ * settings sets queue->name to NULL.
+ */
 void
 idem_queuestore_use_of_row(IdemTable *table, AttrNumber attno, IdemQueue *queue)
 {
@@ -154,8 +161,8 @@ idem_queuestore_use_of_row(IdemTable *table, AttrNumber attno, IdemQueue *queue)
 }
 
 /*
- * Open the table for a change.  One transaction at a time changes it, so no caller
- * meets a row that is not committed.
+ * Open the table to change settings.  The lock lets one transaction at a time do so, so the
+ * caller finds no uncommitted row of another transaction.
  */
 void
 idem_queuestore_open(IdemTable *queues)
@@ -163,7 +170,7 @@ idem_queuestore_open(IdemTable *queues)
 	idem_table_open(queues, &queues_def, ShareRowExclusiveLock);
 }
 
-/* Write the row: in the place of the one found, or as a new one */
+/* Write the row: update the row found if it exists, else insert a new one */
 static void
 store_settings(IdemTable *table, bool exists)
 {
@@ -171,6 +178,7 @@ store_settings(IdemTable *table, bool exists)
 		elog(ERROR, "could not store the settings of a queue");
 }
 
+/* The row to write: a copy of the row found, or a new one */
 static TupleTableSlot *
 begin_change(IdemTable *table, text *name, bool exists)
 {
@@ -182,9 +190,9 @@ begin_change(IdemTable *table, text *name, bool exists)
 }
 
 /*
- * Change the columns that are given (by column number).  InvalidOid as owner
- * clears it.  An owned queue gets another owner, or none, only from a caller
- * that may use it: its payloads would be open to others.
+ * Change the settings that are not null in columns, an array indexed by column number.
+ * InvalidOid as owner clears it.  Only a caller that may use an owned queue can change or
+ * clear its owner, because other roles could then read its payloads.
  */
 void
 idem_queuestore_set(IdemTable *queues, text *name, const NullableDatum *columns)
@@ -207,10 +215,7 @@ idem_queuestore_set(IdemTable *queues, text *name, const NullableDatum *columns)
 	store_settings(queues, exists);
 }
 
-/*
- * Does the queue have a live job?  One that an open transaction has enqueued, or
- * is removing, is one.
- */
+/* Does the queue have a live job?  Jobs that an open transaction enqueues or removes count. */
 static bool
 has_jobs(text *queue)
 {
@@ -226,7 +231,7 @@ has_jobs(text *queue)
 	return probe.found != IDEM_FOUND_NONE;
 }
 
-/* Is a job of the queue in the history?  Goes through all of it. */
+/* Does the history have a job of the queue?  This scans the whole history. */
 static bool
 has_history(text *queue)
 {
@@ -251,8 +256,8 @@ has_history(text *queue)
 }
 
 /*
- * Forget what was declared; false if nothing was.  A queue that belongs to a
- * role is not opened by the way: others could read what its jobs have left.
+ * Remove the declared settings; returns false if there are none.  Refuse to drop an owned
+ * queue: its history would become readable to all.
  */
 bool
 idem_queuestore_drop(IdemTable *queues, text *name)
@@ -270,13 +275,13 @@ idem_queuestore_drop(IdemTable *queues, text *name)
 				errcode(ERRCODE_OBJECT_IN_USE),
 				errmsg("queue belongs to a role"),
 				errdetail("Without its settings it would be open to every role that may call the functions."),
-				errhint("Open it first with idem_queue_set(queue, owner => '-'), if that is meant."));
+				errhint("If that is intended, remove the owner first with idem_queue_set(queue, owner => '-')."));
 	if (exists && idem_write_delete(queues, true) != TM_Ok)
 		elog(ERROR, "could not remove the settings of a queue");
 	return exists;
 }
 
-/* Pause or resume; false if it was so before */
+/* Pause or resume the queue; returns false if that changes nothing */
 bool
 idem_queuestore_pause(IdemTable *queues, text *name, bool pause)
 {
@@ -286,7 +291,7 @@ idem_queuestore_pause(IdemTable *queues, text *name, bool pause)
 	if (pause && !exists && !has_jobs(name) && !has_history(name))
 		ereport(NOTICE,
 				errmsg("the queue was never used or declared"),
-				errdetail("It has no settings, no jobs and no history; it is paused all the same."),
+				errdetail("It has no settings, no jobs and no history; it is now paused."),
 				errhint("Check the name: idem.queue_status lists the queues. idem_resume() ends the pause."));
 	if (paused != pause)
 	{
