@@ -8,7 +8,7 @@
 #   W8  only members of the extension are touched, as their owner, restricted,
 #       with a safe search_path; no SQL of users runs
 #
-# Bugs of others (PEERS.md section 4) that are looked for here:
+# Bugs of other projects (doc/peers.md section 4) that this test looks for:
 #   CVE-2022-2625                    an object of somebody else is adopted
 #   CVE-2018-1058, CVE-2020-14350    search_path
 #   CVE-2023-25149                   a superuser's worker runs SQL of users

@@ -4,7 +4,7 @@
 #   W7  what fails is logged once when it begins and once when it is over,
 #       is tried again later and later, and recovers by itself
 #
-# Bugs of others (PEERS.md section 4) that are looked for here:
+# Bugs of other projects (doc/peers.md section 4) that this test looks for:
 #   pg_cron#264, #69; timescaledb#3469   ALTER and DROP EXTENSION against the
 #                                        worker: deadlock, crash
 #   timescaledb#8543, #7602              logs until the disk is full

@@ -6,7 +6,7 @@
 #       again later and later, over by itself
 #   H1  idem_doctor() says what to do, and that helps
 #
-# Bugs of others (PEERS.md section 4) that are looked for here:
+# Bugs of other projects (doc/peers.md section 4) that this test looks for:
 #   timescaledb#7774, #1593   retries template0 for ever, eats all worker slots
 #   timescaledb#8543, #7602   out of slots: logs every second
 #   pg_partman#180            no free slot: gone for good

@@ -1,7 +1,7 @@
 # W6: a standby that preloads the library has no launcher and no worker, and
 # everything that reads works there; both appear with the promotion.
 #
-# Bugs of others (PEERS.md section 4) that are looked for here:
+# Bugs of other projects (doc/peers.md section 4) that this test looks for:
 #   citus#3144   the daemon writes on the standby and restarts for ever
 
 use strict;
