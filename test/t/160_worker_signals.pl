@@ -139,7 +139,7 @@ run('SELECT pg_reload_conf()');
 # the worker
 #
 
-# Who wants the database ends the worker with SIGTERM from 19 on: that alone is
+# Since 19, DROP DATABASE and the like end the worker with SIGTERM: that alone is
 # no failure.
 {
 	my $offset = -s $node->logfile;

@@ -202,7 +202,7 @@ foreach my $server (@servers)
 		  slurp_file("$session->{file}.out") =~ /^$server->{what}$/mg;
 		$errors .= slurp_file("$session->{file}.err");
 	}
-	is($errors, '', "W2: $name: nobody is in the way");
+	is($errors, '', "W2: $name: no session blocks it");
 }
 
 is( join(', ', map { "$_: $done{$_}" } sort keys %done),
