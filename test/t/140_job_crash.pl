@@ -1,4 +1,4 @@
-# The state after a crash: the table of failures in doc/jobs-protocol.md, line by line.
+# The state after a crash: the table of crashes in doc/jobs-protocol.md, line by line.
 #
 # Workers with and without leases, enqueuers and operators end at each step, by
 # kill -9 of the client, of a server process, and of the postmaster.  A job that was
