@@ -219,7 +219,7 @@ all:
 
 .PHONY: all help test demo demo-stop bench soak model format format-check shellcheck
 
-# A PG_CONFIG that nobody asked for is for the scripts to find.
+# If PG_CONFIG was not given, the scripts find one.
 ifneq ($(filter command environment%,$(origin PG_CONFIG)),)
 export PG_CONFIG
 endif

@@ -66,7 +66,7 @@ SELECT fix FROM idem_doctor() WHERE "check" = 'expired leases' \gset
 :fix
 \o
 \echo :ROW_COUNT rows
--- one worker was alive after all; the operator releases the other key
+-- one worker was alive after all; the operator forgets the other key
 SELECT idem_finish('b', '1', token) FROM idem.lease_status WHERE key = 'b';
 SELECT * FROM doctor();
 SELECT idem_forget('c');

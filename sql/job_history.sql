@@ -1,11 +1,11 @@
 --
--- What is kept of jobs that have ended, and for how long: keep, keep_dead,
--- the keys of until_expired, idem_cleanup.
+-- What idem keeps of ended jobs, and for how long: keep, keep_dead, the keys of
+-- until_expired, idem_cleanup.
 --
 \set VERBOSITY sqlstate
 CALL anew();
 
--- by default nothing is kept of what is done, and what is dead or cancelled for a week
+-- by default done jobs are not kept, dead and cancelled jobs for a week
 SELECT count(*) FROM idem_enqueue_many('h', '{1,2,3}', '{a,b,c}', priority => 2, max_attempts => 3);
 CREATE TABLE fetched AS SELECT job_id, token FROM idem_fetch('h', 3, lease => '1 h', worker => 'w1');
 SELECT idem_complete(job_id, token, '"ok"') FROM fetched WHERE job_id = 1;
@@ -32,7 +32,7 @@ SELECT job_id FROM idem_enqueue('kept', '{"a": 1}', 'k');
 SELECT idem_complete(job_id, token, '{"b": 2}') FROM idem_fetch('kept', worker => 'w1');
 SELECT job_id, state, queue, key, payload, result, attempt, max_attempts, worker, error, expires_at - ended_at AS kept FROM idem.job_log;
 SELECT state, result, max_attempts FROM idem_job(1);
--- also those of a bulk completion, and the error of an earlier attempt
+-- also with idem_complete_many, and with the error of an earlier attempt
 SELECT job_id FROM idem_enqueue('kept', '2');
 SELECT idem_fail(job_id, token, 'first', '0') FROM idem_fetch('kept');
 SELECT job_id, token FROM idem_fetch('kept', lease => '1 min') \gset
@@ -44,14 +44,14 @@ SET idem.clock_offset = '61 min';
 SELECT idem_cleanup();
 SELECT count(*) FROM idem_job(1);
 RESET idem.clock_offset;
--- what counts is what was declared when the job ended
+-- the settings of the queue at the end of the job count
 SELECT job_id FROM idem_enqueue('kept', '3');
 SELECT idem_complete(job_id, token) FROM idem_fetch('kept');
 SELECT idem_queue_set('kept', keep => '0');
 SELECT job_id FROM idem_enqueue('kept', '4');
 SELECT idem_complete(job_id, token) FROM idem_fetch('kept');
 SELECT job_id, expires_at - ended_at AS kept FROM idem.job_log;
--- keep_dead: dead and cancelled ones, and those that a fetch gives up
+-- keep_dead: dead and cancelled jobs, and jobs that a fetch makes dead
 SELECT idem_queue_set('dead', keep_dead => '2 h');
 SELECT count(*) FROM idem_enqueue_many('dead', '{1,2,3}', max_attempts => 1);
 SELECT idem_fail(job_id, token) FROM idem_fetch('dead', 1);
@@ -70,7 +70,7 @@ SELECT count(*) FROM idem.job_log WHERE job_id > 7;
 SELECT count(*) FROM idem.jobs;
 SELECT idem_retry(8) AS dead, idem_retry(10) AS cancelled;
 
--- keys of until_expired: to the end of their ttl, from the enqueue on
+-- keys of until_expired: to the end of their ttl, counted from the enqueue
 CALL anew();
 SELECT count(*) FROM idem_enqueue_many('keys', '{1,2}', '{a,b}', 'until_expired', key_ttl => '1 h');
 SELECT job_id FROM idem_enqueue('keys', '3', 'c', 'until_expired', key_ttl => '2 h');
@@ -84,7 +84,7 @@ SELECT idem_cleanup();
 SELECT key FROM idem.job_keys;
 SELECT outcome FROM idem_enqueue('keys', NULL, 'c', 'until_expired', key_ttl => '1 h');
 RESET idem.clock_offset;
--- a job that is given up leaves none, nor does one without the strategy
+-- a dead job leaves no key, nor does a job with another strategy
 SELECT count(*) FROM idem_enqueue_many('keys', '{4,5}', '{d,e}', 'until_expired', key_ttl => '1 h');
 SELECT idem_fail(job_id, token, dead => true) FROM idem_fetch('keys', 1);
 SELECT idem_cancel(5);
@@ -92,7 +92,7 @@ SELECT job_id FROM idem_enqueue('keys', '6', 'f', 'until_executed');
 SELECT idem_complete(job_id, token) FROM idem_fetch('keys');
 SELECT count(*) FROM idem.job_keys WHERE job_id > 3;
 
--- idem_cleanup: at most a batch of each kind, oldest first; it returns how many they were
+-- idem_cleanup: at most one batch of each kind, oldest first; it returns the number of rows
 CALL anew();
 SELECT count(*) FROM generate_series(1, 6) AS i, LATERAL idem_claim('k' || i, ttl => i * interval '1 min');
 SELECT count(*) FROM generate_series(1, 6) AS i, LATERAL idem_enqueue('c', NULL, 'k' || i, 'until_expired', key_ttl => i * interval '1 min');
@@ -117,7 +117,7 @@ SELECT idem_cleanup();
 SELECT (SELECT string_agg(key, ' ' ORDER BY key) FROM idem.keys) AS keys,
 	   (SELECT string_agg(key, ' ' ORDER BY key) FROM idem.job_keys) AS job_keys,
 	   (SELECT string_agg(queue, ' ' ORDER BY queue) FROM idem.job_log) AS job_log;
--- oldest first by the end of what is kept, not by the order in which they ended
+-- oldest first by expires_at, not by the order in which the jobs ended
 RESET idem.clock_offset;
 CALL anew();
 SELECT idem_queue_set('long', keep => '2 h'), idem_queue_set('short', keep => '1 h');
@@ -128,7 +128,7 @@ SELECT idem_complete(job_id, token) FROM idem_fetch('short');
 SET idem.clock_offset = '3 h';
 SELECT idem_cleanup(1);
 SELECT queue FROM idem.job_log;
--- live jobs are left alone, however old, and so are queues; but one whose last lease ran out is dead
+-- live jobs and queues stay, however old; but a job whose last lease has expired becomes dead
 SELECT job_id FROM idem_enqueue('old', NULL, 'k', run_at => '1990-01-01 00:00:00+00');
 SELECT job_id FROM idem_enqueue('old', max_attempts => 1);
 SELECT job_id FROM idem_fetch('old', 2, lease => '1 us');

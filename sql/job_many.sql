@@ -4,22 +4,22 @@
 \set VERBOSITY sqlstate
 CALL anew();
 
--- in the order of the array, whatever the order of the keys: rows, numbers and fetches
+-- rows, numbers and fetches are in the order of the array, whatever the order of the keys
 SELECT * FROM idem_enqueue_many('many', ARRAY['"c"', '"a"', '"d"', '"b"']::jsonb[], ARRAY['c', 'a', 'd', 'b']);
 SELECT job_id, key, payload FROM idem.jobs ORDER BY job_id;
 SELECT job_id, key FROM idem_fetch('many', 10, lease => '1 min');
 -- without keys
 SELECT * FROM idem_enqueue_many('many', ARRAY['1', '1', '1']::jsonb[]);
--- with some; a null payload is none
+-- with some keys; a null payload is no payload
 SELECT * FROM idem_enqueue_many('many', ARRAY['1', NULL, 'null', '4']::jsonb[], ARRAY[NULL, 'e', NULL, 'e']);
 SELECT job_id, key, payload, payload IS NULL AS none FROM idem.jobs WHERE job_id >= 8 ORDER BY job_id;
 -- nothing to do
 SELECT * FROM idem_enqueue_many('many', '{}');
 SELECT * FROM idem_enqueue_many('many', '{}', '{}');
--- bounds of arrays do not matter
+-- the lower bounds of the arrays do not matter
 CALL anew();
 SELECT * FROM idem_enqueue_many('many', '[5:6]={1,2}'::jsonb[], '[0:1]={f,g}'::text[]);
--- what is there already (a duplicate may use up a number)
+-- duplicates of existing jobs (a duplicate may use up a number)
 SELECT ord, CASE WHEN job_id > 2 THEN 'new' ELSE job_id::text END AS job_id, outcome, result
   FROM idem_enqueue_many('many', ARRAY['1', '2', '3']::jsonb[], ARRAY['g', 'h', 'f']);
 
@@ -47,7 +47,7 @@ SELECT job_id FROM idem_enqueue('rerun', '0', 'a');
 SELECT job_id, token FROM idem_fetch('rerun', lease => '1 min') \gset
 SELECT * FROM idem_enqueue_many('rerun', ARRAY['1', '2', '3']::jsonb[], ARRAY['a', 'b', 'a'], 'until_executed', if_running => 'rerun');
 SELECT job_id, payload FROM idem.jobs ORDER BY job_id;
--- what runs, and what is done
+-- running and done jobs
 SELECT * FROM idem_enqueue_many('rerun', ARRAY['4', '5']::jsonb[], ARRAY['a', 'a'], 'until_executed');
 SELECT idem_cancel(2);
 SELECT * FROM idem_enqueue_many('rerun', ARRAY['4', '5']::jsonb[], ARRAY['a', 'a'], 'until_executed');
@@ -56,21 +56,21 @@ SELECT job_id FROM idem_enqueue('done', '0', 'a', 'until_expired', key_ttl => '1
 SELECT idem_complete(job_id, token, '"ok"') FROM idem_fetch('done');
 SELECT * FROM idem_enqueue_many('done', ARRAY['1', '2', '3', '4']::jsonb[], ARRAY['b', 'a', 'a', 'b'], 'until_expired', key_ttl => '1 h');
 
--- the other arguments hold for all of them
+-- the other arguments apply to all elements
 CALL anew();
 SELECT * FROM idem_enqueue_many('all', ARRAY['1', '2']::jsonb[], ARRAY['a', 'a'], delay => '1 h', priority => 3, max_attempts => 7);
 SELECT * FROM idem_enqueue_many('all', ARRAY['3', '4']::jsonb[], ARRAY['a', 'a'], run_at => idem_clock() + interval '2 h', include_scheduled => true, priority => -3);
 SELECT i, state, run_at - enqueued_at < interval '61 min' AS in_an_hour, priority, max_attempts FROM generate_series(1, 3) AS i, LATERAL idem_job(i) ORDER BY i;
--- one pulls the other forward
+-- one element pulls the other forward
 SELECT ord, job_id, outcome FROM idem_enqueue_many('all', ARRAY['5']::jsonb[], ARRAY['a']);
 SELECT state FROM idem_job(3);
--- what the queue declares
+-- the settings of the queue
 CALL anew();
 SELECT idem_queue_set('declared', on_duplicate => 'replace', max_attempts => 2);
 SELECT * FROM idem_enqueue_many('declared', ARRAY['1', '2']::jsonb[], ARRAY['a', 'a']);
 SELECT payload, max_attempts FROM idem_job(1);
 
--- J9: many, in one transaction
+-- J9: many jobs in one transaction
 CALL anew();
 SELECT outcome, count(*), count(DISTINCT job_id), min(job_id), max(job_id)
   FROM (SELECT array_agg(to_jsonb(i)) AS payloads, array_agg('k' || i % 5000) AS keys FROM generate_series(0, 9999) AS i) AS a,

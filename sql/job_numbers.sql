@@ -1,13 +1,13 @@
 --
--- J13: numbers that come twice, because the sequence was set back or was not carried
--- along by logical replication: no single row holds up a queue.  The row of the
--- job that ends now counts; the older one of that number gives way.
+-- J13: duplicate job numbers, because the sequence was set back or logical replication
+-- did not copy it: no single row blocks a queue.  The row of the job that ends now
+-- counts; the older row with the same number is replaced.
 --
 \set VERBOSITY terse
 CALL anew();
 SELECT idem_queue_set('n', keep => '1 day');
 
--- done: the later one is in the history
+-- done: the later job is in the history
 SELECT job_id FROM idem_enqueue('n', '"old"');
 SELECT count(idem_complete(job_id, token, '"old result"')::text) FROM idem_fetch('n');
 SELECT setval('idem.jobs_job_id_seq', 1, false);
@@ -18,7 +18,7 @@ SELECT count(idem_complete(job_id, token, '"new result"')::text) FROM idem_fetch
 SELECT state, payload, result FROM idem_job(1);
 SELECT job_id, state FROM idem.job_status;
 
--- dead, cancelled, and done by the bulk form: one warning for the whole call
+-- dead, cancelled, and done by idem_complete_many: one warning for the whole call
 CALL anew();
 SELECT idem_queue_set('n', keep => '1 day');
 SELECT count(*) FROM idem_enqueue_many('n', '{1,2,3,4,5}');
@@ -31,7 +31,7 @@ SELECT c.status, count(*) FROM (SELECT array_agg(job_id) AS ids, array_agg(token
 SELECT job_id, state FROM idem.job_log ORDER BY job_id;
 SELECT count(*) FROM idem.jobs;
 
--- the lease of the last attempt ran out: the fetch that meets the job buries it, and goes on to those behind it
+-- the lease of the last attempt has expired: the fetch that finds the job makes it dead, and goes on to the next jobs
 CALL anew();
 SELECT count(*) FROM idem_enqueue_many('n', '{1,2}');
 SELECT idem_cancel(1), idem_cancel(2);
@@ -45,7 +45,7 @@ SELECT idem_cleanup();
 SELECT job_id, state, payload FROM idem.job_log ORDER BY job_id;
 SELECT job_id, payload FROM idem_fetch('n');
 
--- the transaction itself has locked the older row: that is nobody to wait for, or to pass over
+-- the transaction itself has locked the older row: it neither waits for the row nor skips it
 CALL anew();
 SELECT count(*) FROM idem_enqueue_many('n', '{1,2}');
 SELECT idem_cancel(1), idem_cancel(2);
@@ -81,7 +81,7 @@ SELECT payload FROM idem.job_log;
 SELECT idem_retry(1);
 SELECT payload FROM idem_job(1);
 
--- keys that outlive their job: only a row of the same number and the same key is in the way
+-- keys that outlive their job: only a row with the same number and the same key conflicts
 CALL anew();
 SELECT job_id FROM idem_enqueue('n', '1', 'k', 'until_expired', key_ttl => '1 min');
 SELECT count(idem_complete(job_id, token, '"old"')::text) FROM idem_fetch('n');
@@ -96,7 +96,7 @@ SELECT job_id, outcome, result FROM idem_enqueue('n', '1', 'k', 'until_expired',
 SELECT job_id, result FROM idem.job_keys ORDER BY job_id;
 RESET idem.clock_offset;
 
--- idem_retry of a job whose number is alive again: refused, and nothing is lost
+-- idem_retry of a job whose number a live job has: refused, and nothing is lost
 \set VERBOSITY default
 CALL anew();
 SELECT job_id FROM idem_enqueue('n', '"old"');
@@ -109,7 +109,7 @@ SELECT payload FROM idem.jobs;
 -- the messages in full
 SELECT idem_cancel(1);
 
--- a number that is in use by a live job is refused; the next one is another one
+-- an enqueue that gets the number of a live job is refused; the next enqueue gets the next number
 SELECT idem_retry(1);
 SELECT setval('idem.jobs_job_id_seq', 1, false);
 SELECT job_id FROM idem_enqueue('n');

@@ -1,6 +1,6 @@
 --
--- Privileges of jobs: section 9 of the contract.  What the sets hold is listed
--- in privileges.
+-- Privileges of jobs: section 9 of the contract.  The test privileges lists what
+-- each set contains.
 --
 \set VERBOSITY sqlstate
 CALL anew();
@@ -38,7 +38,7 @@ SELECT * FROM idem.queues;
 SELECT * FROM idem.job_status;
 SELECT * FROM idem.queue_status;
 SELECT nextval('idem.jobs_job_id_seq');
--- an application may use every queue that has no owner, and declare none
+-- an application may use every queue without an owner, but not declare queues
 SET ROLE idem_job_alice;
 SELECT job_id, outcome FROM idem_enqueue('open', '1', 'k');
 SELECT job_id, token, payload FROM idem_fetch('open', lease => '1 h') \gset
@@ -67,7 +67,7 @@ SELECT nextval('idem.jobs_job_id_seq');
 SELECT last_value FROM idem.jobs_job_id_seq;
 INSERT INTO idem.queues (queue) VALUES ('mine');
 DELETE FROM idem.jobs;
--- it is open to other applications, too
+-- other applications may use the same queue
 SET ROLE idem_job_bob;
 SELECT job_id, payload FROM idem_fetch('open', lease => '1 h');
 SELECT state FROM idem_job(3);
@@ -77,7 +77,7 @@ SELECT idem_queue_set('team', owner => 'idem_job_team', keep => '1 h', lease => 
 SELECT idem_pause('team');
 SELECT idem_resume('team');
 SELECT idem_queue_set('dropped', owner => 'idem_job_team');
--- what belongs to a role is not opened by the way
+-- dropping a queue with an owner is refused: its history would become readable
 SELECT idem_queue_drop('dropped');
 SELECT idem_queue_set('dropped', owner => '-');
 RESET ROLE;
@@ -104,7 +104,7 @@ SELECT * FROM idem_fetch('open');
 SELECT idem_pause('open');
 RESET ROLE;
 
--- a queue with an owner: members of that role use it, nobody else
+-- a queue with an owner: only members of that role may use it
 GRANT idem_job_team TO idem_job_alice;
 SET ROLE idem_job_alice;
 SELECT job_id, outcome FROM idem_enqueue('team', '"for the team"', 'a');
@@ -114,7 +114,7 @@ SELECT :job_id AS job_id;
 SELECT idem_cancel(6);
 SELECT job_id FROM idem_enqueue('team', '"done"', 'e', 'until_expired', key_ttl => '1 h', priority => -1);
 SELECT idem_complete(job_id, token, '"secret"') FROM idem_fetch('team');
--- others: neither the jobs nor what became of them, and nothing is changed, whatever the token
+-- other roles see neither the jobs nor their results, and change nothing, whatever the token
 RESET ROLE;
 CREATE VIEW versions AS SELECT job_id, concat(tableoid, ctid, xmin) AS version FROM idem.jobs
 	UNION ALL SELECT job_id, concat(tableoid, ctid, xmin) FROM idem.job_log;
@@ -150,7 +150,7 @@ RESET ROLE;
 SELECT (SELECT count(*) FROM versions) AS rows, (SELECT count(*) FROM (TABLE versions EXCEPT TABLE before) AS d) AS changed;
 DROP TABLE before;
 DROP VIEW versions;
--- an administrator who is no member may pause the queue, but not work in it
+-- an administrator that is not a member may pause the queue, but not use its jobs
 SET ROLE idem_job_admin;
 SELECT idem_pause('team');
 SELECT idem_resume('team');
@@ -158,14 +158,14 @@ SELECT job_id, key, state FROM idem.job_status WHERE queue = 'team' ORDER BY job
 SELECT * FROM idem_job(5);
 SELECT idem_cancel(5);
 SELECT * FROM idem_fetch('team');
--- members do as they like
+-- members may do everything
 SET ROLE idem_job_alice;
 SELECT status FROM idem_heartbeat(ARRAY[:job_id], ARRAY[:token]);
 SELECT idem_complete(:job_id, :token);
 SELECT state, result FROM idem_job(8);
 SELECT outcome, result FROM idem_enqueue('team', '1', 'e', 'until_expired', key_ttl => '1 h');
 SELECT idem_retry(6);
--- so does the owner itself, if it may call the functions, and a superuser
+-- so may the owner itself, if it may call the functions, and a superuser
 RESET ROLE;
 SELECT idem_grant('idem_job_team', 'app');
 SET ROLE idem_job_team;
@@ -173,7 +173,7 @@ SELECT job_id FROM idem_fetch('team');
 RESET ROLE;
 SELECT state FROM idem_job(5);
 SELECT idem_cancel(5);
--- an administrator does not become its owner, nor gives it to others; the same owner once more is no change
+-- an administrator can neither become the owner nor change the owner; setting the same owner again is no change
 SET ROLE idem_job_admin;
 SELECT idem_queue_set('team', owner => 'idem_job_admin');
 SELECT idem_queue_set('team', owner => 'idem_job_bob', keep => '2 h');
@@ -182,12 +182,12 @@ SELECT idem_queue_set('team', owner => 'idem_job_team');
 SELECT owner, keep FROM idem.queues WHERE queue = 'team';
 SELECT payload FROM idem_job(6);
 SELECT payload FROM idem_fetch('team');
--- with the privileges of the owner, to any role: now it is theirs, with the jobs that are there and the history
+-- with the privileges of the owner, to any role: the new owner gets the existing jobs and the history
 RESET ROLE;
 GRANT idem_job_team TO idem_job_admin;
 SET ROLE idem_job_admin;
 SELECT idem_queue_set('team', owner => 'idem_job_bob');
--- and cannot be taken back
+-- the former owner cannot take it back
 SELECT idem_queue_set('team', owner => 'idem_job_team');
 RESET ROLE;
 REVOKE idem_job_team FROM idem_job_admin;
@@ -196,7 +196,7 @@ SELECT * FROM idem_job(6);
 SET ROLE idem_job_bob;
 SELECT state FROM idem_job(6);
 SELECT state FROM idem_job(8);
--- what is left out stays as it is
+-- settings that are not given stay as they are
 SET ROLE idem_job_admin;
 SELECT idem_queue_set('team', max_attempts => 9);
 SET ROLE idem_job_alice;
@@ -208,7 +208,7 @@ SELECT owner FROM idem.queue_status WHERE queue = 'team';
 SET ROLE idem_job_alice;
 SELECT max_attempts FROM idem_job(6);
 SELECT idem_cancel(6), idem_cancel(7);
--- a membership that does not let one act as the role is not enough (from 16 on there are such)
+-- a membership without INHERIT and SET is not enough (possible since 16)
 RESET ROLE;
 SELECT idem_queue_set('team', owner => 'idem_job_team');
 DO $$
@@ -225,7 +225,7 @@ BEGIN
 	END IF;
 END
 $$;
--- a SECURITY DEFINER function enqueues with the rights of its owner
+-- a SECURITY DEFINER function enqueues with the privileges of its owner
 CREATE FUNCTION idem_test_definer() RETURNS text LANGUAGE sql SECURITY DEFINER
 AS $$ SELECT (idem_enqueue('team')).outcome $$;
 ALTER FUNCTION idem_test_definer() OWNER TO idem_job_alice;
@@ -233,10 +233,10 @@ SET ROLE idem_job_nobody;
 SELECT idem_test_definer();
 RESET ROLE;
 DROP FUNCTION idem_test_definer;
--- when the owner is gone, only who may act as any role can use the queue
+-- for the check at the end: a queue whose owner is dropped
 SELECT idem_queue_set('orphan', owner => 'idem_job_bob');
 
--- nobody can put another function, table or operator in the way
+-- functions, tables and operators of other schemas are not used instead
 CREATE SCHEMA hostile;
 GRANT USAGE ON SCHEMA hostile TO PUBLIC;
 CREATE FUNCTION hostile.idem_enqueue(queue text, payload jsonb = NULL, key text = NULL) RETURNS text LANGUAGE sql AS $$ SELECT 'captured' $$;
@@ -273,10 +273,10 @@ SET ROLE idem_job_bob;
 SELECT * FROM idem_enqueue('open');
 SELECT * FROM idem_job(3);
 RESET ROLE;
--- roles go as soon as their grants are gone; queues do not hold them
+-- roles can be dropped after their grants are revoked; queues do not prevent it
 SELECT idem_revoke('idem_job_alice', 'app'), idem_revoke('idem_job_team', 'app'), idem_revoke('idem_job_admin', 'admin'), idem_revoke('idem_job_monitor', 'monitor');
 DROP ROLE idem_job_nobody, idem_job_alice, idem_job_bob, idem_job_admin, idem_job_monitor, idem_job_team;
--- a queue whose owner is gone is for superusers only, until it has another one
+-- only superusers can use a queue whose owner was dropped, until it has a new owner
 CREATE ROLE idem_job_bob;
 SELECT idem_grant('idem_job_bob', 'app');
 SET ROLE idem_job_bob;

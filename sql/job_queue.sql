@@ -1,15 +1,15 @@
 --
 -- Queues: idem_queue_set, idem_queue_drop, idem_pause, idem_resume.
--- What is declared for a queue holds where a call says nothing.
+-- The settings of a queue apply where a call gives no argument.
 --
 \set VERBOSITY sqlstate
 CALL anew();
 
--- a queue needs no declaration, and using it makes none
+-- a queue needs no declaration, and its use does not create one
 SELECT job_id FROM idem_enqueue('undeclared');
 SELECT job_id FROM idem_fetch('undeclared');
 SELECT count(*) FROM idem.queues;
--- what is left out stays as it is
+-- settings that are not given stay as they are
 SELECT idem_queue_set('q');
 SELECT * FROM idem.queues;
 SELECT idem_queue_set('q', dedup => 'until_expired', key_ttl => '1 h', max_attempts => 3);
@@ -19,7 +19,7 @@ SELECT idem_queue_set('q', keep => '1 day', keep_dead => '30 days', max_attempts
 \x on
 SELECT * FROM idem.queues;
 \x off
--- undone by rollback, also to a savepoint
+-- undone by rollback, also by rollback to a savepoint
 BEGIN;
 SELECT idem_queue_set('q', max_attempts => 5);
 SAVEPOINT s;
@@ -32,7 +32,7 @@ SELECT max_attempts FROM idem_job(3);
 ROLLBACK;
 SELECT job_id FROM idem_enqueue('q');
 SELECT max_attempts FROM idem_job(4);
--- another queue is another one
+-- settings apply to one queue only
 SELECT job_id FROM idem_enqueue('Q');
 SELECT max_attempts FROM idem_job(5);
 
@@ -44,19 +44,19 @@ SELECT job_id FROM idem_fetch('dedup', lease => '1 h');
 SELECT job_id, outcome FROM idem_enqueue('dedup', '2', 'k');
 SELECT job_id, outcome FROM idem_enqueue('dedup', '2', 'k', if_running => 'rerun');
 SELECT idem_cancel(2);
--- what the call says goes before
+-- an argument of the call overrides the setting
 SELECT job_id, outcome FROM idem_enqueue('dedup', '3', 'k', 'until_executing');
 SELECT job_id FROM idem_enqueue('dedup', '3', 'k', 'until_executing', if_running => 'rerun');
 -- if_running
 SELECT idem_cancel(3);
 SELECT idem_queue_set('dedup', if_running => 'rerun');
 SELECT job_id, outcome FROM idem_enqueue('dedup', '4', 'k');
--- for another strategy that one is a job that waits
+-- for another strategy the follow-up job is a waiting job
 SELECT job_id, outcome FROM idem_enqueue('dedup', '5', 'k', 'until_executing');
 SELECT payload FROM idem_job(4);
 SELECT idem_cancel(4);
 SELECT job_id, outcome FROM idem_enqueue('dedup', '5', 'k', if_running => 'skip');
--- it is no error where it does not apply, since nobody has asked for it here
+-- no error where it does not apply, because it comes from the queue and not from the call
 SELECT job_id, outcome FROM idem_enqueue('dedup', '6', 'k', 'until_executing');
 -- on_duplicate
 SELECT idem_queue_set('dup', on_duplicate => 'replace');
@@ -67,7 +67,7 @@ SELECT payload FROM idem_job(6);
 SELECT idem_queue_set('dup', on_duplicate => 'error');
 SELECT job_id FROM idem_enqueue('dup', '4', 'k');
 SELECT job_id, outcome FROM idem_enqueue('dup', '5');
--- debounce as the default wants a time in every call with a key, and only there
+-- debounce as the default requires a delay in every call with a key, and only there
 SELECT idem_queue_set('dup', on_duplicate => 'debounce');
 SELECT job_id FROM idem_enqueue('dup', '6', 'k');
 SELECT job_id, outcome FROM idem_enqueue('dup', '7', 'k', delay => '1 min');
@@ -83,12 +83,12 @@ SELECT job_id, outcome FROM idem_enqueue_many('ttl', '{2,2}', '{k,l}');
 SET idem.clock_offset = '11 min';
 SELECT outcome FROM idem_enqueue_many('ttl', '{3,3}', '{k,l}');
 RESET idem.clock_offset;
--- without a key there is no ttl to need, and with another dedup none to heed
+-- no ttl is needed without a key, and it is ignored with another dedup
 SELECT outcome FROM idem_enqueue('ttl', '4');
 SELECT outcome FROM idem_enqueue('ttl', '5', 'm', 'until_executing');
 SELECT count(idem_complete(job_id, token)) FROM idem_fetch('ttl', 10);
 SELECT outcome FROM idem_enqueue('ttl', '6', 'm');
--- until_expired needs one from somewhere
+-- until_expired needs a ttl from the call or the queue
 SELECT idem_queue_set('no ttl', dedup => 'until_expired');
 SELECT job_id FROM idem_enqueue('no ttl', '1', 'k');
 SELECT outcome FROM idem_enqueue('no ttl', '1', 'k', key_ttl => '1 min');
@@ -107,23 +107,23 @@ SELECT job_id, outcome FROM idem_enqueue('incl', '3', 'k', delay => '2 h', inclu
 SELECT idem_queue_set('incl', include_scheduled => false);
 SELECT job_id, outcome FROM idem_enqueue('incl', '4', 'k', delay => '2 h');
 SELECT job_id, outcome FROM idem_enqueue('incl', '5', 'k', delay => '2 h', include_scheduled => true);
--- debounce needs it, and a queue that says otherwise is not asked
+-- debounce implies it, whatever the queue sets
 SELECT job_id, outcome FROM idem_enqueue('incl', '6', 'k', on_duplicate => 'debounce', delay => '2 h');
 -- debounce_max: see job_scheduled; lease and max_attempts: see job_fetch; backoff: see job_end; keep: see job_history
--- what a queue declares holds for jobs that are there already
+-- the settings of a queue also apply to existing jobs
 SELECT job_id FROM idem_enqueue('live', '1');
 SELECT max_attempts FROM idem_job(4);
 SELECT idem_queue_set('live', max_attempts => 1, keep => '1 h');
 SELECT max_attempts FROM idem_job(4);
 SELECT idem_fail(job_id, token) FROM idem_fetch('live');
--- zero as a lease takes a declared one back
+-- lease zero removes the lease of the queue
 SELECT idem_queue_set('live', lease => '1 h');
 SELECT idem_queue_set('live', lease => '0');
 SELECT job_id FROM idem_enqueue('live', '2');
 SELECT job_id FROM idem_fetch('live');
 SELECT state FROM idem_job(5);
 
--- pause and resume: whether it has changed anything
+-- pause and resume return whether they changed anything
 CALL anew();
 SELECT idem_pause('p');
 SELECT idem_pause('p');
@@ -131,7 +131,7 @@ SELECT paused_at BETWEEN idem_clock() - interval '1 min' AND idem_clock() AS pau
 SELECT job_id FROM idem_enqueue('p', '1', 'k');
 SELECT job_id, outcome FROM idem_enqueue('p', '2', 'k');
 SELECT job_id FROM idem_fetch('p');
--- a declaration does not end the pause
+-- idem_queue_set does not end the pause
 SELECT idem_queue_set('p', max_attempts => 3);
 SELECT job_id FROM idem_fetch('p');
 SELECT idem_resume('p');
@@ -139,7 +139,7 @@ SELECT idem_resume('p');
 SELECT idem_resume('never paused');
 SELECT max_attempts, paused_at FROM idem.queues WHERE queue = 'p';
 SELECT job_id, token FROM idem_fetch('p', lease => '1 h') \gset
--- what runs is not stopped
+-- running jobs are not stopped
 SELECT idem_pause('p');
 SELECT status FROM idem_heartbeat(ARRAY[:job_id], ARRAY[:token], '1 h');
 SELECT idem_complete(:job_id, :token);
@@ -152,7 +152,7 @@ ROLLBACK;
 SELECT job_id FROM idem_enqueue('p', '3');
 SELECT job_id FROM idem_fetch('p');
 
--- a queue that was never used or declared is paused, but not without a word; it is declared then
+-- pausing a queue that was never used or declared works, with a notice, and declares it
 CALL anew();
 \set VERBOSITY default
 SELECT idem_pause('typo');
@@ -172,7 +172,7 @@ SELECT idem_pause('past');
 SELECT idem_pause('pas');
 \set VERBOSITY sqlstate
 
--- drop: forgets what was declared, if there are no live jobs
+-- drop: removes the settings, if there are no live jobs
 CALL anew();
 SELECT idem_queue_drop('never declared');
 SELECT idem_queue_set('d', max_attempts => 1, on_duplicate => 'replace');
@@ -184,7 +184,7 @@ SELECT idem_complete(:job_id, :token);
 SELECT job_id FROM idem_enqueue('d', '2', delay => '1 h');
 SELECT idem_queue_drop('d');
 SELECT idem_cancel(2);
--- another queue with jobs is not in the way, nor is the history
+-- neither jobs of another queue nor the history prevent it
 SELECT job_id FROM idem_enqueue('da');
 SELECT idem_pause('d');
 BEGIN;
@@ -244,7 +244,7 @@ ROLLBACK;
 BEGIN READ ONLY;
 SELECT idem_resume('q');
 ROLLBACK;
--- the bounds themselves are fine
+-- the limits themselves are accepted
 SELECT idem_queue_set(repeat('x', 255), key_ttl => '100 years', debounce_max => '1 us', lease => '30 days', max_attempts => 2147483647,
 	backoff => '1 us', backoff_max => '100 years', keep => '0', keep_dead => '100 years');
 CALL anew();

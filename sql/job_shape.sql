@@ -1,10 +1,10 @@
 --
--- Direct access would bypass what others hang on the tables of jobs: it is
--- refused, as for idem.keys
+-- Direct access would bypass triggers and the like that users add to the job tables:
+-- idem refuses to work then, as for idem.keys
 --
 SET client_min_messages = warning;
 CALL anew();
--- in short: what becomes of an enqueue, a fetch and a job that ends
+-- only the SQLSTATEs of an enqueue, a fetch and the end of a job
 CREATE FUNCTION all_refused(OUT enqueue text, OUT many text, OUT fetched text, OUT complete text, OUT cancel text)
 LANGUAGE sql AS $$
 	SELECT (fails($c$ SELECT idem_enqueue('shape', '1', 'new') $c$)).state,
@@ -22,7 +22,7 @@ ALTER TABLE idem.jobs SET UNLOGGED;
 SELECT state, message, detail, hint FROM fails($$ SELECT idem_enqueue('shape') $$);
 ROLLBACK;
 \x off
--- the rest in short
+-- from here on only the SQLSTATEs
 BEGIN;
 ALTER TABLE idem.jobs SET UNLOGGED;
 SELECT * FROM all_refused();
@@ -56,13 +56,13 @@ BEGIN;
 ALTER TABLE idem.jobs ADD CHECK (queue <> 'forbidden');
 SELECT * FROM all_refused();
 ROLLBACK;
--- a not-null constraint on a column that the row of a waiting job does not even store
+-- a not-null constraint on a column that is null in the row of a waiting job
 BEGIN;
 DELETE FROM idem.jobs;
 ALTER TABLE idem.jobs ALTER COLUMN error SET NOT NULL;
 SELECT enqueue, many, fetched, cancel FROM all_refused();
 ROLLBACK;
--- indexes on expressions, on a part, unique ones, exclusion constraints: for what needs an entry there
+-- expression, partial and unique indexes, exclusion constraints: for functions that need an entry there
 BEGIN;
 CREATE INDEX ON idem.jobs (lower(key));
 SELECT enqueue, many FROM all_refused();
@@ -106,7 +106,7 @@ DROP INDEX idem.jobs_key_idx;
 SELECT state, message, detail, hint FROM fails($$ SELECT idem_enqueue('shape', '1', 'a') $$);
 ROLLBACK;
 \x off
--- another index is not good enough
+-- another index does not replace them
 BEGIN;
 DROP INDEX idem.jobs_fetch_idx;
 CREATE INDEX jobs_fetch_idx ON idem.jobs (queue, priority, run_at DESC, job_id);
@@ -123,7 +123,7 @@ DROP INDEX idem.jobs_fetch_idx;
 CREATE INDEX jobs_fetch_idx ON idem.jobs (queue COLLATE "POSIX", priority, run_at, job_id);
 SELECT fetched FROM all_refused();
 ROLLBACK;
--- the same one under another name is
+-- the same index with another name does
 BEGIN;
 ALTER INDEX idem.jobs_fetch_idx RENAME TO renamed;
 SELECT job_id FROM idem_fetch('shape');
@@ -169,7 +169,7 @@ SELECT state FROM fails($$ SELECT idem_cleanup() $$);
 ROLLBACK;
 DROP FUNCTION attach;
 
--- the other tables, where they are written
+-- the other tables, for the functions that write them
 BEGIN;
 CREATE TRIGGER t BEFORE INSERT ON idem.job_log FOR EACH ROW EXECUTE FUNCTION ignore_row();
 SELECT state FROM fails($$ SELECT idem_cancel(2) $$);
@@ -224,7 +224,7 @@ AS '$libdir/idem', 'idem_complete' LANGUAGE C;
 SELECT old_complete(1, 1);
 DROP FUNCTION old_enqueue, new_fetch, new_many, new_job, old_complete;
 
--- an index that is added, also concurrently, is kept up to date; so is one of the rows with a key
+-- an additional index, even one built concurrently, is kept up to date; so is a partial one on rows with a key
 CREATE INDEX CONCURRENTLY extra_1 ON idem.jobs (enqueued_at);
 CREATE INDEX extra_2 ON idem.jobs (key_hash) WHERE key_hash IS NOT NULL;
 CREATE INDEX extra_3 ON idem.jobs (lease_until, job_id) WHERE lease_until IS NOT NULL;
@@ -246,7 +246,7 @@ RESET enable_seqscan;
 RESET enable_bitmapscan;
 DROP INDEX idem.extra_2;
 DROP INDEX idem.extra_3;
--- a publication needs to tell rows apart, as it does for any UPDATE and DELETE
+-- a publication needs a replica identity, as for any UPDATE and DELETE
 BEGIN;
 SET LOCAL client_min_messages = error;
 CREATE PUBLICATION shape FOR TABLE idem.jobs;
@@ -256,7 +256,7 @@ ALTER TABLE idem.jobs REPLICA IDENTITY NOTHING;
 SELECT outcome FROM idem_enqueue('shape', '10', 'g');
 SELECT enqueue, fetched, complete, cancel FROM all_refused();
 ROLLBACK;
--- with everything gone again, it works as before
+-- after everything was removed, it works as before
 SELECT * FROM all_refused();
 DROP FUNCTION all_refused;
 TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;

@@ -1,5 +1,5 @@
 --
--- What people see of jobs: idem.job_status and idem.queue_status
+-- The views of jobs: idem.job_status and idem.queue_status
 --
 CALL anew();
 SELECT * FROM idem.queue_status;
@@ -20,16 +20,16 @@ SET idem.clock_offset = '1 min';
 SELECT job_id, queue, key, state, priority, attempt, max_attempts, worker, last_error FROM idem.job_status ORDER BY job_id;
 SELECT job_id, age BETWEEN '1 min' AND '2 min' AS age, run_at > idem_clock() AS to_come, lease_until > idem_clock() AS leased, ended_at IS NOT NULL AS ended
   FROM idem.job_status ORDER BY job_id;
--- it says what idem_job says
+-- it agrees with idem_job
 SELECT s.job_id FROM idem.job_status AS s LEFT JOIN LATERAL idem_job(s.job_id) AS j ON true
  WHERE (s.queue, s.key, s.state, s.priority, s.attempt, s.max_attempts, s.worker, s.last_error, s.run_at, s.lease_until, s.ended_at)
 	   IS DISTINCT FROM (j.queue, j.key, j.state, j.priority, j.attempt, j.max_attempts, j.worker, j.error, j.run_at, j.lease_until, j.ended_at);
 -- numbers
 SELECT queue, ready, scheduled, running, expired, dead, oldest_ready BETWEEN '1 min' AND '2 min' AS oldest_ready, paused, owner FROM idem.queue_status ORDER BY queue;
--- and what the functions do
+-- they agree with the functions
 SELECT job_id FROM idem_fetch('q', 100, lease => '1 h') ORDER BY job_id;
 SELECT queue, ready, scheduled, running, expired, dead, oldest_ready IS NULL AS none_ready, paused FROM idem.queue_status ORDER BY queue;
--- the oldest of those that are due, from when they were due
+-- the oldest job that is due, since it became due
 SELECT job_id FROM idem_enqueue('old', run_at => idem_clock() - interval '3 h');
 SELECT job_id FROM idem_enqueue('old', run_at => idem_clock() - interval '2 h');
 SELECT job_id FROM idem_enqueue('old', delay => '5 h');
@@ -38,12 +38,12 @@ SELECT job_id FROM idem_fetch('old', 1, lease => '1 h');
 SELECT ready, running, oldest_ready BETWEEN '2 h' AND '2 h 1 min' AS two_hours FROM idem.queue_status WHERE queue = 'old';
 SELECT job_id FROM idem_fetch('old', 1, lease => '1 h');
 SELECT ready, running, oldest_ready FROM idem.queue_status WHERE queue = 'old';
--- time goes by
+-- later
 SET idem.clock_offset = '6 h';
 SELECT queue, ready, scheduled, running, expired, dead FROM idem.queue_status ORDER BY queue;
 RESET idem.clock_offset;
 
--- follow-ups that wait for another job are blocked, whenever they are due: neither ready nor scheduled
+-- follow-up jobs that wait for another job are blocked, whenever they are due: neither ready nor scheduled
 CALL anew();
 SELECT job_id, outcome FROM idem_enqueue('chain', '1', 'k', 'until_executed');
 SELECT job_id, token FROM idem_fetch('chain', lease => '1 h') \gset
@@ -54,10 +54,10 @@ SELECT job_id, outcome FROM idem_enqueue('other', '4', 'k', 'until_executed', if
 SELECT job_id, state FROM idem.job_status ORDER BY job_id;
 SELECT j.* FROM (VALUES (1), (2), (3), (4)) AS v (id), LATERAL (SELECT id, state FROM idem_job(id)) AS j;
 SELECT queue, ready, scheduled, blocked, running, oldest_ready FROM idem.queue_status ORDER BY queue;
--- the job that they wait for fails, and waits for its retry: still
+-- the job that they wait for fails and waits for its retry: still blocked
 SELECT idem_fail(:job_id, :token, retry_in => '1 min');
 SELECT queue, ready, scheduled, blocked, running, oldest_ready FROM idem.queue_status WHERE queue = 'chain';
--- it ends: not any more
+-- it ends: not blocked any more
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT state FROM idem_job(2);
 SELECT idem_cancel(1);
@@ -79,13 +79,13 @@ SELECT idem_pause('paused');
 SELECT queue, ready, scheduled, running, expired, dead, oldest_ready, paused, owner = current_user::regrole AS mine FROM idem.queue_status ORDER BY queue;
 SELECT job_id FROM idem_enqueue('paused');
 SELECT ready, paused FROM idem.queue_status WHERE queue = 'paused';
--- only history, and that counts the dead
+-- only history, which counts dead jobs
 SELECT job_id FROM idem_enqueue('past');
 SELECT idem_fail(job_id, token, dead => true) FROM idem_fetch('past');
 SELECT job_id FROM idem_enqueue('past');
 SELECT idem_cancel(3);
 SELECT queue, ready, scheduled, running, expired, dead FROM idem.queue_status WHERE queue = 'past';
--- in a transaction: what it does itself
+-- a transaction sees its own changes
 BEGIN;
 SELECT job_id, token FROM idem_enqueue('tx') AS e, LATERAL (SELECT token FROM idem_fetch('tx')) AS f \gset
 SELECT state FROM idem.job_status WHERE queue = 'tx';
@@ -96,7 +96,7 @@ ROLLBACK;
 SELECT attrelid::regclass, attname FROM pg_attribute
  WHERE attrelid IN ('idem.job_status'::regclass, 'idem.queue_status'::regclass) AND attnum > 0
    AND (atttypid = 'jsonb'::regtype OR attname IN ('payload', 'result', 'token'));
--- and queue_status no key
+-- and queue_status shows no key
 SELECT string_agg(attname, ' ' ORDER BY attnum) FROM pg_attribute WHERE attrelid = 'idem.queue_status'::regclass AND attnum > 0;
 -- the default of max_attempts is the same in the view and in idem_job(), for live jobs and in the history
 CALL anew();

@@ -1,9 +1,9 @@
 --
--- Leases: every status of idem_lease, and what is done with a token.
--- Times are compared, never shown; idem.clock_offset stands for waiting.
+-- Leases: every status of idem_lease, and every function that takes a token.
+-- Times are compared, never shown; the test sets idem.clock_offset instead of waiting.
 --
 
--- claimed: the token is the time (L2), the lease and the ttl count one after the other (L1)
+-- claimed: the token is the time (L2), the ttl starts at the end of the lease (L1)
 SELECT idem_clock() AS before \gset
 SELECT claimed, status, result, attempt, checkpoint,
 	   token BETWEEN micros(:'before') AND micros(idem_clock()) AS token_is_time,
@@ -25,36 +25,36 @@ SELECT claimed, status, token = :l_token AS same_token, attempt, lease_until = :
   FROM idem_lease('lease:1', '5 min', ttl => '1 min', worker => 'w1', max_attempts => 1, on_expiry => 'park');
 SELECT key_version('lease:1') = :'before' AS untouched;
 
--- in another scope it is another key
+-- the same key in another scope is another key
 SELECT claimed, status, attempt FROM idem_lease('lease:1', '30 s', scope => 'other');
 
--- L6: renew counts from now on, by as much as is asked for, also less
+-- L6: renew counts from now, by the given interval, which may be shorter
 SELECT idem_renew('lease:1', :l_token, '10 min') AS until \gset
 SELECT :'until'::timestamptz - idem_clock() BETWEEN '9 min' AND '10 min' AS ten_minutes,
 	   lease_until = :'until' AS stored, expires_at - lease_until AS kept_after, token = :l_token AS same_token, attempt
   FROM idem_get('lease:1');
 SELECT idem_renew('lease:1', :l_token, '20 s') - idem_clock() BETWEEN '10 s' AND '20 s' AS twenty_seconds;
 
--- L5: a checkpoint is stored, and the lease runs anew for as long as it was
+-- L5: a checkpoint is stored, and the lease starts again with the same length
 SET idem.clock_offset = '15 s';
 SELECT idem_checkpoint('lease:1', :l_token, '{"charged": true}') - idem_clock() BETWEEN '10 s' AND '20 s' AS renewed;
 SELECT status, checkpoint, token = :l_token AS same_token, attempt, worker, owner = current_user AS mine,
 	   expires_at - lease_until AS kept_after
   FROM idem_get('lease:1');
 SELECT claimed, status, checkpoint FROM idem_lease('lease:1', '30 s', worker => 'w1');
--- others do not get to see it
+-- other workers do not see it
 SELECT claimed, status, checkpoint FROM idem_lease('lease:1', '30 s', worker => 'w2');
 
--- L1: one that ran out is taken over, with a higher token and one attempt more, and gets the checkpoint
+-- L1: an expired lease is taken over, with a higher token, one more attempt and the checkpoint
 SET idem.clock_offset = '40 s';
 SELECT status FROM idem_get('lease:1');
 SELECT * FROM idem_lease('lease:1', '30 s', worker => 'w2') \gset m_
 SELECT :'m_claimed' AS claimed, :'m_status' AS status, :'m_attempt' AS attempt, :m_token > :l_token AS higher,
 	   :'m_checkpoint' AS checkpoint;
--- the name of a worker proves nothing after that
+-- after that the worker name alone does not resume the lease
 SELECT claimed, status FROM idem_lease('lease:1', '30 s', worker => 'w1');
 
--- L3: the old token does nothing, the new one finishes
+-- L3: the old token has no effect, the new one finishes
 \set VERBOSITY sqlstate
 SELECT key_version('lease:1') AS before \gset
 SELECT idem_finish('lease:1', '1', token => :l_token);
@@ -83,19 +83,19 @@ SELECT idem_checkpoint('lease:1', :m_token, '1');
 SELECT idem_fence('lease:1', :m_token);
 SELECT key_version('lease:1') = :'before' AS untouched;
 
--- L3: finish works after the lease ran out, as long as nobody took over
+-- L3: finish works after the lease has expired, unless another worker took over
 RESET idem.clock_offset;
 SELECT token AS l_token FROM idem_lease('lease:2', '30 s') \gset
 SET idem.clock_offset = '1 h';
 SELECT idem_fence('lease:2', :l_token);
 SELECT idem_finish('lease:2', token => :l_token);
 SELECT claimed, status, result FROM idem_lease('lease:2', '30 s');
--- and the result is kept for the ttl from then on
+-- and the result is kept for the ttl, counted from the finish
 SELECT expires_at - finished_at = '24 h' AS kept FROM idem_get('lease:2');
 SET idem.clock_offset = '24 h';
 SELECT claimed, status FROM idem_lease('lease:2', '30 s');
 
--- so do renew and checkpoint
+-- the same for renew and checkpoint
 RESET idem.clock_offset;
 SELECT token AS l_token FROM idem_lease('lease:3', '30 s', worker => 'w0') \gset
 SET idem.clock_offset = '1 min';
@@ -106,7 +106,7 @@ SET idem.clock_offset = '2 min';
 SELECT idem_checkpoint('lease:3', :l_token, '1') > idem_clock() AS renewed;
 SELECT status FROM idem_get('lease:3');
 
--- release: the next one gets it at once; the released token is stale (L3)
+-- release: the next caller gets the key at once; the released token is stale (L3)
 SELECT idem_release('lease:3', token => :l_token);
 SELECT status, attempt, worker, token > :l_token AS another_token FROM idem_get('lease:3');
 SELECT idem_finish('lease:3', token => :l_token);
@@ -115,7 +115,7 @@ SELECT * FROM idem_lease('lease:3', '30 s', worker => 'w3') \gset m_
 SELECT :'m_status' AS status, :'m_attempt' AS attempt, :m_token > :l_token AS higher, :'m_checkpoint' AS checkpoint;
 RESET idem.clock_offset;
 
--- request: checked on every path (K7); given with a later lease it is stored
+-- request: checked in every case (K7); a request given with a later lease is stored
 SELECT token AS l_token FROM idem_lease('lease:4', '30 s', request => '{"cents": 1}', worker => 'w1') \gset
 SELECT status FROM idem_lease('lease:4', '30 s', request => '{"cents": 2}');
 SELECT status FROM idem_lease('lease:4', '30 s', request => '{"cents": 2}', worker => 'w1');
@@ -133,7 +133,7 @@ SELECT status FROM idem_lease('lease:5', '30 s', request => '{"cents": 1}');
 SELECT status FROM idem_lease('lease:5', '30 s', request => '{"cents": 2}');
 RESET idem.clock_offset;
 
--- inside a longer transaction it works, with a notice; rollback takes it away
+-- inside a longer transaction it works, with a notice; rollback removes the lease
 \set VERBOSITY default
 BEGIN;
 SELECT status, attempt FROM idem_lease('lease:6', '30 s', worker => 'w1');
@@ -169,7 +169,7 @@ RESET enable_seqscan;
 RESET enable_bitmapscan;
 DROP INDEX idem.by_worker;
 
--- a row that the same statement has removed is looked for once, not for ever
+-- a row that the same statement has removed is not searched for in an endless loop
 SELECT token AS l_token FROM idem_lease('lease:10', '30 s') \gset
 WITH d AS (DELETE FROM idem.keys WHERE key = 'lease:10' RETURNING key) SELECT idem_forget(key) FROM d;
 \set VERBOSITY sqlstate

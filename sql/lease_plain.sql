@@ -3,14 +3,14 @@
 --
 \set VERBOSITY sqlstate
 
--- live lease, then claim: busy; as batch and as call, too
+-- live lease, then claim: busy; the same for idem_claim_many and idem_call
 SELECT token AS l_token FROM idem_lease('plain:1', '30 s', worker => 'w1') \gset
 SELECT * FROM idem_claim('plain:1');
 SELECT status FROM idem_claim('plain:1', wait => '0');
 SELECT ord, claimed, status FROM idem_claim_many(ARRAY['plain:1', 'plain:2', 'plain:1']);
 SELECT * FROM idem_call('plain:1', 'handler');
 SELECT attempt, status FROM idem_get('plain:1');
--- the token is needed, and the transaction that leases does not hold it as a plain claim
+-- the token is needed: the transaction that leases a key does not hold it as a plain claim
 BEGIN;
 SELECT status FROM idem_lease('plain:3', '30 s');
 SELECT status FROM idem_claim('plain:3');
@@ -27,7 +27,7 @@ SET idem.clock_offset = '1 min';
 BEGIN;
 SELECT claimed, status FROM idem_claim('plain:1', ttl => '1 h');
 SELECT claimed, status FROM idem_claim('plain:1');
--- which is a plain claim now: the lease has nothing to say any more
+-- the key is a plain claim now: the lease does not matter any more
 SELECT claimed, status FROM idem_lease('plain:1', '30 s', worker => 'w1');
 SELECT status, worker, attempt, token, checkpoint, lease_until, expires_at - idem_clock() > '23 h' AS not_shorter FROM idem_get('plain:1');
 SAVEPOINT s;
@@ -37,7 +37,7 @@ SELECT idem_renew('plain:1', :l_token, '30 s');
 ROLLBACK TO s;
 SELECT idem_finish('plain:1', '"plain"');
 SELECT claimed, status, result FROM idem_lease('plain:1', '30 s', worker => 'w1');
--- rollback gives the lease back
+-- rollback restores the lease
 ROLLBACK;
 SELECT status, worker, attempt, token = :l_token AS same_token FROM idem_get('plain:1');
 SELECT idem_checkpoint('plain:1', :l_token, '1') > idem_clock() AS renewed;
@@ -50,7 +50,7 @@ SELECT claimed, status, result, token, attempt FROM idem_lease('plain:1', '30 s'
 SELECT idem_finish('plain:1', '1', token => :l_token);
 SELECT idem_release('plain:1', token => :l_token);
 SELECT idem_fence('plain:1', :l_token);
--- released plain claim: as if never claimed, so the lease is there again, and has run out
+-- released plain claim: as if never claimed, so the lease is there again, and has expired
 RESET idem.clock_offset;
 SELECT token AS l_token FROM idem_lease('plain:4', '30 s', request => '4', max_attempts => 2, worker => 'w1') \gset
 SELECT idem_checkpoint('plain:4', :l_token, '4') > idem_clock() AS renewed;
@@ -66,7 +66,7 @@ SELECT status FROM idem_claim('plain:4', request => '5');
 SELECT status FROM idem_claim('plain:4', request => '4');
 SELECT idem_forget('plain:4');
 RESET idem.clock_offset;
--- and has lost nothing of its time
+-- with its times unchanged
 SELECT token AS l_token FROM idem_lease('plain:4', '30 s', ttl => '1 h') \gset
 SET idem.clock_offset = '1 min';
 BEGIN;
@@ -78,7 +78,7 @@ SELECT status FROM idem_get('plain:4');
 SELECT idem_finish('plain:4', '4', token => :l_token);
 SELECT idem_forget('plain:4');
 RESET idem.clock_offset;
--- past its ttl there is nothing to go back to
+-- past its ttl the lease is not restored
 SELECT status FROM idem_lease('plain:4', '30 s', ttl => '1 s');
 SET idem.clock_offset = '1 min';
 BEGIN;
@@ -87,12 +87,12 @@ SELECT idem_release('plain:4');
 SELECT count(*) FROM idem_get('plain:4');
 COMMIT;
 SELECT status, attempt FROM idem_lease('plain:4', '30 s');
--- idem_call takes over as well
+-- idem_call takes over, too
 SET idem.clock_offset = '2 min';
 SELECT * FROM idem_call('plain:4', 'handler');
 SELECT * FROM idem_call('plain:4', 'handler');
 SELECT status, result FROM idem_lease('plain:4', '30 s');
--- and so does a batch
+-- and so does idem_claim_many
 RESET idem.clock_offset;
 SELECT status FROM idem_lease('plain:5', '30 s');
 SET idem.clock_offset = '1 min';
@@ -103,7 +103,7 @@ COMMIT;
 SELECT status, result FROM idem_lease('plain:5', '30 s');
 RESET idem.clock_offset;
 
--- claim, then lease: held by this transaction is busy, committed is finished
+-- claim, then lease: busy while this transaction holds the claim, finished after commit
 BEGIN;
 SELECT status FROM idem_claim('plain:7');
 SELECT claimed, status, token, attempt, lease_until FROM idem_lease('plain:7', '30 s', worker => 'w1');
@@ -116,13 +116,13 @@ SELECT status FROM idem_claim('plain:8');
 COMMIT;
 SELECT claimed, status, result, token, attempt, lease_until FROM idem_lease('plain:8', '30 s');
 SELECT idem_finish('plain:8', '1', token => 1);
--- a plain claim past its ttl can be leased; L7: it has no deadline and is not taken for an orphan before
+-- a plain claim past its ttl can be leased; L7: before, it has no deadline and does not count as abandoned
 SELECT status FROM idem_claim('plain:9', ttl => '1 h');
 SET idem.clock_offset = '50 min';
 SELECT status FROM idem_lease('plain:9', '30 s');
 SET idem.clock_offset = '70 min';
 SELECT status, attempt FROM idem_lease('plain:9', '30 s');
--- the same for one that came after a lease
+-- the same for a claim that took over a lease
 RESET idem.clock_offset;
 SELECT token AS l_token FROM idem_lease('plain:10', '30 s', ttl => '10 min') \gset
 SET idem.clock_offset = '1 min';
@@ -134,9 +134,9 @@ SELECT status, attempt, token > :l_token AS higher FROM idem_lease('plain:10', '
 SELECT idem_finish('plain:10', '1', token => :l_token);
 RESET idem.clock_offset;
 
--- K1, L3, L5: a released claim leaves the lease as it was, all of it: when it was taken, its end
--- and its expiry.  So the result of a late finish is kept for the ttl, and a checkpoint lets the
--- lease run for as long as it was last given.
+-- K1, L3, L5: releasing a claim leaves the lease completely unchanged: its start, its end and
+-- its expiry.  So the result of a late finish is kept for the ttl, and a checkpoint renews the
+-- lease by its last length.
 SELECT token AS f_token FROM idem_lease('undo:finish', '60 s', ttl => '1 day') \gset
 SELECT token AS c_token FROM idem_lease('undo:checkpoint', '60 s', ttl => '1 day') \gset
 SELECT token AS s_token FROM idem_lease('undo:savepoint', '60 s', ttl => '1 day', request => '1', worker => 'w', max_attempts => 3) \gset
@@ -156,7 +156,7 @@ SELECT as_before('undo:finish');
 SELECT idem_finish('undo:finish', '1', token => :f_token);
 SET idem.clock_offset = '172600 s';
 SELECT status FROM idem_claim('undo:finish');
--- a ttl longer than that of the lease goes as well; again and again
+-- also with a ttl longer than that of the lease, and repeatedly
 SET idem.clock_offset = '86300 s';
 BEGIN;
 SELECT claimed FROM idem_claim('undo:checkpoint', ttl => '100 years');
@@ -169,7 +169,7 @@ COMMIT;
 SELECT as_before('undo:checkpoint');
 SELECT idem_checkpoint('undo:checkpoint', :c_token, '1') - idem_clock() <= '60 s' AS not_longer;
 SELECT lease_until - leased_at AS length, expires_at - lease_until AS ttl FROM idem.keys WHERE key = 'undo:checkpoint';
--- savepoints: the claim inside, the release inside, both
+-- savepoints: around the claim, the release, both
 BEGIN;
 SAVEPOINT s;
 SELECT claimed FROM idem_claim('undo:savepoint', ttl => '10 days');
@@ -201,18 +201,18 @@ SELECT claimed FROM idem_claim('undo:savepoint', ttl => '10 days');
 PREPARE TRANSACTION 'claimed';
 ROLLBACK PREPARED 'claimed';
 SELECT as_before('undo:savepoint');
--- the key goes with the ttl of the lease, as if there had been no claim
+-- the key expires with the ttl of the lease, as without the claim
 SET idem.clock_offset = '86500 s';
 SELECT count(*) FROM idem_get('undo:savepoint');
 SELECT idem_fence('undo:savepoint', :s_token);
--- the next lease goes on from there
+-- the next lease continues from there
 SET idem.clock_offset = '86300 s';
 SELECT status, attempt, checkpoint, token > :s_token AS higher FROM idem_lease('undo:savepoint', '60 s');
 RESET idem.clock_offset;
 DROP FUNCTION as_before;
 DROP TABLE lease_before;
 
--- created_at tells when this life of the key began: a takeover of a lease keeps it, a new life has its own
+-- created_at is the first claim since the key was last absent: a takeover of a lease keeps it
 SELECT status FROM idem_lease('plain:11', '30 s', ttl => '1 h');
 CREATE TABLE life AS SELECT created_at AS began FROM idem_get('plain:11');
 SET idem.clock_offset = '1 min';

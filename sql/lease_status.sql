@@ -1,5 +1,5 @@
 --
--- What operators see of leases: idem.lease_status, key_status, key_summary.
+-- The views of leases: idem.lease_status, key_status, key_summary.
 --
 TRUNCATE idem.keys;
 SELECT status FROM idem_claim('status:plain', ttl => '1 h');
@@ -19,16 +19,16 @@ SET idem.clock_offset = '1 min';
 SELECT key, scope, worker, attempt, age BETWEEN '1 min' AND '2 min' AS age,
 	   time_left BETWEEN '-1 min' AND '10 min' AS time_left, time_left > '0' AS left, state, max_attempts
   FROM idem.lease_status ORDER BY key;
--- the token is there to be used
+-- the token can be used
 SELECT count(*) FROM idem.lease_status AS l, LATERAL idem_get(l.key, l.scope) AS g
  WHERE l.token = g.token AND l.state = g.status;
--- what the views say is what the functions do
+-- the views agree with the functions
 SELECT key, state, CASE WHEN state = 'expired' THEN g.status END AS got
   FROM idem.lease_status AS l, LATERAL idem_lease(l.key, '30 s', scope => l.scope, wait => '0') AS g
  WHERE (state, g.status) NOT IN (('live', 'busy'), ('expired', 'claimed'), ('parked', 'parked'), ('exhausted', 'exhausted'));
 SELECT key, worker, attempt, state FROM idem.lease_status ORDER BY key;
 
--- past the ttl: only what is parked is left
+-- past the ttl: only parked keys are left
 SET idem.clock_offset = '25 h';
 SELECT key, time_left < '-24 h' AS long_ago, state FROM idem.lease_status ORDER BY key;
 SELECT key, status, lease_left IS NULL AS plain, time_left > '0' AS left FROM idem.key_status ORDER BY key;
@@ -41,7 +41,7 @@ SET idem.clock_offset = '25 h';
 SELECT status, keys FROM idem.key_summary ORDER BY status;
 RESET idem.clock_offset;
 
--- a lease of this transaction is shown to it, with rollback it is gone
+-- a transaction sees its own lease, which is gone after rollback
 TRUNCATE idem.keys;
 SET client_min_messages = warning;
 BEGIN;
@@ -51,7 +51,7 @@ ROLLBACK;
 SELECT count(*) FROM idem.lease_status;
 RESET client_min_messages;
 
--- administrators see it, monitors and applications do not: it shows keys
+-- administrators see the view, monitors and applications do not: it shows keys
 CREATE ROLE idem_lease_admin;
 CREATE ROLE idem_lease_monitor;
 SELECT idem_grant('idem_lease_admin', 'admin'), idem_grant('idem_lease_monitor', 'monitor');

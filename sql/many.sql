@@ -6,13 +6,13 @@
 -- one row per element, in the order of the array
 BEGIN;
 SELECT ord, key, claimed, status, result FROM idem_claim_many(ARRAY['many:b', 'many:a', 'many:c']);
--- claimed in the order of the bytes, whatever the order of the array
+-- keys are claimed in byte order, whatever the order of the array
 SELECT key FROM idem.keys WHERE key LIKE 'many:%' ORDER BY ctid;
 SELECT idem_finish_many(ARRAY['many:b', 'many:a', 'many:c'], ARRAY['{"n": "b"}', NULL, '{"n": "c"}']::jsonb[]);
 SELECT ord, key, claimed, status, result FROM idem_claim_many(ARRAY['many:b', 'many:a', 'many:c']);
 COMMIT;
 
--- an inbox: what is new is claimed, what is known is not
+-- an inbox: new keys are claimed, known keys are not
 SELECT key FROM idem_claim_many(ARRAY['many:c', 'many:d', 'many:a', 'many:e']) WHERE claimed;
 SELECT ord, key, status, result FROM idem_claim_many(ARRAY['many:c', 'many:d', 'many:a', 'many:e']);
 
@@ -20,7 +20,7 @@ SELECT ord, key, status, result FROM idem_claim_many(ARRAY['many:c', 'many:d', '
 SELECT ord, key, claimed, status FROM idem_claim_many(ARRAY['many:f', 'many:g', 'many:f', 'many:f']);
 SELECT ord, key, claimed, status FROM idem_claim_many(ARRAY['many:f', 'many:f']);
 
--- one key that is the beginning of another
+-- a key that is a prefix of another key
 SELECT ord, key, claimed FROM idem_claim_many(ARRAY['many:h2', 'many:h', 'many:h10', 'many:h']);
 
 -- ttl, scope, requests
@@ -45,7 +45,7 @@ SAVEPOINT s;
 SELECT idem_finish_many(ARRAY['many:m', 'many:never', 'many:n'], ARRAY['1', '2', '3']::jsonb[]);
 ROLLBACK TO s;
 SELECT status FROM idem_get('many:m');
--- an equal result twice is one, another one is not
+-- the same key twice: allowed with equal results, refused with different results
 SELECT idem_finish_many(ARRAY['many:m', 'many:m'], ARRAY['1', '1']::jsonb[]);
 SAVEPOINT s;
 SELECT idem_finish_many(ARRAY['many:n', 'many:n'], ARRAY['1', '2']::jsonb[]);

@@ -13,7 +13,7 @@ SELECT c.oid::regclass AS open_to_public
 SELECT nspname AS open_to_public
   FROM pg_namespace AS n, aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS a
  WHERE nspname = 'idem' AND a.grantee = 0;
--- and the walk has seen something
+-- the queries above have seen some functions
 SELECT count(*) > 10 AS walked FROM pg_proc WHERE proname LIKE 'idem\_%';
 
 CREATE ROLE idem_nobody;
@@ -25,7 +25,7 @@ CREATE ROLE idem_shared;
 SELECT idem_grant('idem_alice', 'app'), idem_grant('idem_bob', 'app'),
 	   idem_grant('idem_admin', 'admin'), idem_grant('idem_monitor', 'monitor');
 
--- what each set holds
+-- what each set contains
 SELECT r.rolname AS role, p.proname AS function
   FROM pg_proc AS p, aclexplode(p.proacl) AS a, pg_roles AS r
  WHERE p.proname LIKE 'idem\_%' AND r.oid = a.grantee AND r.rolname LIKE 'idem\_%'
@@ -57,7 +57,7 @@ SELECT * FROM idem.keys;
 SELECT * FROM idem.key_status;
 SELECT * FROM idem.key_summary;
 
--- an application: keys of its own
+-- an application: its own keys
 SET ROLE idem_alice;
 BEGIN;
 SELECT claimed, status FROM idem_claim('privileges:1', '{"a": 1}');
@@ -73,7 +73,7 @@ SELECT * FROM idem.key_status;
 SELECT * FROM idem.key_summary;
 SET idem.clock_offset = '1 h';
 
--- others get neither the result nor a silent second run
+-- another role gets neither the result nor a second run
 SET ROLE idem_bob;
 SELECT * FROM idem_claim('privileges:1');
 SELECT * FROM idem_claim('privileges:1', '{"a": 2}');
@@ -85,10 +85,10 @@ SELECT idem_release('privileges:1');
 CREATE FUNCTION pg_temp.echo(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT payload $$;
 SELECT * FROM idem_call('privileges:1', 'pg_temp.echo');
 DROP FUNCTION pg_temp.echo;
--- but the same key in a scope of their own
+-- but it may use the same key in its own scope
 SELECT claimed FROM idem_claim('privileges:1', scope => 'bob');
 
--- nor does another role in the transaction that holds the key
+-- the same for another role in the transaction that holds the key
 RESET ROLE;
 BEGIN;
 SET LOCAL ROLE idem_alice;
@@ -100,7 +100,7 @@ ROLLBACK TO s;
 SELECT * FROM idem_claim('privileges:2');
 ROLLBACK;
 
--- an administrator: sees keys, but not results; may forget
+-- an administrator sees keys, but not results, and may forget keys
 SET ROLE idem_admin;
 SELECT key, scope, owner, status FROM idem.key_status WHERE key = 'privileges:1' ORDER BY scope;
 SELECT * FROM idem.keys;
@@ -120,7 +120,7 @@ RESET ROLE;
 -- a superuser may see every key
 SELECT owner, result FROM idem_get('privileges:1');
 
--- idem.owner: sharing keys through a common role
+-- idem.owner: roles share keys through a common role
 SET ROLE idem_alice;
 SET idem.owner = 'idem_shared';
 SELECT * FROM idem_claim('privileges:4');
@@ -141,7 +141,7 @@ SELECT owner, result FROM idem_get('privileges:4');
 -- a member of the owner needs no setting to see the key
 RESET idem.owner;
 SELECT owner, result FROM idem_get('privileges:4');
--- what bob claims without it is bob's alone
+-- keys that bob claims without it belong to bob alone
 SELECT claimed FROM idem_claim('privileges:5');
 SET ROLE idem_alice;
 SET idem.owner = 'idem_shared';
@@ -149,7 +149,7 @@ SELECT * FROM idem_claim('privileges:5');
 RESET idem.owner;
 RESET ROLE;
 
--- idem_call: the handler runs with the rights of the caller
+-- idem_call: the handler runs with the privileges of the caller
 CREATE FUNCTION idem_test_whoami(payload jsonb) RETURNS jsonb LANGUAGE sql
 AS $$ SELECT to_jsonb(current_user::text) $$;
 SET ROLE idem_alice;
@@ -158,7 +158,7 @@ RESET ROLE;
 REVOKE EXECUTE ON FUNCTION idem_test_whoami FROM PUBLIC;
 SET ROLE idem_alice;
 SELECT result FROM idem_call('privileges:7', 'idem_test_whoami');
--- also where a result is stored already
+-- also if a result is stored already
 SELECT result FROM idem_call('privileges:6', 'idem_test_whoami');
 SELECT count(*) FROM idem_get('privileges:7');
 RESET ROLE;
@@ -174,7 +174,7 @@ RESET ROLE;
 SELECT owner FROM idem_get('privileges:8');
 DROP FUNCTION idem_test_definer;
 
--- whoever calls it can turn the settings it does not pin
+-- the caller can change settings that the function does not pin
 CREATE FUNCTION idem_test_pinned() RETURNS text LANGUAGE sql SECURITY DEFINER
 SET idem.scope = 'pinned' SET idem.ttl = '1 h' SET idem.owner = ''
 AS $$ SELECT (idem_claim('privileges:10')).status $$;
@@ -192,8 +192,7 @@ RESET ROLE;
 SELECT scope, owner, expires_at - created_at AS ttl FROM idem.keys WHERE key = 'privileges:10';
 DROP FUNCTION idem_test_pinned;
 
--- idem.owner: a membership that does not let one act as the role is not enough
--- (from 16 on there are such)
+-- idem.owner: a membership without INHERIT and SET is not enough (possible since 16)
 DO $$
 BEGIN
 	IF current_setting('server_version_num')::int >= 160000 THEN
@@ -210,7 +209,7 @@ BEGIN
 END
 $$;
 
--- an expired key belongs to nobody
+-- an expired key has no owner
 SET ROLE idem_alice;
 SELECT claimed FROM idem_claim('privileges:9', ttl => '1 s');
 RESET ROLE;
@@ -221,7 +220,7 @@ RESET ROLE;
 SELECT owner FROM idem_get('privileges:9');
 RESET idem.clock_offset;
 
--- leases: neither the key nor a takeover for others, whatever the token (9)
+-- leases: other roles get neither the key nor a takeover, whatever the token (section 9)
 SET ROLE idem_alice;
 SELECT token FROM idem_lease('privileges:10', '30 s', worker => 'w') \gset
 SET ROLE idem_bob;
@@ -241,11 +240,11 @@ SELECT status FROM idem_claim('privileges:10');
 SET ROLE idem_alice;
 SELECT status, attempt FROM idem_lease('privileges:10', '30 s');
 RESET ROLE;
--- who has the privileges of the owner can take over; the key stays the owner's
+-- a role with the privileges of the owner can take over; the owner stays the same
 SET idem.clock_offset = '2 min';
 SELECT status, attempt FROM idem_lease('privileges:10', '30 s');
 SELECT owner FROM idem_get('privileges:10');
--- beyond its ttl it belongs to nobody
+-- past its ttl it has no owner
 SET idem.clock_offset = '25 h';
 SET ROLE idem_bob;
 SELECT status, attempt FROM idem_lease('privileges:10', '30 s');
@@ -266,7 +265,7 @@ SELECT idem_grant('idem_bob', NULL);
 BEGIN READ ONLY;
 SELECT idem_grant('idem_bob', 'app');
 ROLLBACK;
--- event triggers see what is granted
+-- event triggers see the grants
 CREATE FUNCTION idem_test_event() RETURNS event_trigger LANGUAGE plpgsql
 AS $$ BEGIN RAISE NOTICE '%', tg_tag; END $$;
 CREATE EVENT TRIGGER idem_test_event ON ddl_command_end EXECUTE FUNCTION idem_test_event();
@@ -276,14 +275,14 @@ SELECT idem_revoke('idem_bob', 'app');
 \set VERBOSITY sqlstate
 DROP EVENT TRIGGER idem_test_event;
 DROP FUNCTION idem_test_event;
--- a role may be called anything
+-- a role may have any name
 CREATE ROLE "idem; DROP TABLE idem.keys --";
 SELECT idem_grant('idem; DROP TABLE idem.keys --', 'monitor');
 SELECT has_table_privilege('idem; DROP TABLE idem.keys --', 'idem.key_summary', 'SELECT');
 SELECT idem_revoke('idem; DROP TABLE idem.keys --', 'monitor');
 DROP ROLE "idem; DROP TABLE idem.keys --";
 
--- roles go as soon as their grants are gone; their keys do not hold them
+-- roles can be dropped after their grants are revoked; their keys do not prevent it
 SELECT idem_revoke('idem_alice', 'app'), idem_revoke('idem_admin', 'admin'), idem_revoke('idem_monitor', 'monitor');
 DROP ROLE idem_nobody, idem_alice, idem_bob, idem_admin, idem_monitor, idem_shared;
 DELETE FROM idem.keys WHERE key LIKE 'privileges:%';

@@ -18,7 +18,7 @@ SELECT idem_release('release:never');
 SELECT idem_release('release:1');
 SELECT status FROM idem_get('release:1');
 
--- not once it is finished
+-- not after finish
 BEGIN;
 SELECT claimed FROM idem_claim('release:2');
 SELECT idem_finish('release:2', '2');
@@ -37,7 +37,7 @@ ROLLBACK TO s;
 SELECT status FROM idem_claim('release:3');
 COMMIT;
 
--- a claim that had taken over an expired key
+-- a claim that has taken over an expired key
 SELECT claimed FROM idem_claim('release:4', ttl => '1 s');
 SET idem.clock_offset = '1 h';
 BEGIN;

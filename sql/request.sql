@@ -4,17 +4,17 @@
 \set VERBOSITY sqlstate
 
 SELECT claimed FROM idem_claim('request:1', '{"amount": 9900, "currency": "EUR"}');
--- the same request, written otherwise
+-- the same request in another notation
 SELECT status FROM idem_claim('request:1', '{"currency":"EUR",   "amount":9900}');
--- what is stored is its SHA-256 over the text form
+-- the SHA-256 of its text form is stored
 SELECT request = sha256('{"amount": 9900, "currency": "EUR"}'::jsonb::text::bytea) AS sha256
   FROM idem.keys WHERE key = 'request:1';
--- another one
+-- another request
 SELECT * FROM idem_claim('request:1', '{"amount": 9901, "currency": "EUR"}');
 SELECT * FROM idem_claim('request:1', 'null');
 SELECT * FROM idem_claim('request:1', '{"amount": 9901, "currency": "EUR"}', wait => '0');
 SELECT * FROM idem_claim_many(ARRAY['request:1'], ARRAY['{"amount": 1}'::jsonb]);
--- no check where one of the two gave none
+-- no check if one of the two gave no request
 SELECT status FROM idem_claim('request:1');
 SELECT claimed FROM idem_claim('request:2');
 SELECT status FROM idem_claim('request:2', '{"amount": 1}');
@@ -58,7 +58,7 @@ SELECT status, result, replayed FROM idem_call('request:6', 'request_echo', '{"a
 SELECT status, result, replayed FROM idem_call('request:6', 'request_other', '{"a": 1}');
 SELECT status, result, replayed FROM idem_call('request:6', 'request_other', '{"a": 2}');
 SELECT status, result, replayed FROM idem_call('request:6', 'request_schema.request_echo', '{"a": 1}');
--- a null payload is one, and not the null of JSON
+-- a null payload is a request, too, and differs from a JSON null
 SELECT status, result, replayed FROM idem_call('request:6', 'request_echo');
 SELECT status, result, replayed FROM idem_call('request:7', 'request_echo');
 SELECT status, result, replayed FROM idem_call('request:7', 'request_echo');
@@ -69,7 +69,7 @@ SELECT status, result, replayed FROM idem_call('request:7', 'request_other');
 SELECT status, result, replayed FROM idem_call('request:6', 'request_other', '{"a": 1}');
 SELECT status, result, replayed FROM idem_call('request:6', 'request_echo', '{"a": 2}');
 \set VERBOSITY sqlstate
--- a claim or a lease has no handler: its request is compared with the payload, either way round
+-- a claim or a lease has no handler: its request is compared with the payload, in both directions
 SELECT status FROM idem_claim('request:6', '{"a": 1}');
 SELECT status FROM idem_claim('request:6', '{"a": 2}');
 SELECT status FROM idem_lease('request:6', '1 min', request => '{"a": 1}');
@@ -113,7 +113,7 @@ BEGIN;
 SELECT status, result, replayed FROM idem_call('request:10', 'request_inner', '1');
 SELECT status, result, replayed FROM idem_call('request:10', 'request_other', '1');
 ROLLBACK;
--- the name counts, not the OID: replaced it is the same handler, renamed it is another one
+-- the name counts, not the OID: a replaced function is the same handler, a renamed one is not
 CREATE FUNCTION request_named(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT '1'::jsonb $$;
 SELECT status, result, replayed FROM idem_call('request:11', 'request_named', '1');
 DROP FUNCTION request_named;
@@ -124,14 +124,14 @@ SELECT status, result, replayed FROM idem_call('request:11', 'request_renamed', 
 ALTER FUNCTION request_renamed(jsonb) RENAME TO request_named;
 ALTER FUNCTION request_named(jsonb) SET SCHEMA request_schema;
 SELECT status, result, replayed FROM idem_call('request:11', 'request_schema.request_named', '1');
--- where schema ends and name begins makes a difference
+-- schema and name are compared separately
 CREATE SCHEMA request_s;
 CREATE SCHEMA request_sx;
 CREATE FUNCTION request_s.xf(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT payload $$;
 CREATE FUNCTION request_sx.f(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT payload $$;
 SELECT status, replayed FROM idem_call('request:12', 'request_s.xf', '1');
 SELECT status, replayed FROM idem_call('request:12', 'request_sx.f', '1');
--- a function of the session is the same in the next session
+-- a temporary function is the same handler in the next session
 CREATE FUNCTION pg_temp.request_temp(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT payload $$;
 SELECT status, replayed FROM idem_call('request:13', 'pg_temp.request_temp', '1');
 SELECT substr(request, 1, 16) = substr(sha256('pg_temp\000request_temp'), 1, 16) AS handler,

@@ -6,11 +6,11 @@ SET idem.require_finish = on;
 SET idem.require_finish = 'Warning';
 SHOW idem.require_finish;
 
--- off: nothing is said
+-- off: no message
 SET idem.require_finish = off;
 SELECT status FROM idem_claim('unfinished:1');
 
--- warning: the claim in autocommit mode is final, and its caller is told so
+-- warning: a claim in autocommit mode is final, and the caller gets a warning
 SET idem.require_finish = warning;
 SELECT status FROM idem_claim('unfinished:2');
 SELECT status FROM idem_claim('unfinished:2');
@@ -26,7 +26,7 @@ COMMIT;
 SELECT count(*) FROM idem_get('unfinished:5');
 
 \set VERBOSITY sqlstate
--- what has an end: claim and finish, release, forget
+-- claims with an end: finish, release, forget
 BEGIN;
 SELECT status FROM idem_claim('unfinished:6');
 SELECT idem_finish('unfinished:6', '6');
@@ -56,7 +56,7 @@ SELECT status FROM idem_claim('unfinished:11');
 ROLLBACK;
 SELECT 1 AS one;
 
--- what does not count twice, and what does not count
+-- calls that do not count twice, or not at all
 -- a repeated finish
 BEGIN;
 SELECT status FROM idem_claim('unfinished:12');
@@ -68,14 +68,14 @@ BEGIN;
 SELECT count(*) FROM idem_claim_many(ARRAY['unfinished:12', 'unfinished:13']);
 SELECT idem_finish_many(ARRAY['unfinished:12', 'unfinished:12']);
 COMMIT;
--- a second claim that is told held, or finished
+-- a second claim that returns held or finished
 BEGIN;
 SELECT status FROM idem_claim('unfinished:14');
 SELECT status FROM idem_claim('unfinished:14');
 SELECT idem_finish('unfinished:14');
 SELECT status FROM idem_claim('unfinished:14');
 COMMIT;
--- released and claimed anew
+-- released and claimed again
 BEGIN;
 SELECT status FROM idem_claim('unfinished:15');
 SELECT idem_release('unfinished:15');
@@ -87,7 +87,7 @@ SELECT idem_release('unfinished:15');
 SELECT status FROM idem_claim('unfinished:15');
 SELECT idem_finish('unfinished:15');
 COMMIT;
--- a forgotten key that was finished before, here or by another transaction
+-- a forgotten key that was finished before, by this or by another transaction
 BEGIN;
 SELECT status FROM idem_claim('unfinished:16');
 SELECT status FROM idem_claim('unfinished:17');
@@ -98,7 +98,7 @@ BEGIN;
 SELECT status FROM idem_claim('unfinished:17');
 SELECT idem_forget('unfinished:15');
 COMMIT;
--- a handler that finishes its key itself, and one that claims another
+-- a handler that finishes its key itself, and one that claims another key
 CREATE FUNCTION unfinished_finisher(payload jsonb) RETURNS jsonb LANGUAGE sql
 AS $$ SELECT idem_finish('unfinished:18', payload); SELECT payload $$;
 CREATE FUNCTION unfinished_claimer(payload jsonb) RETURNS jsonb LANGUAGE sql
@@ -133,7 +133,7 @@ SELECT idem_finish('unfinished:2');
 COMMIT;
 RESET idem.clock_offset;
 
--- K1: a number goes with its subtransaction
+-- K1: the count follows the subtransactions
 -- the claim was rolled back
 BEGIN;
 SAVEPOINT a;
@@ -160,7 +160,7 @@ SELECT idem_forget('unfinished:23');
 ROLLBACK TO a;
 SELECT idem_finish('unfinished:23');
 COMMIT;
--- the claim was kept: in a subtransaction, in one that is nested, beside one that was rolled back
+-- the claim was kept: in a subtransaction, in a nested one, next to one that was rolled back
 BEGIN;
 SAVEPOINT a;
 SELECT status FROM idem_claim('unfinished:24');
@@ -175,7 +175,7 @@ SAVEPOINT c;
 SELECT status FROM idem_claim('unfinished:25');
 ROLLBACK TO c;
 COMMIT;
--- claimed in one, finished in another, in the parent, in a child
+-- claimed in one subtransaction, finished in another, in the parent, in a child
 BEGIN;
 SAVEPOINT a;
 SELECT status FROM idem_claim('unfinished:24');
@@ -194,7 +194,7 @@ RELEASE b;
 RELEASE a;
 SELECT idem_finish('unfinished:26');
 COMMIT;
--- all of it rolled back to before
+-- everything rolled back
 BEGIN;
 SAVEPOINT a;
 SELECT status FROM idem_claim('unfinished:27');
@@ -205,7 +205,7 @@ ROLLBACK TO a;
 SELECT status FROM idem_claim('unfinished:27');
 SELECT idem_finish('unfinished:27');
 COMMIT;
--- kept by the inner one, dropped with the one between: a claim, a finish
+-- a claim and a finish whose subtransaction was released and whose parent was rolled back
 BEGIN;
 SELECT status FROM idem_claim('unfinished:28');
 SAVEPOINT a;
@@ -223,7 +223,7 @@ SELECT idem_finish('unfinished:m');
 RELEASE b;
 ROLLBACK TO a;
 COMMIT;
--- the number: 10 claims, one finished in a child, three rolled back, two of them given up before that: 6
+-- the count: 10 claims, one finished in a child, three rolled back, two of them released before that: 6
 \set VERBOSITY default
 BEGIN;
 SET LOCAL idem.require_finish = warning;
@@ -261,7 +261,7 @@ SELECT unfinished_block('unfinished:29', true);
 SELECT unfinished_block('unfinished:29', false);
 SELECT count(*) FROM idem_get('unfinished:29');
 
--- the value that holds at the commit counts, of the setting and of the number
+-- the setting and the count at commit matter
 BEGIN;
 SET LOCAL idem.require_finish = off;
 SELECT status FROM idem_claim('unfinished:30');
@@ -278,7 +278,7 @@ COMMIT;
 SET idem.require_finish = error;
 SELECT key FROM idem.keys WHERE key IN ('unfinished:30', 'unfinished:31', 'unfinished:32') ORDER BY key;
 
--- deferred triggers come before: one that finishes, one that claims
+-- deferred triggers run before the check: one that finishes, one that claims
 CREATE TABLE unfinished (key text, finish boolean);
 CREATE FUNCTION unfinished_trigger() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -300,12 +300,12 @@ SELECT status, result FROM idem_get('unfinished:33');
 INSERT INTO unfinished VALUES ('unfinished:34', false);
 SELECT count(*) FROM idem_get('unfinished:34');
 SELECT count(*) FROM unfinished;
--- and so does what a cursor that is held does
+-- and so does a cursor WITH HOLD
 BEGIN;
 DECLARE c CURSOR WITH HOLD FOR SELECT status FROM idem_claim('unfinished:35');
 COMMIT;
 
--- PREPARE, and what comes after it
+-- PREPARE TRANSACTION, and the next transaction
 BEGIN;
 SELECT status FROM idem_claim('unfinished:36');
 PREPARE TRANSACTION 'unfinished';
@@ -344,7 +344,7 @@ SELECT idem_forget('unfinished:38');
 CALL unfinished_procedure(true);
 SELECT key FROM idem.keys WHERE key IN ('unfinished:38', 'unfinished:39', 'unfinished:40') ORDER BY key;
 
--- a transaction that has failed has nothing to say
+-- a failed transaction gives no message
 BEGIN;
 SELECT status FROM idem_claim('unfinished:41');
 SELECT 1 / 0;

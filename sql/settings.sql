@@ -5,7 +5,7 @@
 LOAD 'idem';
 SELECT name, setting, unit, context, vartype, min_val, max_val
   FROM pg_settings WHERE name LIKE 'idem.%' ORDER BY name;
--- the tests have a longer one
+-- the tests set a longer one
 SELECT boot_val FROM pg_settings WHERE name = 'idem.drain_after';
 
 -- idem.ttl
@@ -53,7 +53,7 @@ RESET ROLE;
 RESET idem.ttl;
 DROP ROLE idem_user;
 
--- the prefix is taken
+-- the prefix is reserved
 SET idem.no_such_setting = 1;
 
 -- per role and per function

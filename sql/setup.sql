@@ -1,6 +1,7 @@
 --
 -- Helpers of the other tests, created once in the schema public
 --
+
 -- empty all tables of idem; the next job is number 1
 CREATE PROCEDURE anew() LANGUAGE sql AS $$
 	TRUNCATE idem.keys, idem.jobs, idem.job_keys, idem.job_log, idem.queues;

@@ -1,5 +1,6 @@
 --
--- Direct access would bypass what others hang on our table: it is refused
+-- Direct access would bypass triggers and the like that users add to idem.keys:
+-- idem refuses to work then
 --
 CREATE FUNCTION refused(name text DEFAULT 'shape:new', OUT state text, OUT message text, OUT detail text, OUT hint text)
 LANGUAGE sql AS $$
@@ -38,7 +39,7 @@ CREATE RULE r AS ON INSERT TO idem.keys DO INSTEAD NOTHING;
 SELECT * FROM refused();
 ROLLBACK;
 
--- attached as a partition: rows against its bound would be stored
+-- attached as a partition: rows outside its bounds would be stored
 CREATE TABLE whole (LIKE idem.keys) PARTITION BY LIST (scope);
 BEGIN;
 ALTER TABLE whole ATTACH PARTITION idem.keys FOR VALUES IN ('elsewhere', '');
@@ -52,7 +53,7 @@ SELECT count(*) FROM idem_get('shape:1');
 ROLLBACK;
 DROP TABLE whole;
 
--- a parent or a child brings nothing that would be bypassed: what a child inherits becomes its own
+-- inheritance is allowed: nothing would be bypassed
 BEGIN;
 CREATE TABLE parent (LIKE idem.keys);
 ALTER TABLE idem.keys INHERIT parent;
@@ -68,14 +69,14 @@ ALTER TABLE idem.keys ADD CHECK (key <> 'forbidden');
 SELECT * FROM refused();
 ROLLBACK;
 
--- a not-null constraint on a column that the row of a plain claim does not even store
+-- a not-null constraint on a column that is null in the row of a plain claim
 BEGIN;
 DELETE FROM idem.keys;
 ALTER TABLE idem.keys ALTER COLUMN token SET NOT NULL;
 SELECT * FROM refused();
 ROLLBACK;
 
--- indexes on expressions, on a part, unique ones, exclusion constraints
+-- expression, partial and unique indexes, exclusion constraints
 BEGIN;
 CREATE INDEX ON idem.keys (lower(key));
 SELECT * FROM refused();
@@ -88,8 +89,8 @@ BEGIN;
 CREATE UNIQUE INDEX ON idem.keys (created_at);
 SELECT * FROM refused();
 ROLLBACK;
--- a double of the primary key does no harm, but not one that takes other keys for equal: the key
--- would be absent by the one index and refused by the other, over and over
+-- a copy of the primary key is allowed, but not one with another equality: a key would be absent
+-- in the one index and refused by the other, in an endless loop
 BEGIN;
 CREATE UNIQUE INDEX ON idem.keys (key, scope);
 SELECT * FROM refused();
@@ -160,7 +161,7 @@ AS '$libdir/idem', 'idem_finish' LANGUAGE C;
 SELECT old_finish('shape:1', NULL);
 DROP FUNCTION old_claim, new_claim, turned_claim, untyped_claim, new_get, new_many, old_finish;
 
--- a publication needs to tell rows apart, as it does for any UPDATE
+-- a publication needs a replica identity, as for any UPDATE
 SELECT claimed FROM idem_claim('shape:3', ttl => '1 s');
 BEGIN;
 SET LOCAL client_min_messages = error;
@@ -196,7 +197,7 @@ CREATE INDEX ON idem.keys (expires_at) WHERE result IS NULL;
 SELECT idem_cleanup();
 ROLLBACK;
 
--- with everything gone again, it works as before
+-- after everything was removed, it works as before
 SELECT status FROM idem_claim('shape:1');
 SELECT * FROM refused();
 DROP FUNCTION refused;

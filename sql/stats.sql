@@ -1,6 +1,6 @@
 --
--- Statistics: rule S1, every answer moves one counter by one; idem_stats_reset();
--- who may see them, and that they show no keys (S3).
+-- Statistics: rule S1, every answer adds one to one counter; idem_stats_reset();
+-- which roles may see them, and that they show no keys (S3).
 --
 -- After each step moved() tells which counters of this database and its queues
 -- have moved since it was last asked, and by how much.
@@ -32,7 +32,7 @@ BEGIN
 	INSERT INTO seen SELECT * FROM counters();
 END $$;
 
--- what there is to be counted
+-- the counters
 SELECT counter FROM counters() WHERE whose = 'database' ORDER BY counter COLLATE "C";
 SELECT idem_queue_set('only declared');
 SELECT count(*) AS queues_that_were_only_declared FROM counters() WHERE whose = 'queue only declared';
@@ -55,7 +55,7 @@ SELECT * FROM moved();
 -- another request
 SELECT status FROM idem_claim('a', request => '2');
 SELECT * FROM moved();
--- the transaction that has claimed it
+-- the transaction that has claimed the key
 BEGIN;
 SELECT status FROM idem_claim('b', request => '1');
 SELECT status FROM idem_claim('b', request => '1');
@@ -66,7 +66,7 @@ SELECT idem_finish('b', '"result"');
 SELECT status FROM idem_claim('b');
 COMMIT;
 SELECT * FROM moved();
--- what is rolled back was answered, and so it is counted
+-- a claim that is rolled back was answered, so it counts
 BEGIN;
 SELECT status FROM idem_claim('c');
 ROLLBACK;
@@ -77,13 +77,13 @@ ROLLBACK TO s;
 SELECT status FROM idem_claim('c');
 COMMIT;
 SELECT * FROM moved();
--- a claim of an expired key is a claim and nothing else
+-- a claim of an expired key counts only as a claim
 BEGIN;
 SET LOCAL idem.clock_offset = '25 h';
 SELECT status FROM idem_claim('c');
 ROLLBACK;
 SELECT * FROM moved();
--- what answers no claim is not counted: looks, finish, release, forget, errors
+-- calls that answer no claim do not count: get, finish, release, forget, errors
 SELECT status FROM idem_get('a');
 BEGIN;
 SELECT idem_finish('a');
@@ -95,7 +95,7 @@ SELECT status FROM idem_claim('');
 SELECT status FROM idem_claim(NULL);
 SELECT status FROM idem_claim('d', ttl => '-1 s');
 SELECT * FROM moved();
--- nor is a claim of somebody else's key
+-- nor does a claim of another role's key
 CREATE ROLE idem_stats_app;
 SELECT idem_grant('idem_stats_app', 'app');
 SET ROLE idem_stats_app;
@@ -103,13 +103,13 @@ SELECT status FROM idem_claim('a');
 RESET ROLE;
 SELECT * FROM moved();
 
--- in a batch: every element
+-- in a batch every element counts
 BEGIN;
 SELECT ord, status FROM idem_claim_many('{a,m1,m2,m1,b}');
 SELECT idem_finish_many('{m1,m2}');
 COMMIT;
 SELECT * FROM moved();
--- one with another request ends the batch; those before it, by the order of keys, were answered
+-- a key with another request ends the batch; the keys before it, in byte order, were answered
 SELECT ord, status FROM idem_claim_many('{a,0}', requests => '{2,1}');
 SELECT * FROM moved();
 
@@ -129,7 +129,7 @@ SELECT * FROM moved();
 --
 SELECT status, token AS l_token FROM idem_lease('l', '1 min', request => '1', worker => 'w1') \gset
 SELECT * FROM moved();
--- live: busy for others, of each kind, resumed for the same worker
+-- live: busy for other callers, by each function; resumed for the same worker
 SELECT status FROM idem_lease('l', '1 min', wait => '0');
 SELECT status FROM idem_lease('l', '1 min', worker => 'w2', wait => '0');
 SELECT status FROM idem_claim('l', wait => '0');
@@ -142,12 +142,12 @@ SELECT * FROM moved();
 SELECT status FROM idem_lease('l', '1 min', request => '2', worker => 'w1');
 SELECT status, replayed FROM idem_call('l', 'stats_handler', '2');
 SELECT * FROM moved();
--- the holder is at it
+-- calls of the holder
 SELECT idem_renew('l', :l_token, '1 min') > now() AS renewed;
 SELECT idem_checkpoint('l', :l_token, '1') > now() AS kept;
 SELECT idem_fence('l', :l_token);
 SELECT * FROM moved();
--- ran out: another request, then the next one takes over
+-- expired: another request, then the next worker takes over
 SET idem.clock_offset = '2 min';
 SELECT status FROM idem_lease('l', '1 min', request => '2');
 SELECT * FROM moved();
@@ -167,7 +167,7 @@ SELECT * FROM moved();
 SELECT idem_finish('no such key', '1', :l_token);
 SELECT idem_finish('a', '1', :l_token);
 SELECT * FROM moved();
--- done: the token is right, but it is too late; not counted
+-- finished: the token is right, but it is too late; not counted
 SELECT idem_finish('l', '1', :m_token);
 SELECT idem_finish('l', '1', :m_token);
 SELECT idem_finish('l', '2', :m_token);
@@ -176,7 +176,7 @@ SELECT * FROM moved();
 SELECT status FROM idem_lease('l', '1 min');
 SELECT * FROM moved();
 RESET idem.clock_offset;
--- a lease that is released, or that has run out, is taken over by a plain claim, too
+-- a plain claim also takes over a lease that was released or has expired
 SELECT idem_release('r', token) FROM idem_lease('r', '1 min');
 SELECT status FROM idem_claim('r');
 SELECT status FROM idem_lease('r 2', '1 us');
@@ -184,7 +184,7 @@ BEGIN;
 SELECT status FROM idem_claim('r 2');
 ROLLBACK;
 SELECT * FROM moved();
--- past its ttl there is nothing to be taken over
+-- past its ttl there is nothing to take over
 SELECT status FROM idem_lease('r 3', '1 us', ttl => '1 us');
 SELECT status FROM idem_lease('r 3', '1 us', ttl => '1 us');
 SELECT * FROM moved();
@@ -196,7 +196,7 @@ SELECT status FROM idem_lease('h 2', '1 min');
 SELECT status FROM idem_claim('h 2');
 ROLLBACK;
 SELECT * FROM moved();
--- parked, exhausted: of each kind
+-- parked, exhausted: by each function
 SELECT status FROM idem_lease('p', '1 us', on_expiry => 'park');
 SELECT status FROM idem_lease('x', '1 us', max_attempts => 1);
 SELECT * FROM moved();
@@ -251,18 +251,18 @@ SELECT outcome FROM idem_enqueue('q', '2', 'a', on_duplicate => 'debounce', incl
 SELECT * FROM moved();
 SELECT outcome FROM idem_enqueue('q', '2', 'a', on_duplicate => 'error');
 SELECT * FROM moved();
--- another queue is another queue
+-- each queue has its own counters
 SELECT outcome FROM idem_enqueue('Q', '1', 'a');
 SELECT outcome FROM idem_enqueue('q ', '1', 'a');
 SELECT outcome FROM idem_enqueue('ä "q''\', '1', 'a');
 SELECT * FROM moved();
--- for later: leaves the key alone
+-- scheduled: does not use the key
 SELECT outcome FROM idem_enqueue('q', '2', 'a', delay => '1 h');
 SELECT * FROM moved();
--- many: every element
+-- idem_enqueue_many: every element
 SELECT ord, outcome FROM idem_enqueue_many('q', '{1,2,3,4}', '{a,b,b,NULL}');
 SELECT * FROM moved();
--- rolled back, or refused by bad arguments
+-- rolled back, or refused because of bad arguments
 BEGIN;
 SELECT outcome FROM idem_enqueue('q', '1', 'rolled back');
 ROLLBACK;
@@ -290,7 +290,7 @@ SELECT outcome FROM idem_enqueue('done', '1', 'a', dedup => 'until_expired', key
 SELECT * FROM moved();
 
 --
--- what becomes of jobs
+-- the end of jobs
 --
 CALL anew();
 SELECT count(*) FROM idem_enqueue_many('w', '{1,2,3,4,5}', max_attempts => 2);
@@ -306,7 +306,7 @@ SELECT status, count(*) FROM idem_heartbeat(ARRAY(SELECT job_id FROM fetched), A
 SELECT * FROM moved();
 SELECT idem_complete(job_id, token) FROM fetched WHERE job_id = 1;
 SELECT * FROM moved();
--- it is gone: the token is stale, by each function
+-- the job is gone: the token is stale, for each function
 SELECT idem_complete(job_id, token) FROM fetched WHERE job_id = 1;
 SELECT * FROM moved();
 SELECT idem_fail(job_id, token) FROM fetched WHERE job_id = 1;
@@ -320,13 +320,13 @@ SELECT status, count(*) FROM idem_complete_many(ARRAY(SELECT job_id FROM fetched
 SELECT * FROM moved();
 SELECT status, count(*) FROM idem_complete_many('{1,2,3,3}', '{1,2,3,3}') GROUP BY 1;
 SELECT * FROM moved();
--- nobody has fetched it: not held, which is not stale
+-- never fetched: not held, which is not stale
 SELECT job_id AS waiting FROM idem_enqueue('w') \gset
 SELECT idem_complete(:waiting, 1);
 SELECT status FROM idem_complete_many(ARRAY[:waiting], '{1}');
 SELECT idem_cancel(:waiting);
 SELECT * FROM moved();
--- failed; failed for good; snoozed; cancelled, but only if it is there
+-- failed; dead; snoozed; cancelled, but only if the job exists
 SELECT idem_fail(job_id, token, 'error', retry_in => '0') FROM fetched WHERE job_id = 3;
 SELECT * FROM moved();
 SELECT idem_fail(job_id, token, 'error', retry_in => '0') FROM idem_fetch('w');
@@ -337,10 +337,10 @@ SELECT idem_snooze(job_id, token, '0') > now() - interval '1 h' AS later FROM fe
 SELECT * FROM moved();
 SELECT idem_cancel(5), idem_cancel(5), idem_cancel(3);
 SELECT * FROM moved();
--- brought back, if there is something to be brought back
+-- retried, if there is a job to retry
 SELECT idem_retry(4), idem_retry(4), idem_retry(1), idem_retry(12345);
 SELECT * FROM moved();
--- dead because the lease of the last attempt ran out: found by a fetch
+-- dead because the lease of the last attempt has expired: found by a fetch
 SELECT count(*) FROM idem_fetch('w', lease => '1 us');
 SELECT count(*) FROM idem_fetch('w', lease => '1 us');
 SELECT * FROM moved();
@@ -352,7 +352,7 @@ SELECT count(*) FROM idem_fetch('c', 2, lease => '1 us');
 SELECT count(*) FROM moved();
 SELECT idem_cleanup();
 SELECT * FROM moved();
--- pause, resume, looks: nothing
+-- pause, resume, idem_job: not counted
 SELECT idem_pause('w'), idem_resume('w');
 SELECT count(*) FROM idem_job(4);
 SELECT * FROM moved();
@@ -375,7 +375,7 @@ SELECT idem_queue_drop('k');
 SELECT enqueued, completed, cancelled FROM idem.queue_stats WHERE datname = current_database() AND queue = 'k';
 
 --
--- S3: who may see what
+-- S3: what each role may see
 --
 CREATE ROLE idem_stats_nobody;
 CREATE ROLE idem_stats_core IN ROLE pg_monitor;
@@ -425,7 +425,7 @@ SELECT t.what,
   FROM tries AS t JOIN tried USING (ord) GROUP BY t.ord, t.what ORDER BY t.ord;
 -- the admin has reset them
 SELECT sum(value) FROM counters();
--- they see the same as the owner, and the numbers that there are
+-- they see the counters and the checks
 SELECT status FROM idem_claim('monitored');
 SET ROLE idem_stats_core;
 SELECT claims FROM idem.stats WHERE datname = current_database();
@@ -435,7 +435,7 @@ SELECT claims FROM idem.stats WHERE datname = current_database();
 SELECT count(*) > 1 AS checks FROM idem_doctor();
 RESET ROLE;
 
--- no key, scope, request, result, payload, worker or error is to be seen
+-- no key, scope, request, result, payload, worker or error is visible
 CALL anew();
 SELECT status FROM idem_lease('secret key', '1 us', request => '"secret request"', worker => 'secret worker', on_expiry => 'park', scope => 'secret scope');
 SELECT status FROM idem_lease('secret key', '1 us', scope => 'secret scope');
@@ -455,7 +455,7 @@ UNION ALL SELECT to_jsonb(s)::text FROM idem.key_summary AS s;
 SELECT count(*) > 20 AS looked, count(*) FILTER (WHERE line ~ 'secret') AS secrets, count(*) FILTER (WHERE line ~ 'open') > 1 AS open FROM shown;
 
 --
--- another database: is counted for itself, and a reset leaves it alone
+-- another database has its own counters, and a reset does not change them
 --
 CREATE DATABASE idem_stats_other;
 \c idem_stats_other
@@ -480,7 +480,7 @@ SELECT sum(value) FROM counters();
 SELECT claims, replays, stats_reset = :'other_before' AS not_reset FROM idem.stats WHERE datname = 'idem_stats_other';
 SELECT datname = current_database() AS here, enqueued FROM idem.queue_stats WHERE queue = 'same name' ORDER BY 1;
 SELECT count(DISTINCT stats_reset) AS resets FROM (SELECT stats_reset FROM idem.stats WHERE datname = current_database() UNION SELECT stats_reset FROM idem.queue_stats WHERE datname = current_database()) AS r;
--- and goes on from there
+-- and they continue from there
 SELECT outcome FROM idem_enqueue('same name');
 SELECT enqueued FROM idem.queue_stats WHERE queue = 'same name' AND datname = current_database();
 DROP DATABASE idem_stats_other;

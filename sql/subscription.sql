@@ -1,8 +1,8 @@
 --
--- Tables that a subscription writes: cleanup skips every phase that would write
--- one of them (W1), functions that write one are refused (K13), and the doctor
--- knows (H1).  The subscription is made up, and has the tables that the test
--- gives it; a real one is in test/t/125_blue_green.pl.
+-- Tables that a subscription writes: cleanup skips every sweep that would write
+-- one of them (W1), functions that write one are refused (K13), and idem_doctor()
+-- reports it (H1).  The subscription never connects, and the test sets its tables; a
+-- real one is in test/t/125_blue_green.pl.
 --
 \set VERBOSITY sqlstate
 SET client_min_messages = error;
@@ -29,7 +29,7 @@ SELECT (SELECT count(*) FROM idem.keys) AS keys, (SELECT count(*) FROM idem.job_
 	   (SELECT count(*) FROM idem.jobs) AS jobs, (SELECT count(*) FROM idem.job_log WHERE state = 'dead') AS dead;
 
 --
--- W1: each table alone; what writes another one goes on
+-- W1: each table alone; sweeps that write other tables still run
 --
 CALL anew();
 CALL expire();
@@ -40,7 +40,7 @@ SET client_min_messages = notice;
 CALL subscribe('idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log', 'idem.queues');
 SELECT idem_cleanup();
 SELECT * FROM counted;
--- a job that is given up goes to the history
+-- a job that becomes dead is written to the history
 CALL subscribe('idem.job_log');
 BEGIN;
 SELECT idem_cleanup();
@@ -61,7 +61,7 @@ BEGIN;
 SELECT idem_cleanup();
 SELECT * FROM counted;
 ROLLBACK;
--- queues are read only, and other tables are not ours
+-- cleanup only reads queues, and other tables do not matter
 CREATE TABLE other (a int);
 CALL subscribe('idem.queues', 'other');
 BEGIN;
@@ -78,7 +78,7 @@ SELECT idem_cleanup();
 SELECT * FROM counted;
 
 --
--- K13: who writes is refused, in a session that has used the table before, too
+-- K13: writing is refused, also in a session that has used the table before
 --
 SELECT status FROM idem_claim('a');
 SELECT outcome FROM idem_enqueue('q', key => 'k');
@@ -93,7 +93,7 @@ SELECT idem_forget('a');
 SELECT status FROM idem_claim_many('{a, b}');
 SELECT idem_finish('a', token => 1);
 SELECT idem_fence('a', 1);
--- reading is not, nor are other tables
+-- reading is not refused, nor are other tables
 SELECT status FROM idem_get('a');
 SELECT outcome FROM idem_enqueue('q', key => 'k');
 CALL subscribe('idem.jobs');
@@ -114,7 +114,7 @@ CALL subscribe('idem.queues');
 SELECT idem_queue_set('q', lease => '1 min');
 SELECT idem_pause('q');
 SELECT outcome FROM idem_enqueue('q', key => 'k');
--- it is over when the subscription is gone, also in the middle of a transaction
+-- writing works again when the subscription was dropped, even in the middle of a transaction
 CALL subscribe('idem.keys', 'idem.jobs');
 BEGIN;
 CALL subscribe();
@@ -131,7 +131,7 @@ SELECT fix FROM idem_doctor() WHERE "check" = 'subscription' \gset
 -- the fix sets the sequence above all jobs that came from the publisher
 INSERT INTO idem.job_keys (key_hash, expires_at, job_id, queue, key) VALUES (1, now() + '1 day', 5000, 'q', 'k');
 :fix
--- owners are numbers in a binary subscription
+-- in a binary subscription owners are OIDs
 SET client_min_messages = error;
 ALTER SUBSCRIPTION made_up SET (binary = true);
 SELECT status, detail, fix FROM idem_doctor() WHERE "check" = 'subscription' \gx

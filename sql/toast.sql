@@ -1,5 +1,5 @@
 --
--- Results and checkpoints of a size that is stored out of line, in the TOAST table
+-- Results and checkpoints large enough to be stored out of line, in the TOAST table
 --
 \set VERBOSITY sqlstate
 -- some kB that do not compress, different for each seed
@@ -17,7 +17,7 @@ BEGIN;
 SELECT claimed FROM idem_claim('toast:1');
 SELECT idem_finish('toast:1', large(1));
 SELECT status, result = large(1) AS same FROM idem_claim('toast:1');
--- K11: again with an equal result, with another one of the same size
+-- K11: again with an equal result, and with a different one of the same size
 SELECT idem_finish('toast:1', large(1));
 SAVEPOINT s;
 SELECT idem_finish('toast:1', large(2));
@@ -29,7 +29,7 @@ SELECT count(*) FROM :toast WHERE chunk_seq = 0;
 SELECT status, result = large(1) AS same FROM idem_claim('toast:1');
 SELECT status, result = large(1) AS same FROM idem_get('toast:1');
 SELECT key, status, result = large(1) AS same FROM idem_claim_many(ARRAY['toast:1', 'toast:1']);
--- what was read outlives the row that it came from
+-- a value that was read stays valid when its row is removed
 BEGIN;
 SELECT idem_forget('toast:1'), result = large(1) AS same, idem_cleanup() FROM idem_claim('toast:1');
 ROLLBACK;
@@ -44,7 +44,7 @@ SELECT idem_finish('toast:2', large(3));
 COMMIT;
 SELECT status, result = large(3) AS same FROM idem_get('toast:2');
 
--- many, and a handler
+-- idem_claim_many, idem_finish_many and idem_call
 BEGIN;
 SELECT count(*) FROM idem_claim_many(ARRAY['toast:3', 'toast:4']);
 SELECT idem_finish_many(ARRAY['toast:3', 'toast:4'], ARRAY[large(3), large(4)]);
@@ -55,7 +55,7 @@ SELECT status, result = large(5) AS same, replayed FROM idem_call('toast:5', 'la
 SELECT status, result = large(5) AS same, replayed FROM idem_call('toast:5', 'large_handler');
 DROP FUNCTION large_handler;
 
--- L5: a checkpoint is kept over renewals, the next attempt, a plain claim that is given up
+-- L5: a checkpoint survives renewals, the next attempt, and a plain claim that is released
 SELECT token AS t1 FROM idem_lease('toast:6', '30 s') \gset
 SELECT idem_checkpoint('toast:6', :t1, large(6)) > idem_clock() AS live;
 SELECT status, checkpoint = large(6) AS same FROM idem_get('toast:6');
@@ -69,11 +69,11 @@ SELECT idem_release('toast:6');
 COMMIT;
 SELECT status, token AS t2, attempt, checkpoint = large(6) AS same FROM idem_lease('toast:6', '30 s') \gset
 SELECT :'status' AS status, :attempt AS attempt, :'same' AS same;
--- another one takes its place, and both values are there with a result
+-- another checkpoint replaces it; later the row has both a checkpoint and a result
 SELECT idem_checkpoint('toast:6', :t2, large(7)) > idem_clock() AS live;
 SELECT idem_finish('toast:6', large(8), :t2);
 SELECT status, checkpoint = large(7) AS checkpoint, result = large(8) AS result FROM idem_get('toast:6');
--- L3: a repeated finish, with an equal result and with another one
+-- L3: a repeated finish, with an equal and with a different result
 SELECT idem_finish('toast:6', large(8), :t2);
 SELECT idem_finish('toast:6', large(9), :t2);
 -- a late one
@@ -85,7 +85,7 @@ SELECT status, checkpoint = large(7) AS checkpoint, result = large(9) AS result 
 	LATERAL (SELECT checkpoint FROM idem_get('toast:7')) AS g;
 RESET idem.clock_offset;
 
--- K12: the limit is for the value in memory, however well it would compress
+-- K12: the limit applies to the value in memory, however well it would compress
 SET idem.max_result_size = '8kB';
 BEGIN;
 SELECT claimed FROM idem_claim('toast:8');
@@ -97,7 +97,7 @@ COMMIT;
 RESET idem.max_result_size;
 SELECT length(result #>> '{}') FROM idem_claim('toast:8');
 
--- a new life of a key has nothing of the last one; no value stays behind
+-- a key that starts again has nothing of its earlier row; no value stays behind
 SELECT count(*) FROM :toast WHERE chunk_seq = 0;
 SET idem.clock_offset = '3 d';
 SELECT status, attempt, checkpoint IS NULL AS none FROM idem_lease('toast:6', '30 s');

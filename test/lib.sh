@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# test/lib.sh: what test/run, test/demo/run, test/bench/run and test/soak/run share
+# test/lib.sh: functions for test/run, test/demo/run, test/bench/run and test/soak/run
 #
 # Everything happens in a new temporary directory: a copy of the source tree,
 # a private copy of the PostgreSQL installation, and servers that listen on
@@ -55,7 +55,7 @@ IDEM_KEEP=${IDEM_KEEP:-0}
 # Flags and variables of an outer make would reach the inner ones.
 unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES
 
-# PGHOST and the like must not lead us to a server of somebody else.
+# PGHOST and similar variables must not select another server.
 while IFS= read -r idem_var; do
 	unset "$idem_var"
 done < <(compgen -e | grep -E '^PG[A-Z]+$' || true)

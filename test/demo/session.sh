@@ -88,7 +88,7 @@ say_sql()
 	finish_sql "$1"
 }
 
-# Each question is a connection of its own, so this is not a busy loop.
+# Each question is a new connection, so this is not a busy loop.
 wait_for()
 {
 	local tries

@@ -3,7 +3,7 @@
 
 =head1 NAME
 
-IdemTest - what the TAP tests of idem share
+IdemTest - helpers of the TAP tests of idem
 
 =head1 DESCRIPTION
 
@@ -188,7 +188,7 @@ sub sqlstate
 
 =item claim_status($node, $arguments, db => 'postgres')
 
-The status that a claim in a transaction of its own answers, and its result
+The status that a claim in a separate transaction returns, and its result
 after a bar: C<finished|{"a": 1}>.  $arguments is SQL text.
 
 =cut
@@ -263,7 +263,7 @@ sub wait_until_gone
 
 =item add_expired($node, $n, db => 'postgres', name => 'expired')
 
-$n keys that have expired long ago: what cleanup removes.
+$n keys that expired long ago, for cleanup to remove.
 
 =cut
 
@@ -284,10 +284,10 @@ sub add_expired
 
 =item cleanup_round($node, @databases)
 
-A reload, and returns once the background worker has come to the end of a round, well
-or with an error, in each of these databases, and the launcher knows.  Without any:
-once it has been in every database, whatever it found there.  The database
-postgres has the extension.
+Reloads, and returns once the background worker has ended a round, with or without
+an error, in each of these databases, and the launcher knows it.  Without databases:
+once the worker has visited every database.  The database postgres must have the
+extension.
 
 =cut
 
@@ -298,7 +298,7 @@ sub cleanup_round
 	my $list = join ', ', map { "'$_'" } @databases;
 	my $number = @databases;
 
-	# else it could be the end of the round before that is seen
+	# otherwise this could see the end of the earlier round
 	$node->poll_query_until('postgres', $quiet)
 	  or die 'the launcher does not come to rest';
 
@@ -403,8 +403,8 @@ sub pgbench_run
 
 =item crash_backend($node, $pid)
 
-kill -9 of a server process, which takes all others with it.  Returns once the
-server takes connections again.
+kill -9 of a server process, which ends all others.  Returns once the server accepts
+connections again.
 
 =cut
 
@@ -450,8 +450,8 @@ sub crash_postmaster
 		}
 	}
 
-	# A killed postmaster that nobody has reaped yet still looks alive to the
-	# next one, which would then refuse to start.
+	# A killed postmaster that is still a zombie looks alive to the next one, which
+	# would then refuse to start.
 	unlink $pid_file, sprintf('%s/.s.PGSQL.%d.lock', $node->host, $node->port);
 	return;
 }
@@ -475,7 +475,7 @@ sub process_lives
 
 The server log has no panic, no failed assertion, no internal error, and no
 process ended by a signal but the C<killed> ones that the test itself killed.
-Lines that match C<except> are what the test wanted.
+Lines that match C<except> are expected.
 
 =cut
 
@@ -535,7 +535,7 @@ sub never_two_ok
 		elsif ($line =~
 			/all server processes terminated; reinitializing|starting PostgreSQL/)
 		{
-			# those that went down with the server are not in the log
+			# the log does not show those that ended with the server
 			%running = (launcher => 0, cleanup => 0);
 		}
 	}
@@ -609,12 +609,11 @@ C<< $s->{sqlstate} >> is set.
 
 =item $s->lost
 
-The server is gone: ends psql, whatever it was doing.  Returns what it had
-printed.
+For a server that is gone: ends psql, whatever it is doing.  Returns its output.
 
 =item $s->kill
 
-kill -9 of psql.  What the server makes of that it does on its own.
+kill -9 of psql.  The server notices it later.
 
 =item $s->quit
 

@@ -1,9 +1,9 @@
 # A crash at any point: nothing doubled, nothing lost.
 #
-# Killed are a backend between claim and commit, then the postmaster, with
-# claims, takeovers, cleanups and prepared transactions open, and once more
-# the postmaster in the middle of a running load whose clients wrote down
-# which commits they were told of.
+# The test kills a backend between claim and commit; then the postmaster, with
+# claims, takeovers, cleanups and prepared transactions open; and then the
+# postmaster under load, whose clients record the commits that the server
+# confirmed.
 
 use strict;
 use warnings FATAL => 'all';
@@ -68,7 +68,7 @@ $node->safe_psql(
 # kill -9 of a backend
 #
 
-# opens transactions of every kind; the caller crashes the server under them
+# opens transactions of every kind; then the caller crashes the server
 sub open_transactions
 {
 	my ($key) = @_;
@@ -158,7 +158,7 @@ is( $cleaner->query(
 		q{BEGIN; SELECT idem_cleanup();
 		SELECT count(*) FROM idem.keys WHERE key = 'expired, cleanup open'}),
 	"1\n0",
-	'K9: cleanup removes the expired key that nobody holds');
+	'K9: cleanup removes the expired key that no transaction holds');
 
 crash_postmaster($node);
 $_->lost foreach @sessions, $cleaner;
@@ -205,7 +205,7 @@ is(effects_of('to be rolled back'),
 # kill -9 of the postmaster under load
 #
 # Each client runs its own keys and keys of all, and prints a line after every
-# commit it was told of.
+# confirmed commit.
 #
 
 my $clients = 4;
@@ -227,7 +227,7 @@ foreach my $client (1 .. $clients)
 	$load[-1]->send($script);
 }
 
-# crash once every client was told of some commits
+# crash when every client has some confirmed commits
 foreach my $s (@load)
 {
 	until (($s->{stdout} =~ tr/\n//) >= 100)
@@ -266,7 +266,7 @@ is( join(', ', grep { !$finished{$_} } sort keys %acknowledged),
 	'',
 	'K2: every acknowledged commit is there after the crash');
 
-# the clients come again with all their keys
+# the clients run again with all their keys
 my $again = join '', map
 {
 	my $client = $_;

@@ -55,7 +55,7 @@ $primary->safe_psql(
 $primary->wait_for_catchup($standby);
 
 #
-# every function that writes, for keys that are there and keys that are not
+# every function that writes, for existing and for new keys
 #
 
 my $token =

@@ -1,6 +1,6 @@
-# pg_dump and pg_restore carry live keys: owner, request, result and expiry,
-# and the privileges that idem_grant() gave.  What was refused before is
-# refused after.
+# pg_dump and pg_restore copy live keys with owner, request, result and expiry,
+# and the privileges granted by idem_grant().  Calls that were refused before the
+# dump are refused after the restore.
 
 use strict;
 use warnings FATAL => 'all';
@@ -99,7 +99,7 @@ like($plain, qr/^COPY idem\.keys /m, 'dump carries the keys');
 
 #
 # restored: a plain dump into the same cluster, a custom one into another whose
-# roles have other numbers
+# roles have other OIDs
 #
 
 $node->safe_psql('postgres', 'CREATE DATABASE plain');
@@ -193,7 +193,7 @@ foreach my $target ([ $node, 'plain' ], [ $other, 'custom' ])
 			db => $db,
 			user => 'nothing'),
 		'42501',
-		"$db: who was granted nothing may do nothing");
+		"$db: a role without grants may do nothing");
 
 	# the keys work as before
 	is( $app->query(
@@ -237,7 +237,7 @@ foreach my $target ([ $node, 'plain' ], [ $other, 'custom' ])
 		'finished',
 		"$db: a member of the owning role may");
 	is( $app->query(q{SELECT status FROM idem_claim('expired')}),
-		'claimed', "K9: $db: an expired key is free for anybody");
+		'claimed', "K9: $db: any role may claim an expired key");
 	is( $app->query(q{SELECT status FROM idem_claim('open')}),
 		'claimed',
 		"K1: $db: a claim that was open at the time is not there");

@@ -115,9 +115,9 @@ is(stored('many '), "$keys|$keys|$keys",
 #
 # replay: no transaction id, no WAL, no change of any row
 #
-# VACUUM and CHECKPOINT leave nothing that a mere reader would write (hint
-# bits, pruned pages); one replay ahead fills the caches of the session and
-# sets the hint bits of the catalogs.
+# After VACUUM and CHECKPOINT a reader has nothing to write (hint bits, pruned
+# pages).  A first replay fills the caches of the session and sets the hint bits
+# of the catalogs.
 #
 
 my $wal = 'SELECT pg_current_wal_insert_lsn()';

@@ -5,8 +5,8 @@
 # finishes the key.  Nothing but idem keeps a key from having two effects: the
 # table has no unique constraint.  Each phase runs until every key is finished.
 #
-# No transaction claims keys in an order of its own (one key, or one call of
-# idem_claim_many), so nothing may deadlock.
+# Every transaction claims one key, or several by one call of idem_claim_many, so
+# there must be no deadlock.
 
 use strict;
 use warnings FATAL => 'all';
@@ -45,8 +45,8 @@ $node->safe_psql(
 		RETURN jsonb_build_object('effect', effect);
 	END $$;
 
-	-- Whoever is told the result can see the effect: they were committed
-	-- together.  Only REPEATABLE READ may be told of what is newer than its
+	-- A client that gets the result can see the effect: they were committed
+	-- together.  Only REPEATABLE READ may get a result that is newer than its
 	-- snapshot.
 	CREATE FUNCTION check_replay(k text, result jsonb) RETURNS void
 	LANGUAGE plpgsql AS $$
@@ -199,7 +199,7 @@ COMMIT PREPARED 'client :client_id';
 SELECT idem_cleanup(:n);
 },
 
-	# as many clients as there are meet on a key that nobody had before
+	# all clients claim the same key, which is new
 	hot => q{
 \set fate random(1, 4)
 BEGIN;
@@ -218,7 +218,7 @@ sub script
 	return [ $text, $weight ];
 }
 
-# Keys 'PREFIXn' that are expired already; nobody runs anything for them.
+# Keys 'PREFIXn' that are expired already; they have no effects.
 sub preload_expired
 {
 	my ($prefix, $from, $to) = @_;
@@ -352,7 +352,7 @@ foreach my $what ('absent', 'expired', 'cleaned up')
 	push @scripts, script('cleanup', 1) if $what eq 'cleaned up';
 	preload_expired($prefix, $first, $last + 1) if $what ne 'absent';
 
-	# nextval in the query above has begun a turn that nobody else takes part
+	# nextval in the query above has begun a turn that no other client takes part
 	# in; the first of this phase is full
 	$node->safe_psql('postgres', "SELECT setval('tick', $first * 32 - 1)");
 	ok( pgbench_run(

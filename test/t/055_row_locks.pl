@@ -1,7 +1,7 @@
-# Rows of idem.keys that somebody has locked or is just removing.
+# Rows of idem.keys that another transaction has locked or is removing.
 #
-# Only the owner of the table can lock rows by hand, and nobody should; still it
-# must not do more harm than a row lock does elsewhere.
+# Only the owner of the table can lock rows by hand, and should not do it.  Such a
+# lock must not do more harm than a row lock in any other table.
 
 use strict;
 use warnings FATAL => 'all';
@@ -31,13 +31,13 @@ foreach my $strength ('UPDATE', 'NO KEY UPDATE', 'SHARE', 'KEY SHARE')
 		FOR $strength});
 
 	is( $claimer->query("SELECT status FROM idem_claim('$live')"),
-		'finished', "K4: FOR $strength: nobody waits for a live row");
+		'finished', "K4: FOR $strength: no claim waits for a live row");
 	is($claimer->query('SELECT idem_cleanup()'),
 		'0', "K9: FOR $strength: cleanup skips a locked row");
 
 	if ($strength eq 'KEY SHARE')
 	{
-		# a takeover does not change the key, so this lock is not in its way
+		# a takeover does not change the key, so this lock does not block it
 		is($claimer->query("$claim, wait => '0')"),
 			'claimed', "K5: FOR $strength: the expired row is taken over");
 		$locker->query('COMMIT');
@@ -63,7 +63,7 @@ foreach my $strength ('UPDATE', 'NO KEY UPDATE', 'SHARE', 'KEY SHARE')
 			"K4: FOR $strength: the claimer waits and gets the key");
 	}
 
-	# the lock of the claiming transaction itself is in nobody's way
+	# the lock of the claiming transaction itself blocks no other transaction
 	$node->safe_psql(
 		'postgres', qq{
 		SET idem.clock_offset = -100000;
@@ -95,9 +95,9 @@ wait_until_blocked($node, $claimer);
 $_->query('ROLLBACK') foreach @lockers;
 is($claimer->receive, 'claimed', 'K4: and claimed after the last of them');
 
-# Somebody forgets a live key and claims it anew.  Until that is committed the
-# old row is the truth.  The new row comes before it in the index, because it
-# has taken the place of one that VACUUM removed.
+# A transaction forgets a live key and claims it again.  Until it commits, the old
+# row counts.  The new row comes before it in the index, because it uses the place
+# of a row that VACUUM removed.
 $node->safe_psql(
 	'postgres', q{
 	TRUNCATE idem.keys;
@@ -112,7 +112,7 @@ is( $locker->query(
 		SELECT status FROM idem_claim('forgotten');
 		SELECT ctid FROM idem.keys WHERE key = 'forgotten'}),
 	"(0,2)\nt\nclaimed\n(0,1)",
-	'a key is forgotten and claimed anew, before the old row');
+	'a key is forgotten and claimed again, before the old row');
 is( $claimer->query(q{SELECT status FROM idem_claim('forgotten', wait => '0')}),
 	'finished', 'K2: the committed row counts until it is gone');
 $locker->query('ROLLBACK');
@@ -135,7 +135,7 @@ is( $claimer->query(
 	"claimed\n0\nheld\nt\n0\n1\n1\n0",
 	'K9: cleanup leaves a key that its own transaction holds');
 
-# a lock on the whole table is waited for, as by any DML
+# a claim waits for a lock on the whole table, as any DML does
 $locker->query('BEGIN; LOCK TABLE idem.keys IN SHARE MODE');
 $claimer->send(q{SELECT status FROM idem_claim('table')});
 wait_until_blocked($node, $claimer, 'relation');

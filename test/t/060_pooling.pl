@@ -1,7 +1,7 @@
 # A client that pools connections per transaction: idem keeps no session state.
 #
-# Two backends serve several logical clients; every transaction goes to
-# whichever backend is next.
+# Two backends serve several logical clients; every transaction goes to the next
+# backend.
 
 use strict;
 use warnings FATAL => 'all';
@@ -32,7 +32,7 @@ my $keys = 20;
 my (@claimed, @replayed, @rolled_back);
 
 # An odd number of clients over two backends: each client changes its backend
-# with every transaction.  All use the same keys, each in a scope of its own.
+# with every transaction.  All use the same keys, each in its own scope.
 foreach my $n (1 .. $keys)
 {
 	foreach my $client (@clients)
@@ -107,7 +107,7 @@ foreach my $what ([ 0, 0, 'the same backend' ], [ 0, 1, 'another backend' ])
 		'finished|', "K2: the claim stays final ($name)");
 }
 
-# a claim that is open on one backend, as seen by the next client on the other
+# a claim that is open on one backend, seen from the other backend
 $backends[0]->query(q{BEGIN; SELECT idem_claim('open')});
 is( $backends[1]->sqlstate(q{BEGIN; SELECT idem_finish('open')}),
 	'ID002', 'K11: a claim that is open elsewhere cannot be finished here');
@@ -143,7 +143,7 @@ is( $backends[0]->query(
 	'K3: prepared statements work after DISCARD PLANS');
 
 #
-# what an open transaction with many claims holds: no lock and no memory per key
+# an open transaction with many claims holds no lock and no memory per key
 #
 
 my $holdings = q{

@@ -223,7 +223,7 @@ is( $node->safe_psql(
 	'everything in the schema is a member');
 
 #
-# the comparison sees what somebody changes
+# the comparison sees changes
 #
 
 foreach my $change (
@@ -296,8 +296,8 @@ is(differences(\@fresh, [ members_of('fresh') ]),
 #
 # default privileges of the role that installs
 #
-# They are for PUBLIC and for a role with grant option, on everything that they
-# exist for.  Nothing of it is left on a member.
+# They grant to PUBLIC and to a role with grant option, for every kind of object.
+# No member keeps any of these grants.
 #
 
 $node->safe_psql('postgres',
@@ -314,7 +314,7 @@ new_database('open',
 	join ';', @default_privileges, 'CREATE TABLE public.mine (i int)',
 	'CREATE EXTENSION idem');
 
-# what others than owners have on members: object, role, privilege
+# privileges of other roles than the owner on members: object, role, privilege
 my $others = q{
 	WITH acl (object, owner, acl) AS (
 		SELECT pg_describe_object(d.classid, d.objid, 0), o.owner, o.acl
@@ -347,7 +347,7 @@ is( $node->safe_psql(
 		q{SELECT has_table_privilege('reader', 'public.mine', 'SELECT WITH GRANT OPTION')}),
 	't',
 	'default privileges open what the role makes otherwise');
-isnt($node->safe_psql('fresh', $others), '', 'somebody has something on members');
+isnt($node->safe_psql('fresh', $others), '', 'there are grants on members');
 is( $node->safe_psql('open', $others),
 	$node->safe_psql('fresh', $others),
 	'others have nothing more on members than without default privileges');
@@ -366,7 +366,7 @@ is(sqlstate($node, $_, db => 'open', user => 'reader'), '42501', "default privil
   q{SELECT idem_claim('k')}, 'SELECT idem_doctor()', 'SELECT idem_close_members()',
   q{SELECT nextval('idem.jobs_job_id_seq')};
 
-# an update script closes what it adds, of every kind, and nothing else
+# an update script revokes the default grants on the objects it adds, and only on these
 my $added = q{
 	CREATE TYPE idem.added_enum AS ENUM ('a');
 	CREATE TYPE idem.added_type AS (a int);
@@ -446,7 +446,7 @@ is( $s->query(
 	"claimed\nfinished",
 	'K3: the session that used the old one works with the new one');
 
-# a session in the middle of a transaction, when its extension is dropped
+# the extension is dropped while a session is in a transaction
 is( $s->query(
 		q{BEGIN; SELECT status FROM idem_claim('dropped inside');
 		  DROP EXTENSION idem; CREATE EXTENSION idem;
@@ -474,7 +474,7 @@ sub refused
 
 $node->safe_psql('refused', 'CREATE SCHEMA idem');
 refused('CREATE EXTENSION idem', '42P06',
-	'a schema that somebody else made is not adopted');
+	'an existing schema is not adopted');
 refused('CREATE EXTENSION idem SCHEMA public',
 	'0A000', 'nor is another schema used');
 $node->safe_psql('refused', 'DROP SCHEMA idem');
@@ -483,7 +483,7 @@ $node->safe_psql(
 	CREATE FUNCTION pg_catalog.idem_clock() RETURNS timestamptz
 	LANGUAGE sql AS 'SELECT now()'});
 refused('CREATE EXTENSION idem', '42723',
-	'a function that somebody else made is not adopted');
+	'an existing function is not adopted');
 $node->safe_psql('refused', 'DROP FUNCTION pg_catalog.idem_clock()');
 is($node->safe_psql('refused', $leftovers),
 	'', 'the attempts have left nothing');

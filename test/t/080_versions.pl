@@ -1,4 +1,4 @@
-# The library meets SQL objects that it was not made for: a clear error, 55000,
+# The library is used with SQL objects of another version: a clear error, 55000,
 # and neither a crash nor a wrong answer.
 #
 # Functions declared with other arguments or results; the tables changed in ways
@@ -51,7 +51,7 @@ my @functions = map { [ split /\|/, $_, -1 ] } split /\n/,
 	  JOIN pg_language AS l ON l.oid = p.prolang
 	 WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.proname LIKE 'idem\_%' AND l.lanname = 'c'
 	 ORDER BY 1});
-cmp_ok(scalar @functions, '>', 30, 'there are functions to declare anew');
+cmp_ok(scalar @functions, '>', 30, 'there are functions to declare again');
 
 my %by_value = map { $_ => 1 }
   qw(bigint integer boolean regproc regrole xid), 'timestamp with time zone';
@@ -68,7 +68,7 @@ sub declaration_state
 	my ($function, $set, $result, $in, $out) = @_;
 	my @arguments = ((map { "IN $_" } @$in), (map { "OUT $_" } @$out));
 	my $returns = ($set eq 't' ? 'SETOF ' : '') . $result;
-	# no NULL where the type may be the wrong one: it would not be looked at
+	# no NULL where the type may be wrong: the value would not be read
 	my $call = join ', ', map { $_ eq 'bigint' ? '1::bigint' : $_ eq 'text' ? q{'1'::text} : "NULL::$_" } @$in;
 	my $state;
 
@@ -399,7 +399,7 @@ foreach my $table (sort keys %calls)
 			$s->query('BEGIN');
 			my $state = $s->sqlstate(call_of_jobs($call));
 
-			# only who makes an entry in it minds an index
+			# an index matters only to functions that insert into it
 			if ($there =~ /INDEX/ && "$call" =~ $no_entry{$table})
 			{
 				like($state, qr/^(00000|55000)$/, "$call after $what");
@@ -537,8 +537,8 @@ is($made_up->query('SELECT idem_version()'),
 	$node->safe_psql('postgres', 'SELECT extversion FROM pg_extension WHERE extname = \'idem\''),
 	'the library tells its version');
 
-# The worker goes there, fails, and goes on elsewhere.  (It may have met a table that was changed
-# above, so there may be an error of before.)
+# The worker visits this database, fails, and continues in others.  (It may have seen a table
+# that was changed above, so there may be an earlier error.)
 add_expired($node, 2);
 cleanup_round($node, 'postgres', 'made_up');
 is( $node->safe_psql(

@@ -1,5 +1,5 @@
-# A row keeps its xmin when it is frozen, and that number comes into use again.
-# K2, K6, K11: such a row is not held by the transaction that has the number now.
+# A row keeps its xmin when it is frozen, and that transaction id is used again after a wraparound.
+# K2, K6, K11: such a row is not held by the transaction that has this id now.
 
 use strict;
 use warnings;

@@ -1,16 +1,15 @@
-# The worker that has a lease dies, wherever it was: the next one takes over
-# with a higher token, the dead one that comes back is refused everywhere, and
-# the work is finished exactly once.
+# A worker that has a lease dies at any step: the next worker takes over with a
+# higher token, the first worker is refused everywhere if it returns, and the work
+# is finished exactly once.
 #
 # Workers lease a key, call the outside, store a checkpoint, and finish in the
 # transaction that writes the business rows.  They die at each step of that, by
 # kill -9 of the client, of the server process, and of the postmaster; and at
 # the end many of them die at random.
 #
-# The outside is a file beside the database.  It knows the highest token that
-# it has seen of each key and refuses lower ones, as an outside system does
-# that was given the token.  Nobody waits for a lease to run out: the successor
-# comes later by its clock.
+# The outside system is a file.  It remembers the highest token of each key and
+# refuses lower ones, as an outside system does that gets the token.  The test does
+# not wait for a lease to expire: the clock of the next worker is ahead.
 
 use strict;
 use warnings FATAL => 'all';
@@ -120,7 +119,7 @@ sub row_of
 		"SELECT ctid, xmin, k FROM idem.keys AS k WHERE key = '$key'");
 }
 
-# what everything that takes a token says to this one
+# the answers of all functions that take a token to this token
 sub states_of_token
 {
 	my ($s, $key, $token) = @_;
@@ -195,7 +194,7 @@ sub take_over
 		SELECT idem_finish('$key', '"second"', token => $token); COMMIT});
 	is_refused($zombie, $key, $old, 'after the finish');
 	ok(!sink_call($key, $old, 'first'),
-		"L2: $key: the outside refuses the old token for ever");
+		"L2: $key: the outside keeps refusing the old token");
 	return;
 }
 
@@ -270,7 +269,7 @@ check_death(
 		$node->start;
 	});
 
-# A worker that was thought dead and comes back before anybody takes over.
+# A worker that seemed dead and returns before another worker takes over.
 my $late = session($node);
 my $late_token = work_until($late, 'late', $called);
 
@@ -284,16 +283,15 @@ is( $late->query(
 		COMMIT;
 		SELECT status, result FROM idem_get('late')}),
 	qq{expired\nt\nt\nfinished|"late"},
-	'L3: the last token finishes after the lease ran out');
+	'L3: the last token finishes after the lease has expired');
 $late->quit;
 
 #
 # Many workers that die at random.
 #
-# A worker is a process of its own, with a psql of its own.  At every step it
-# may kill itself and its psql, or lose its connection; and the test kills some
-# from outside, at any moment.  Leases are short, so keys are also taken over
-# from workers that live.
+# Each worker is a process with its own psql.  At every step it may kill itself and
+# its psql, or lose its connection; and the test kills some workers at any moment.
+# Leases are short, so keys are also taken over from workers that are alive.
 #
 
 my $seed = 20250314;

@@ -1,11 +1,10 @@
 # Fencing tokens across failover: a standby that has missed the last leases is
-# promoted, and every token that it hands out is higher than every token that
-# was handed out before, of keys whose rows were lost as of those it has.
+# promoted.  Every token that it issues is higher than every token issued before,
+# for keys whose rows were lost and for keys that it has.
 #
-# Twenty times over, to and fro between two servers: the old primary is rewound
-# and follows the new one.  For comparison a sequence is drawn from in the same
-# places: it hands out the same values again, so the test does lose rows and
-# would notice.
+# Twenty times, back and forth between two servers: the old primary is rewound and
+# follows the new one.  For comparison the test also uses a sequence: it returns the
+# same values again, which proves that rows are lost and that the test would notice.
 
 use strict;
 use warnings FATAL => 'all';
@@ -67,7 +66,7 @@ sub follow
 }
 
 # Leases these keys one after the other; returns the tokens by key.  A lease of
-# a microsecond has run out when the next statement begins.
+# a microsecond has expired when the next statement begins.
 sub lease_keys
 {
 	my ($node, $lease, @keys) = @_;

@@ -1,11 +1,11 @@
 # Leases and tokens across restore.
 #
-# A base backup that is restored twice does not hand out tokens again: those of
-# the second server are higher than those of the first, and these higher than
-# those that the original has handed out after the backup, of keys in the
-# backup as of others.  A sequence does, which shows that the test would notice.
+# A base backup that is restored twice does not issue a token twice: the tokens of the
+# second server are higher than those of the first, and these are higher than those
+# that the original server issued after the backup, for keys in the backup and for
+# others.  A sequence does repeat values, which proves that the test would notice.
 #
-# pg_dump and pg_restore carry leases as they are: live, run out, parked,
+# pg_dump and pg_restore copy leases unchanged: live, expired, parked,
 # exhausted, finished, with token, checkpoint, worker and request.
 
 use strict;
@@ -22,7 +22,7 @@ use Test::More;
 my $original = new_node('original', init => { allows_streaming => 1 });
 my $dir = PostgreSQL::Test::Utils::tempdir();
 
-# Leases these keys, which must be to be had; returns the tokens in that order
+# Leases these keys, which must be claimable; returns the tokens in that order
 sub lease_keys
 {
 	my ($node, $lease, @keys) = @_;
@@ -48,7 +48,7 @@ sub draw
 # a base backup, restored twice
 #
 
-# A lease of a microsecond has run out when the next statement begins.
+# A lease of a microsecond has expired when the next statement begins.
 my $short = '1 microsecond';
 my @in_backup = map { "in the backup $_" } 1 .. 4;
 my @not_in_backup = map { "not in the backup $_" } 1 .. 4;
@@ -109,7 +109,7 @@ foreach my $name ('first', 'second')
 		"L3: tokens of the original are stale in the $name restored server");
 }
 
-# both at once, in turns
+# both servers alternately
 my @turns = map { lease_keys($restored[ $_ % 2 ], $short, 'turns') } 1 .. 20;
 
 is( join(', ', map { "$turns[$_ - 1] $turns[$_]" }
@@ -118,7 +118,7 @@ is( join(', ', map { "$turns[$_ - 1] $turns[$_]" }
 	'L2: two servers that hand out tokens in turns do not fall behind');
 cmp_ok($turns[0], '>', max(@handed_out), 'L2: nor behind what was before');
 
-# A restored server whose clock is behind: only the row knows then.
+# A restored server whose clock is behind: only the row has the last token.
 my @behind = split /\n/,
   $restored[0]->safe_psql(
 	'postgres', qq{
@@ -152,7 +152,7 @@ $original->safe_psql(
 	'source', q{
 	CREATE EXTENSION idem;
 
-	-- what has run out was leased long ago by the clock of the session
+	-- the expired ones were leased long ago, by the clock of the session
 	SELECT idem_lease('live', '1 hour', request => '{"a": 1}', worker => 'w 1');
 	SELECT token AS live FROM idem_get('live') \gset
 	SELECT idem_checkpoint('live', :live, '{"step": 3}');
@@ -260,7 +260,7 @@ my ($status, $attempt, $checkpoint, $token) = split /\|/,
 	q{SELECT status, attempt, checkpoint, token FROM idem_lease('expired', '1 min')}
   );
 is( "$status $attempt $checkpoint", 'claimed 2 {"step": 2}',
-	'L1, L5: one that has run out is taken over, with its checkpoint');
+	'L1, L5: an expired lease is taken over, with its checkpoint');
 cmp_ok($token, '>', $token{expired}, 'L2: with a higher token');
 is( $s->sqlstate(qq{SELECT idem_finish('expired', token => $token{expired})}),
 	'ID003', 'L3: the token of before is stale then');
@@ -273,7 +273,7 @@ is( $s->sqlstate(qq{SELECT idem_finish('expired', token => $token{expired})}),
 	  SELECT status FROM idem_lease('will be parked', '1 min');
 	  RESET idem.clock_offset});
 is("$status $attempt $checkpoint",
-	'claimed 2 null', 'L1: a live lease is taken over when it has run out');
+	'claimed 2 null', 'L1: a live lease is taken over when it has expired');
 like($token, qr/^\d+\nparked$/, 'L1: or parked, if it was to be');
 cmp_ok($1, '>', $token{bare}, 'L2: with a higher token') if $token =~ /^(\d+)/;
 
@@ -282,7 +282,7 @@ cmp_ok($1, '>', $token{bare}, 'L2: with a higher token') if $token =~ /^(\d+)/;
 	q{SELECT status, attempt, checkpoint, token FROM idem_lease('released', '1 min')}
   );
 is( "$status $attempt $checkpoint", 'claimed 2 {"step": 1}',
-	'L1: one that was given up is claimable at once');
+	'L1: a released lease is claimable at once');
 cmp_ok($token, '>', $token{released}, 'L2: with a higher token');
 
 # parked, exhausted, finished

@@ -4,7 +4,7 @@
 # Answers are really lost here.  A proxy between psql and the server cuts the
 # connection when the answer has arrived, or when the statement was sent, or
 # instead of sending it; and a client is killed while its commit waits for a
-# standby that never comes, so that the server is still at it when the client
+# standby that does not exist, so that the server is still committing when the client
 # tries again.
 
 use strict;
@@ -22,7 +22,7 @@ use Test::More;
 plan skip_all => 'needs Unix-domain sockets'
   unless $PostgreSQL::Test::Utils::use_unix_sockets;
 
-# Who sets synchronous_commit to on waits for a standby that is not there.
+# A session that sets synchronous_commit to on waits for a standby that does not exist.
 my $node = new_node(
 	'lost_answer',
 	init => { allows_streaming => 1 },
@@ -46,7 +46,7 @@ my $proxy;    # process id
 
 # Passes on what comes until the client sends the statement, which it knows by
 # a word in it.  Then, by mode:
-#   answer   waits until the server is done, and drops what it says
+#   answer   waits until the server is done, and drops its answer
 #   sent     sends it and does not wait
 #   unsent   does not even send it
 # and cuts the connection.
@@ -174,7 +174,7 @@ sub wait_until_committing
 	return;
 }
 
-# Lets a commit that waits for the standby come to its end.
+# Lets a commit that waits for the standby finish.
 sub end_commit
 {
 	my ($s) = @_;
@@ -201,7 +201,7 @@ foreach my $mode ('answer', 'sent')
 
 	like($token, qr/^\d{16}$/, "L1: $key: the lease was taken");
 	is($node->safe_psql('postgres', $lease),
-		"t|resumed|$token|1", "L1: $key: who asks again gets the same token");
+		"t|resumed|$token|1", "L1: $key: the same worker gets the same token again");
 	is( $node->safe_psql(
 			'postgres', "BEGIN; $lease;
 			SELECT pg_current_xact_id_if_assigned() IS NULL; COMMIT"),
@@ -222,7 +222,7 @@ foreach my $mode ('answer', 'sent')
 			SELECT status, attempt, token > $token
 			  FROM idem_lease('$key', '1 min', worker => 'w 1')}),
 		'claimed|2|t',
-		"L1: $key: after the lease ran out it is a new one for its worker, too");
+		"L1: $key: after the lease has expired the same worker gets a new one, too");
 }
 
 lose_answer(
@@ -257,7 +257,7 @@ $again->send(
 );
 wait_until_blocked($node, $again);
 end_commit($first);
-is($again->receive, 'resumed|1', 'L1: who waits gets the lease of before');
+is($again->receive, 'resumed|1', 'L1: the waiting call resumes the lease');
 
 #
 # a finish by itself
@@ -286,7 +286,7 @@ foreach my $mode ('answer', 'sent')
 			'SET idem.clock_offset = 3600; '
 			  . sprintf($finish, '{"id": "ch_1", "n": 1}')),
 		'f',
-		"L3: $key: also after the lease would have run out");
+		"L3: $key: also after the end of the lease");
 	is( $node->safe_psql(
 			'postgres',
 			'BEGIN; '

@@ -1,11 +1,10 @@
-# One lease renewed from many connections at once: nobody takes over, so no
-# token is stale (L3, L6).
+# One lease renewed from many connections at once: no other session takes over, so
+# no token is stale (L3, L6).
 #
-# Each renewal moves the row and its index entries.  A look at the key that
-# comes at that very moment finds neither the old row nor the new one, and has
-# to look again before it says that there is none.  One that wants to insert the
-# key must not be in the way of the others either: they would wait for each
-# other.
+# Each renewal moves the row and its index entries.  A lookup of the key at that
+# moment finds neither the old row nor the new one, and has to search again before
+# it reports the key as absent.  A session that wants to insert the key must not
+# block the others either: they would wait for each other.
 
 use strict;
 use warnings FATAL => 'all';
@@ -30,8 +29,8 @@ ok( pgbench_run(
 is($node->safe_psql('postgres', $same_lease),
 	"$token|1|live", 'L6: same token, same attempt');
 
-# The same with an old snapshot about, which keeps all versions of the row: a look at the key
-# passes over hundreds of dead entries on its way, and the row is very likely to move meanwhile.
+# The same with an old snapshot, which keeps all versions of the row: a lookup of the key
+# skips hundreds of dead entries, and the row is very likely to move meanwhile.
 my $old = session($node);
 
 $old->query('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
@@ -53,7 +52,7 @@ ok( pgbench_run(
 				1
 			]
 		]),
-	'L1: nobody gets a lease that is being renewed');
+	'L1: no other session gets a lease that is being renewed');
 is($node->safe_psql('postgres', $same_lease),
 	"$token|1|live", 'L1: it is still the same lease');
 
@@ -71,7 +70,7 @@ foreach my $claim (
 	ok( pgbench_run(
 			$node, [ '--client=8', '--jobs=2', '--transactions=1500' ],
 			[ [ "$other SELECT status FROM $claim;\n COMMIT;\n", 1 ] ]),
-		"K4: nobody deadlocks over one key: $claim");
+		"K4: no deadlock over one key: $claim");
 }
 
 amcheck_ok($node, 'after the renewals');

@@ -10,14 +10,14 @@
 # Nothing but idem keeps a job from being run twice or a change from being
 # overlooked: the tables have no constraints.
 #
-# Every client is a process of its own that talks to the server in several
+# Every client is a separate process that talks to the server in several
 # steps, so that transactions of others come in between.  At each step it may
 # kill itself or have its connection terminated; another one takes its place.
 # Now and then the queue is paused, so that jobs wait and absorb duplicates.  Jobs
 # that are due for 50 ms drain.
 #
-# Leases are of a microsecond, which has run out when the next statement begins,
-# of 50 ms, or so long that only the workers at the end see them run out, by their
+# Leases are of a microsecond, which has expired when the next statement begins,
+# of 50 ms, or so long that only the workers at the end see them expire, by their
 # clock.
 #
 # IDEM_LOAD_JOBS: another number of enqueues in each mode.
@@ -504,7 +504,7 @@ sub check_load
 		"SELECT idem_queue_set('$queue', max_attempts => 100000)");
 	my %ends = run_clients($mode, $share, $opt{crash}, %replace);
 
-	# What is left, without deaths.  The leases of all others have run out by
+	# What is left, without deaths.  The leases of all others have expired by
 	# the clock of these workers.
 	stop_clients();
 	$node->safe_psql('postgres', "SELECT idem_resume('$queue')");
@@ -547,7 +547,7 @@ foreach my $mode ('in transaction', 'leased')
 is($crashes, 2, 'the server was crashed in each mode');
 
 #
-# Nobody fetches: one job for each key, unless it drains
+# Without any fetch: one job for each key, unless it drains
 #
 
 $node->safe_psql('postgres', "ALTER SYSTEM SET idem.drain_after = '1h'");
@@ -571,7 +571,7 @@ sub check_one_job
 	return;
 }
 
-# all clients meet on one key at a time, which nobody had before
+# all clients enqueue the same new key at a time
 foreach my $dedup ('until_executing', 'until_executed', 'until_expired')
 {
 	my $queue = "meet, $dedup";
@@ -593,8 +593,8 @@ foreach my $dedup ('until_executing', 'until_executed', 'until_expired')
 	check_one_job($queue);
 }
 
-# Jobs that are changed all the time, so that they move in the indexes: who looks
-# for them at that moment finds them all the same.
+# Jobs that are changed all the time, so that they move in the indexes: a lookup at
+# that moment still finds them.
 my $push = q{
 BEGIN \; INSERT INTO changes
 SELECT 0, 'push', :k, e.job_id, e.outcome, pg_current_xact_id()

@@ -208,7 +208,7 @@ is(consume('many', "'1 hour'"),
 is(stored('many'), '0|0|0', 'J9: none is left');
 
 #
-# many calls at once, of the same keys in any order: nobody deadlocks
+# many calls at once, of the same keys in any order: no deadlock
 #
 
 my $some_keys = q{

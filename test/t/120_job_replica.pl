@@ -37,7 +37,7 @@ $primary->safe_psql(
 		RETURNING job_id::text $$;
 
 	-- Waits until this server has replayed so much, and then counts the changes
-	-- that name the job: a statement of its own, so with a newer snapshot.
+	-- that name the job: a separate statement, so with a newer snapshot.
 	CREATE FUNCTION changes_at(job bigint, lsn pg_lsn) RETURNS bigint
 	LANGUAGE plpgsql AS $$
 	BEGIN
@@ -78,7 +78,7 @@ sub reached
 #
 
 my $insert_lsn = 'SELECT pg_current_wal_insert_lsn()';
-my $alone = 0;    # rounds in which nobody wrote anything while the replica caught up
+my $alone = 0;    # rounds in which no other session wrote while the replica caught up
 
 foreach my $round (1 .. 10)
 {
@@ -144,10 +144,10 @@ foreach my $round (1 .. 10)
 		SELECT count(idem_cancel(job_id)) FROM idem.jobs WHERE queue = 'q'});
 }
 
-# What an open transaction has written is sent when somebody else commits, or
+# Changes of an open transaction are sent when another transaction commits, or
 # if fetch sees to it.
 cmp_ok($alone, '>', 0,
-	'J10: the replica comes to lsn while nobody else writes anything');
+	'J10: the replica reaches lsn while no other session writes');
 
 #
 # J10, under load: the same with enqueues that go on all the time

@@ -136,7 +136,7 @@ on_publisher(
 	SELECT idem_enqueue('q', '"copied"');
 	CREATE PUBLICATION pub FOR ALL TABLES});
 
-is(doctor('subscription', node => $subscriber), 'ok', 'H1: no subscription, and nothing to say about it');
+is(doctor('subscription', node => $subscriber), 'ok', 'H1: no subscription, and no problem');
 
 my $offset = -s $subscriber->logfile;
 
@@ -208,7 +208,7 @@ same_ok('what has expired');
 
 my $before = on_subscriber($everything);
 
-is(doctor('subscription', node => $subscriber), 'warn', 'H1: the doctor knows of the subscription');
+is(doctor('subscription', node => $subscriber), 'warn', 'H1: the doctor reports the subscription');
 like(
 	doctor('subscription', columns => 'detail', node => $subscriber),
 	qr/^idem\.job_keys, idem\.job_log, idem\.jobs, idem\.keys, idem\.queues: written by subscription sub,.*roles.*stop writes.*DROP SUBSCRIPTION, reload$/,
@@ -274,7 +274,7 @@ is( on_subscriber(q{SELECT count(*) FROM pg_stat_subscription WHERE subname = 's
 #
 # the cutover, under load
 #
-# Clients work on the publisher (server 0).  Who gets 25006, or loses its
+# Clients work on the publisher (server 0).  A client that gets 25006, or loses its
 # connection, tries the same again on the other server, a moment later, and so
 # on: they know nothing of the cutover.  Each of them ends when it has done so much on the
 # subscriber.
@@ -316,7 +316,7 @@ sub persist
 	return;
 }
 
-# A client in a process of its own; what it returns goes to a file.
+# A client in a separate process; its results go to a file.
 sub start_client
 {
 	my ($name, $code) = @_;
@@ -531,7 +531,7 @@ is(sqlstate($subscriber, q{SELECT idem_claim('short')}),
 ok(on_subscriber($everything) eq on_publisher($everything),
 	'the subscriber has the same rows: at the cutover');
 
-# 3. the sequence, before anybody can enqueue
+# 3. the sequence, before any client can enqueue
 my $last = on_publisher('SELECT last_value FROM idem.jobs_job_id_seq');
 
 cmp_ok(on_subscriber('SELECT last_value FROM idem.jobs_job_id_seq'),

@@ -33,7 +33,7 @@ $node->safe_psql(
 		on_duplicate => 'replace');
 	SELECT idem_pause('paused');
 
-	-- numbers are ahead of what is there
+	-- the sequence is ahead of the existing jobs
 	SELECT count(*) FROM generate_series(1, 50) AS i, idem_enqueue('gone', to_jsonb(i));
 	SELECT count(*) FROM idem_fetch('gone', 50, '1 min') AS f,
 		   LATERAL (SELECT idem_complete(f.job_id, f.token)) AS c;
@@ -263,7 +263,7 @@ foreach my $target ([ $node, 'plain' ], [ $other, 'custom' ])
 	my ($id, $token, $attempt) = split /\|/,
 	  $s->query(q{SELECT job_id, token, attempt FROM idem_fetch('mail')});
 	is("$id $attempt", "$job{expired} 2",
-		"J7: $db: a lease that ran out is taken over");
+		"J7: $db: an expired lease is taken over");
 	cmp_ok($token, '>', $token{expired}, "L2: $db: with a higher token");
 	is( $s->sqlstate("SELECT idem_complete($job{expired}, $token{expired})"),
 		'ID003', "J11: $db: the old one is stale");

@@ -1,11 +1,10 @@
-# What a crash leaves behind: the table of the same name in
-# doc/jobs-protocol.md, line by line.
+# The state after a crash: the table of crashes in doc/jobs-protocol.md, line by line.
 #
-# Workers of both kinds, enqueuers and operators end at each step of what they
-# do, by kill -9 of the client, of a server process, and of the postmaster.  A
-# job that was fetched in a transaction is there at once as if nothing had been;
-# one that was leased is there when its lease has run out, by the clock of who
-# comes next; what was committed is done once.
+# Workers with and without leases, enqueuers and operators end at each step, by
+# kill -9 of the client, of a server process, and of the postmaster.  A job that was
+# fetched in a transaction can be fetched again at once, unchanged.  A leased job can
+# be fetched again when its lease has expired, by the clock of the next worker.
+# Committed work is done once.
 
 use strict;
 use warnings FATAL => 'all';
@@ -66,7 +65,7 @@ my $not_held = 'ID002 ID002 ID002 not_held not_held';
 my $stale = 'ID003 ID003 ID003 stale stale';
 
 #
-# The scenarios.  Each has a queue of its own and works there with a session
+# The scenarios.  Each has its own queue and works there with a session
 # that dies.  ID and TOKEN stand for those of the job that was fetched, QUEUE
 # for the queue.  What it leaves is one of:
 #   waiting  the job, as before the fetch
@@ -185,7 +184,7 @@ sub check_worker
 		is(rows_of($queue), '', "J7: $queue: the job is gone");
 		is(business_of($queue), 'first', "J7: $queue: what it did is there, once");
 		is($next->query("SET idem.clock_offset = 36000; $fetch; RESET idem.clock_offset"),
-			'', "J7: $queue: nobody gets it again");
+			'', "J7: $queue: no worker gets it again");
 		is(answers($zombie, $id, $old),
 			$stale, "J11: $queue: it cannot be completed a second time");
 		$zombie->quit;
@@ -202,7 +201,7 @@ sub check_worker
 		$attempt = 2;
 		is( run("SELECT state, attempt, worker FROM idem_job($id)"),
 			'running|1|w 1', "J7: $queue: it is leased");
-		is($next->query($fetch), '', "J7: $queue: nobody gets it yet");
+		is($next->query($fetch), '', "J7: $queue: no worker gets it yet");
 		is( $next->query(
 				qq{SELECT outcome, job_id FROM idem_enqueue('$queue', key => 'k',
 					   dedup => 'until_executed')}),
@@ -413,7 +412,7 @@ sub check_death
 }
 
 #
-# kill -9 of clients; who waits for them goes on
+# kill -9 of clients; sessions that wait for them continue
 #
 
 my @waiters = map { session($node) } 1 .. 3;
@@ -442,7 +441,7 @@ check_death(
 		is($waiters[0]->receive, 'enqueued',
 			'J6: a duplicate that waited for the dead enqueuer makes its own job');
 		is($waiters[1]->receive, 't',
-			'J7: who waited for the dead worker to cancel its job has it');
+			'J7: the session that waited for the dead worker has cancelled its job');
 		is($waiters[2]->receive, 't',
 			'J7: also one that waited for its completion');
 		$_->query('ROLLBACK') foreach @waiters[ 1, 2 ];

@@ -8,8 +8,8 @@
 #   W8  only members of the extension are touched, as their owner, restricted,
 #       with a safe search_path; no SQL of users runs
 #
-# Bugs of others (PEERS.md section 4) that are looked for here:
-#   CVE-2022-2625                    an object of somebody else is adopted
+# Bugs of other projects (doc/peers.md section 4) that this test looks for:
+#   CVE-2022-2625                    an object of another role is adopted
 #   CVE-2018-1058, CVE-2020-14350    search_path
 #   CVE-2023-25149                   a superuser's worker runs SQL of users
 #   CVE-2023-22847                   C code bypasses row security
@@ -56,8 +56,8 @@ sub alter_system
 }
 
 #
-# W1: three databases.  Names say what is to become of a row: gone, live, or held
-# by somebody.
+# W1: three databases.  The name of a row says what happens to it: gone, live, or held
+# by a transaction.
 #
 
 my $n = 40;
@@ -129,7 +129,7 @@ my $rows = q{
 		SELECT queue, ctid, xmin, l::text FROM idem.job_log AS l) AS r};
 my $live_rows = "$rows WHERE name LIKE 'live%' ORDER BY 1, 2";
 
-# Who began before can still see the rows that were removed, with the
+# Transactions that began before can still see the removed rows, with the
 # transaction that did so.
 my %witness;
 my %before;
@@ -228,7 +228,7 @@ foreach my $db (@three)
 }
 
 is(run("$rows WHERE name LIKE 'held%' ORDER BY 1, 2", db => 'one'),
-	$held_rows, 'W1, W2: rows that somebody has locked stay, and are not waited for');
+	$held_rows, 'W1, W2: locked rows stay, and the worker does not wait for them');
 $_->query('COMMIT') foreach @holders;
 $_->quit foreach @holders;
 cleanup_round($node, 'one');
@@ -330,7 +330,7 @@ expire_in('later');
 ok( wait_until_clean('later'),
 	'W5: an extension that was created later is found when its functions are used');
 
-# and by the way: what it does without reloads
+# also: what it does without reloads
 expire_in('one');
 ok( wait_until_clean('one'),
 	'W5: with a naptime of a second there is no need for a reload');
@@ -424,7 +424,7 @@ $open->quit;
 run('DROP DATABASE odd');
 
 #
-# W8: as the owner of the tables, who may be anybody, restricted
+# W8: with the privileges of the owner of the tables, which may be any role, restricted
 #
 
 new_database('owned');

@@ -4,7 +4,7 @@
 #   W7  what fails is logged once when it begins and once when it is over,
 #       is tried again later and later, and recovers by itself
 #
-# Bugs of others (PEERS.md section 4) that are looked for here:
+# Bugs of other projects (doc/peers.md section 4) that this test looks for:
 #   pg_cron#264, #69; timescaledb#3469   ALTER and DROP EXTENSION against the
 #                                        worker: deadlock, crash
 #   timescaledb#8543, #7602              logs until the disk is full
@@ -56,7 +56,7 @@ $blocker->query('BEGIN; LOCK TABLE idem.keys IN SHARE MODE');
 cleanup_round($node);
 
 #
-# W2: somebody has locked a table
+# W2: another session has locked a table
 #
 
 new_database('busy');
@@ -81,7 +81,7 @@ my @tables = (
 	[ keys => '1|0|0|0' ],
 	[ job_keys => '0|1|0|0' ],
 
-	# where jobs that are given up go
+	# the history, where dead jobs are written
 	[ job_log => '0|0|1|1' ],
 	[ jobs => '0|0|0|1' ],
 	[ queues => '0|0|0|1' ]);
@@ -108,7 +108,7 @@ foreach my $table (@tables)
 }
 
 #
-# W2: who waits for a lock goes first
+# W2: a session that waits for a lock comes first
 #
 
 my $ddl = session($node, db => 'busy');
@@ -122,14 +122,14 @@ is($s->query($left), '1|0|0|0',
 	'W2: a lock on idem.keys is waited for: the worker does not get in between');
 $s->query('COMMIT');
 $ddl->receive;
-is($ddl->{sqlstate}, '00000', 'W2: who waited has it');
+is($ddl->{sqlstate}, '00000', 'W2: the waiting session has the lock');
 cleanup_round($node);
 is($ddl->query($left), '1|0|0|0', 'W2: the worker waits for nobody');
 $ddl->query('ROLLBACK');
 cleanup_round($node, 'busy');
 is(run($left, db => 'busy'), '0|0|0|0', 'W2: all is removed afterwards');
 is(progress('busy', 'phase'), 'idle', 'W2: cleanup_progress says so');
-is(cleanup_logged('busy', $offset), '0 0', 'W7: a lock now and then is nothing to be logged');
+is(cleanup_logged('busy', $offset), '0 0', 'W7: an occasional lock is not logged');
 $_->quit foreach $s, $ddl;
 
 #
@@ -228,7 +228,7 @@ is($errors, '',
 	"W2: $loops times CREATE, ALTER and DROP EXTENSION, and other DDL, in the middle of cleanup");
 is($busy, $loops, 'W2: there was more to be removed each time');
 cleanup_round($node);
-is(progress('churn', 'phase'), 'not installed', 'then there is nothing to be done');
+is(progress('churn', 'phase'), 'not installed', 'then there is nothing to do');
 is(log_count($node, qr/idem cleanup failed in database "churn": (?!a table is locked)/, $offset),
 	'0', 'W7: and nothing was wrong');
 is(log_count($node, qr/deadlock|lock timeout/, $offset), '0', 'W2: no deadlock');
@@ -288,7 +288,7 @@ is( progress('broken', 'phase, last_error, last_error_at > last_finished_at'),
 my ($status, $detail, $fix) = split /\|/,
   doctor('last cleanup', columns => 'status, detail, fix', db => 'broken');
 
-is($status, 'fail', 'H1: idem_doctor() knows');
+is($status, 'fail', 'H1: idem_doctor() reports it');
 like($detail, qr/unexpected definition of table "idem.keys"/, 'H1: and shows the error');
 
 # what it tells to do shows the whole error, and that has the cure
@@ -301,7 +301,7 @@ cleanup_round($node, 'broken') foreach 1 .. 3;
 is(run('SELECT key FROM idem.keys', db => 'broken'), 'live', 'W7: after that cleanup goes on');
 is(cleanup_logged('broken', $offset), '1 1', 'W7: it works again: one line in three rounds');
 is( doctor('last cleanup', db => 'broken'),
-	'ok', 'H1: idem_doctor() is content');
+	'ok', 'H1: idem_doctor() says ok');
 
 # the same again is a new event
 run('DROP INDEX idem.job_log_expires_at_idx', db => 'broken');
@@ -312,7 +312,7 @@ cleanup_round($node, 'broken');
 is(cleanup_logged('broken', $offset), '2 2', 'W7: and its end');
 
 #
-# W7: the disk is full.  Jobs that are given up go to the history, and the file
+# W7: the disk is full.  Dead jobs are written to the history, and the file
 # of that cannot grow: processes that are started from now on get a limit, as
 # with ulimit -f.
 #
@@ -389,7 +389,7 @@ SKIP:
 		'200', 'what was there before is there still');
 	is( run(q{
 			SELECT dead FROM idem.queue_stats WHERE datname = 'crowded' AND queue = 'spent'}),
-		$jobs, 'S1: each job that was given up is counted once, also if that took several attempts');
+		$jobs, 'S1: each dead job is counted once, even if that took several attempts');
 }
 
 #

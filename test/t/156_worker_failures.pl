@@ -86,7 +86,7 @@ ok( $node->poll_query_until('one', 'SELECT count(*) = 0 FROM idem.keys'),
 	'W7: without the lock cleanup goes on by itself');
 $node->wait_for_log(qr/idem cleanup works again in database "one"/, $offset);
 is(logged('one', $offset), '1 1 0', 'W7: which is logged once');
-is(doctor('last cleanup', db => 'one'), 'ok', 'H1: idem_doctor() is content');
+is(doctor('last cleanup', db => 'one'), 'ok', 'H1: idem_doctor() says ok');
 
 #
 # W7: a file is missing: one that the worker needs before it comes to our
@@ -126,7 +126,7 @@ fails_without($node->data_dir . '/base/' . run('SELECT oid FROM pg_database WHER
 	'the directory of the database is missing',
 	qr{database "two" does not exist: The database subdirectory "base/\d+" is missing.|(?:could not open|"base/\d+" is not a valid)});
 
-# somebody has locked what it needs to connect: it is ended after ten seconds
+# another session has locked what it needs to connect: it is ended after ten seconds
 my $offset_connect = -s $node->logfile;
 
 $blocker = session($node, db => 'three');

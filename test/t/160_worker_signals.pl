@@ -2,7 +2,7 @@
 # of a kind at once, and cleanup goes on where it was; so it does over a smart,
 # a fast and an immediate shutdown, none of which it holds up.
 #
-# Bugs of others (PEERS.md section 4) that are looked for here:
+# Bugs of other projects (doc/peers.md section 4) that this test looks for:
 #   pg_cron#99, #188, #302   SIGTERM, exit 0, never restarted
 #   pg_partman#245           prevents the server from stopping
 #
@@ -139,7 +139,7 @@ run('SELECT pg_reload_conf()');
 # the worker
 #
 
-# Who wants the database ends the worker with SIGTERM from 19 on: that alone is
+# Since 19, DROP DATABASE and the like end the worker with SIGTERM: that alone is
 # no failure.
 {
 	my $offset = -s $node->logfile;

@@ -2,7 +2,7 @@
 # succeed while the worker is busy in that very database, without FORCE, 50 times
 # each; and so does the DROP of another database.
 #
-# Bugs of others (PEERS.md section 4) that are looked for here:
+# Bugs of other projects (doc/peers.md section 4) that this test looks for:
 #   citus#1579, pg_cron#352, timescaledb#4048   DROP and CREATE ... TEMPLATE fail
 #       while the worker is connected (after five seconds)
 #   pg_cron#318, timescaledb#4838, pg_net#78    DROP DATABASE of any database
@@ -202,7 +202,7 @@ foreach my $server (@servers)
 		  slurp_file("$session->{file}.out") =~ /^$server->{what}$/mg;
 		$errors .= slurp_file("$session->{file}.err");
 	}
-	is($errors, '', "W2: $name: nobody is in the way");
+	is($errors, '', "W2: $name: no session blocks it");
 }
 
 is( join(', ', map { "$_: $done{$_}" } sort keys %done),

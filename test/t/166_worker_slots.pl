@@ -6,8 +6,8 @@
 #       again later and later, over by itself
 #   H1  idem_doctor() says what to do, and that helps
 #
-# Bugs of others (PEERS.md section 4) that are looked for here:
-#   timescaledb#7774, #1593   retries template0 for ever, eats all worker slots
+# Bugs of other projects (doc/peers.md section 4) that this test looks for:
+#   timescaledb#7774, #1593   retries template0 forever, uses all worker slots
 #   timescaledb#8543, #7602   out of slots: logs every second
 #   pg_partman#180            no free slot: gone for good
 
@@ -211,7 +211,7 @@ sub wait_for_transactions
 	is($node->safe_psql('postgres', $is_clean), 'f', 'nothing is removed');
 	is(log_count($node, $no_slot), 1, 'W7: no free slot: logged once');
 
-	# nobody tells the launcher
+	# the launcher gets no signal
 	give_slots();
 	wait_for_clean($node, 'postgres');
 	wait_for_sleep(0);
@@ -230,7 +230,7 @@ sub wait_for_transactions
 	}
 	is( log_count($node, $no_slot) . ', ' . log_count($node, $slot),
 		'2, 1',
-		'W7, timescaledb#8543: 20 rounds without a slot, and one line about it');
+		'W7, timescaledb#8543: 20 rounds without a slot, and one line in the log');
 	add_expired($node, 10);
 	give_slots();
 	$node->safe_psql('postgres', 'ALTER SYSTEM RESET log_min_messages');
@@ -301,7 +301,7 @@ sub wait_for_transactions
 		'0 0 0',
 		'W5: and are cleaned up');
 
-	# a database that somebody keeps for long: no worker is sent there
+	# a database that is locked for long: no worker is sent there
 	add_expired($node, 10, db => $_) foreach 'usual', 'closed';
 	$holder = session($node);
 	$holder->query('BEGIN; ALTER DATABASE usual RENAME TO unusual');
@@ -314,7 +314,7 @@ sub wait_for_transactions
 			SELECT count(*) FROM pg_locks
 			 WHERE classid = 'pg_database'::regclass AND NOT granted}),
 		'0',
-		'W2: somebody renames a database for long: the worker does not wait, others are visited');
+		'W2: a rename of a database stays open: the worker does not wait, others are visited');
 	$holder->query('ROLLBACK');
 	$holder->quit;
 	wait_for_clean($node, 'usual');

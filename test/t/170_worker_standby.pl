@@ -1,8 +1,8 @@
 # W6: a standby that preloads the library has no launcher and no worker, and
 # everything that reads works there; both appear with the promotion.
 #
-# Bugs of others (PEERS.md section 4) that are looked for here:
-#   citus#3144   the daemon writes on the standby and restarts for ever
+# Bugs of other projects (doc/peers.md section 4) that this test looks for:
+#   citus#3144   the daemon writes on the standby and restarts forever
 
 use strict;
 use warnings FATAL => 'all';
@@ -113,7 +113,7 @@ is( $standby->safe_psql(
 	'',
 	'H1: nothing is wrong there');
 
-# as somebody who monitors, in both databases
+# as a monitoring role, in both databases
 foreach my $db ('postgres', 'other')
 {
 	is( sqlstate(

@@ -4,7 +4,7 @@
 # From a version to the same version: what matters here is how pg_upgrade starts
 # the servers.
 #
-# Bugs of others (PEERS.md section 4) that are looked for here:
+# Bugs of other projects (doc/peers.md section 4) that this test looks for:
 #   pg_cron 1.1.3, pgsentinel#48   the worker runs during pg_upgrade
 
 use strict;

@@ -3,7 +3,7 @@
 # does not show (S3), the log of duplicates (S4); and what idem_doctor() finds on
 # servers that are set up wrongly (H1).
 #
-# Clients write down the answers that they got, in a transaction of its own, so
+# Clients record the answers that they got, in a separate transaction, so
 # that what was rolled back is there, too: counted are answers.  An answer is
 # noted as the names of the counters that it has to move.
 
@@ -502,10 +502,10 @@ is( counters(db => 'worked'),
 	'S1: the worker counts what it removes');
 is( counters(db => 'worked', queue => 'w'),
 	'completed=1 dead=1 enqueued=2 fetched=2',
-	'S1: and the job that it has given up');
+	'S1: and the job that it made dead');
 
 # What it has not committed it tries again and again, but does not count.  The queue of the last
-# of four jobs to be given up has settings that cannot be read.
+# of four jobs to make dead has settings that cannot be read.
 run(
 	q{SET idem.clock_offset = -100000;
 	  SELECT count(*) FROM idem_enqueue_many('f', '{1,2,3}', max_attempts => 1);
@@ -703,7 +703,7 @@ foreach my $step (@steps)
 }
 is($messages, '', 'S4: none of that is for the client');
 
-# held: not a duplicate of somebody else's work; a batch: a line per duplicate
+# held: not a duplicate of another transaction's work; a batch: a line per duplicate
 my $before = -s $node->logfile;
 
 $s->query(
@@ -712,7 +712,7 @@ $s->query(
 is(join(' ', duplicates($before)),
 	'claim busy ' . hash('', 'secret 2'), 'S4: of a batch, and not what is held');
 
-# errors are errors, and do not show the key either; who wants to see the statement has to say so
+# errors do not show the key either; the statement is logged only if a setting says so
 $before = -s $node->logfile;
 $s->query('SET log_min_error_statement = panic');
 foreach my $call (
@@ -764,7 +764,7 @@ my $session = session($node);
 
 crash_backend($node, $session->{pid});
 $session->lost;
-is(counters(), '', 'S2: kill -9 of a server process: counting begins anew');
+is(counters(), '', 'S2: kill -9 of a server process: counting starts again');
 is(run("SELECT stats_reset > '$reset' FROM idem.stats WHERE datname = 'postgres'"),
 	't', 'S2: and says since when');
 is( run(q{SELECT count(*) FROM idem.queue_stats}),
@@ -773,12 +773,12 @@ run(q{SELECT idem_claim('after the crash')});
 $reset = since();
 crash_postmaster($node);
 $node->start;
-is(counters(), '', 'S2: kill -9 of the postmaster: counting begins anew');
+is(counters(), '', 'S2: kill -9 of the postmaster: counting starts again');
 is(run("SELECT stats_reset > '$reset' FROM idem.stats WHERE datname = 'postgres'"),
 	't', 'S2: and says since when');
 
 # The content of a file with another length of the name of its last queue, and a checksum that is
-# right all the same.  An entry has 400 bytes: database, length, name, since when, counters.
+# right anyway.  An entry has 400 bytes: database, length, name, since when, counters.
 sub with_length
 {
 	my ($content, $length) = @_;
@@ -798,7 +798,7 @@ sub with_length
 # a file that is not ours, or not any more
 my $file = $node->data_dir . '/pg_stat/idem.stat';
 my %damage = (
-	'of somebody else' => sub { return "this is not ours\n" },
+	'of another program' => sub { return "this is not ours\n" },
 	'empty' => sub { return '' },
 	'cut off' => sub { return substr($_[0], 0, length($_[0]) - 10) },
 	'cut off after its head' => sub { return substr($_[0], 0, 12) },
@@ -832,7 +832,7 @@ foreach my $how (sort keys %damage)
 		'ignoring damaged file "pg_stat/idem.stat"',
 		"S2: a file $how: one line in the log");
 	is( run('SELECT count(*) FROM idem.queue_stats') . counters(),
-		'0', "S2: a file $how: counting begins anew");
+		'0', "S2: a file $how: counting starts again");
 	ok(!-e $file, "S2: a file $how: it is gone");
 }
 
@@ -844,7 +844,7 @@ $before = -s $node->logfile;
 $node->start;
 is(log_count($node, qr/LOG:  could not open file "pg_stat\/idem\.stat": Permission denied/, $before),
 	1, 'S2: a file that cannot be opened: the log says so');
-is(counters(), '', 'S2: a file that cannot be opened: counting begins anew');
+is(counters(), '', 'S2: a file that cannot be opened: counting starts again');
 run(q{SELECT idem_claim('unreadable')});
 $node->stop;
 unlink $file;
@@ -853,7 +853,7 @@ $before = -s $node->logfile;
 $node->start;
 is(log_count($node, qr/LOG:  could not \w+ file "pg_stat\/idem\.stat": /, $before) > 0, 1,
 	'S2: a file that cannot be read: the log says so');
-is(counters(), '', 'S2: a file that cannot be read: counting begins anew');
+is(counters(), '', 'S2: a file that cannot be read: counting starts again');
 rmdir $file;
 
 #
@@ -880,7 +880,7 @@ ok( $node->poll_query_until(
 $node->safe_psql('postgres', 'CREATE DATABASE other');
 run('CREATE EXTENSION idem', db => 'other');
 run(q{SELECT idem_claim('x')}, db => 'other');
-is(counters(db => 'other'), 'claims=1', 'S2: one of the same name begins anew');
+is(counters(db => 'other'), 'claims=1', 'S2: a new one with the same name starts from zero');
 
 #
 # more queues than there is room for
@@ -976,7 +976,7 @@ ok( $other->poll_query_until('postgres',
 		q{SELECT status = 'ok' FROM idem_doctor() WHERE "check" = 'worker'}),
 	'H1: there is a worker');
 
-# the fix keeps what is there already
+# the fix keeps the existing setting
 $other->append_conf('postgresql.conf', "session_preload_libraries = ''\n");
 $other->safe_psql('postgres', q{ALTER SYSTEM SET shared_preload_libraries = auto_explain, 'pg_stat_statements'})
   if $other->safe_psql('postgres',

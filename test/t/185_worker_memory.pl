@@ -139,7 +139,7 @@ SKIP:
 	my $rss = kilobytes($pid, 'VmRSS') - $rss_before;
 	my $anon = kilobytes($pid, 'RssAnon') - $anon_before;
 
-	note "$made visits: $bytes bytes, $rss kB resident, $anon kB of its own more than $bytes_before bytes, $rss_before kB, $anon_before kB";
+	note "$made visits: $bytes bytes, $rss kB resident, $anon kB private, more than $bytes_before bytes, $rss_before kB, $anon_before kB";
 	is(launcher_pid(), $pid, 'W4: pg_cron#26, #128: it is the same launcher all the time');
 	cmp_ok($made, '>=', $visits, "W4: that has made $visits visits");
 	cmp_ok($bytes, '<=', 32 * 1024, 'W4: and has not grown, by its own account');
@@ -205,7 +205,7 @@ SKIP:
 
 	$node->safe_psql('postgres', 'CREATE DATABASE busy');
 	run('CREATE EXTENSION idem; CREATE TABLE versions (n int); INSERT INTO versions VALUES (0)', db => 'busy');
-	# so small that it is at it for long enough to be caught, also on a busy machine
+	# so small that it runs long enough to be caught, also on a busy machine
 	run('ALTER DATABASE busy SET idem.cleanup_batch_size = 5');
 	add_expired($node, 30_000, db => 'busy', name => 'secret key');
 

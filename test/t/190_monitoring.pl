@@ -274,7 +274,7 @@ foreach my $format (sort keys %format)
 	}
 }
 
-# Everything but times is the same, whoever asks and however.
+# Everything but times is the same for every role and every way to ask.
 sub steady
 {
 	my ($samples) = @_;
@@ -361,7 +361,7 @@ foreach my $query (grep { $_->{name} eq 'idem_cleanup' } @queries)
 run('ALTER TABLE idem.job_log DISABLE ROW LEVEL SECURITY');
 cleanup_round($node, 'postgres');
 
-# Alerts and dashboard ask for what is there.
+# Alerts and dashboard use only existing metrics.
 
 my %labels =
   map { $_ => { map { $_ => 1 } split ' ', $metrics{sql_exporter}{$_}{labels} } }
@@ -485,7 +485,7 @@ foreach my $panel (@panels)
 
 	ok(!$ids{ $panel->{id} }++, "$name: its number is its own");
 	ok( $pos->{x} + $pos->{w} <= 24 && !grep({ $taken{$_}++ } @cells),
-		"$name: has a place of its own");
+		"$name: has its own place");
 	next if $panel->{type} eq 'row';
 	like($panel->{type}, qr/^(?:timeseries|stat|state-timeline)$/,
 		"$name: a type that every Grafana since 8 has");

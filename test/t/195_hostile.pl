@@ -1,9 +1,9 @@
-# A database owner who is no superuser puts objects in the way of a superuser:
+# A database owner that is not a superuser creates objects to capture calls of a superuser:
 # functions that are a better match for literals than ours, operators, tables and
 # types of the same name, and a search_path that finds them first.
 #
 # What the manual tells a superuser to run, and the fixes of idem_doctor() (H1),
-# reach none of them.  Each trap raises an error with a SQLSTATE of its own.
+# reach none of them.  Each trap raises an error with its own SQLSTATE.
 #
 # Nor does the install script, which names operators and functions without their
 # schema.
