@@ -31,7 +31,7 @@ static const struct config_enum_entry require_finish_values[] = {
 	{"error", IDEM_REQUIRE_ERROR, false},
 	{NULL, 0, false}};
 
-/* K12 */
+/* Check the length of idem.scope (K12) */
 static bool
 check_scope(char **newval, void **extra, GucSource source)
 {

@@ -9,7 +9,6 @@
  */
 #include "postgres.h"
 
-#include "executor/executor.h"
 #include "storage/bufmgr.h"
 #include "utils/snapmgr.h"
 

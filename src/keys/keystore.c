@@ -37,7 +37,6 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
-#include "storage/bufmgr.h"
 #include "storage/latch.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -228,7 +227,7 @@ take_over(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 								 claim->wait.forever ? LockWaitBlock : LockWaitSkip);
 	if (result != TM_Ok)
 		return result;
-	state = idem_keyrow_judge(table, attempts_allowed(claim));
+	state = idem_keyrow_judge(table, get_max_attempts(claim));
 	if (state != IDEM_KEY_GONE && state != IDEM_KEY_EXPIRED)
 		return TM_Updated;
 
