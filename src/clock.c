@@ -1,11 +1,10 @@
 /*
  * clock.c
- *		The clock by which keys, leases and jobs go, and the tokens made of it.
+ *		The clock that keys, leases and jobs expire by, and the tokens derived from it.
  */
 #include "postgres.h"
 
 #include "portability/instr_time.h"
-#include "utils/datetime.h"
 #include "utils/timestamp.h"
 
 #include "idem.h"
@@ -13,14 +12,14 @@
 #define USECS_FROM_1970_TO_2000 \
 	((int64) (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * USECS_PER_DAY)
 
-/* Never the start of the transaction */
+/* The current time, shifted by idem.clock_offset; never the start of the transaction (K9) */
 TimestampTz
 idem_clock_now(void)
 {
 	return GetCurrentTimestamp() + idem_guc_clock_offset * USECS_PER_SEC;
 }
 
-/* Microseconds by a clock that never goes back, for how long something takes */
+/* Microseconds of a clock that is never set back, to measure how long something takes */
 int64
 idem_clock_steady(void)
 {
@@ -31,9 +30,10 @@ idem_clock_steady(void)
 }
 
 /*
- * The token of the next lease: higher than the last one of the key or job,
- * wherever the clock stands; and the time, so that it is higher than those of
- * rows that were lost or removed, too.
+ * The token of the next lease (L2).  It is higher than the last token of the key or
+ * job, even if the clock was set back.  It is at least the current time in
+ * microseconds, so it is also higher than tokens in rows that were removed, or
+ * lost in a failover.
  */
 int64
 idem_clock_next_token(int64 last, TimestampTz now)

@@ -2,8 +2,8 @@
  * compat.h
  *		Server API differences from PostgreSQL 15 to 19.
  *
- * The only file that tests PG_VERSION_NUM.  Callers are written against the
- * newest API; what an older server lacks is made up for here.
+ * This is the only file that tests PG_VERSION_NUM.  Callers are written for the
+ * newest API.  This file supplies what an older server lacks.
  */
 #ifndef IDEM_COMPAT_H
 #define IDEM_COMPAT_H
@@ -48,7 +48,7 @@
 #define pg_noreturn pg_attribute_noreturn()
 #endif
 
-/* 19: a type of its own for the caches of catalogs */
+/* 19: the number of a catalog cache has a type of its own */
 #if PG_VERSION_NUM < 190000
 typedef int SysCacheIdentifier;
 #endif
@@ -69,7 +69,7 @@ object_aclcheck(Oid classid, Oid objectid, Oid roleid, AclMode mode)
 }
 #endif
 
-/* 16: being a member and being able to act as the role are two things */
+/* 16: being a member and being able to SET ROLE to the role are two things */
 #if PG_VERSION_NUM < 160000
 #define member_can_set_role(member, role) is_member_of_role(member, role)
 #endif
@@ -87,7 +87,7 @@ CreateTupleDescTruncatedCopy(TupleDesc tupdesc, int natts)
 }
 #endif
 
-/* 18: a deferrable primary key is told from an immediate one */
+/* 18: an argument says whether a deferrable primary key counts */
 static inline Oid
 idem_compat_primary_key(Relation rel)
 {
@@ -122,7 +122,7 @@ idem_compat_shmem_hash(const char *name, int64 nelems, HASHCTL *ctl, int flags)
 #endif
 }
 
-/* 17: per-insert state of the access method, to be released afterwards */
+/* 17: the access method keeps state between inserts, which the caller releases */
 static inline void
 idem_compat_index_insert_cleanup(Relation index, struct IndexInfo *info)
 {
@@ -135,8 +135,8 @@ idem_compat_index_insert_cleanup(Relation index, struct IndexInfo *info)
 }
 
 /*
- * 16: an update tells which indexes need an entry; before, all or none.  In
- * both, zero means that it was a HOT update and none needs one.
+ * 16: an update says which indexes need an entry; before 16 all or none do.  In
+ * both cases zero means a HOT update: no index needs an entry.
  */
 #if PG_VERSION_NUM >= 160000
 typedef TU_UpdateIndexes IdemUpdateIndexes;
@@ -197,7 +197,7 @@ idem_compat_beginscan_tidrange(Relation rel, Snapshot snapshot, ItemPointer mint
 #endif
 }
 
-/* 17: backends are numbered otherwise */
+/* 17: MyProcNumber replaces MyBackendId */
 static inline uint32
 idem_compat_proc_number(void)
 {
@@ -208,12 +208,12 @@ idem_compat_proc_number(void)
 #endif
 }
 
-/* 16: named anew */
+/* 16: the function was renamed */
 #if PG_VERSION_NUM < 160000
 #define pgstat_get_local_beentry_by_index(i) pgstat_fetch_stat_local_beentry(i)
 #endif
 
-/* 19: a worker that may be ended by who wants to change its database */
+/* 19: a worker that commands such as DROP DATABASE may terminate */
 #if PG_VERSION_NUM < 190000
 #define BGWORKER_INTERRUPTIBLE 0
 #endif
@@ -223,7 +223,7 @@ idem_compat_proc_number(void)
 #define DATCONNLIMIT_INVALID_DB (-2)
 #endif
 
-/* 18: can log a lock that was not to be had at once */
+/* 18: an argument asks for a log message if the lock is not available */
 static inline bool
 idem_compat_xact_has_ended(TransactionId xid)
 {

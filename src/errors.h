@@ -1,24 +1,24 @@
 /*
  * errors.h
- *		SQLSTATEs of idem's own.
+ *		SQLSTATEs that only idem raises.
  *
- * Class ID is free for applications by the SQL standard (classes that begin
- * with I to Z are left to implementations) and not used by PostgreSQL.
+ * The SQL standard leaves classes that begin with I to Z to implementations.
+ * PostgreSQL does not use class ID.
  */
 #ifndef IDEM_ERRORS_H
 #define IDEM_ERRORS_H
 
-/* the key was used with another request, or for another handler */
+/* the key was used with another request or another handler (K7) */
 #define ERRCODE_IDEM_REQUEST_MISMATCH MAKE_SQLSTATE('I', 'D', '0', '0', '1')
-/* this transaction does not hold the key */
+/* this transaction does not hold the key, or the job was never fetched (K11) */
 #define ERRCODE_IDEM_NOT_HELD MAKE_SQLSTATE('I', 'D', '0', '0', '2')
-/* somebody took over, or the token was never handed out for this key */
+/* the token is not the last one of the key or job (L3, J11) */
 #define ERRCODE_IDEM_STALE_TOKEN MAKE_SQLSTATE('I', 'D', '0', '0', '3')
-/* the key is finished, with another result than the one given */
+/* the key is already finished: with another result, or it cannot be changed any more (K11, L3) */
 #define ERRCODE_IDEM_ALREADY_FINISHED MAKE_SQLSTATE('I', 'D', '0', '0', '4')
-/* a job with this key is there, and the caller wants to be told so by an error */
+/* there is a job with this key, and the caller asked for an error in that case (J1) */
 #define ERRCODE_IDEM_DUPLICATE_JOB MAKE_SQLSTATE('I', 'D', '0', '0', '5')
-/* the transaction has claimed keys and not finished them, and that is to be an error */
+/* the transaction has not finished the keys that it claimed (K14) */
 #define ERRCODE_IDEM_UNFINISHED MAKE_SQLSTATE('I', 'D', '0', '0', '7')
 
 #endif /* IDEM_ERRORS_H */

@@ -31,13 +31,14 @@ static const struct config_enum_entry require_finish_values[] = {
 	{"error", IDEM_REQUIRE_ERROR, false},
 	{NULL, 0, false}};
 
+/* Check the length of idem.scope (K12) */
 static bool
 check_scope(char **newval, void **extra, GucSource source)
 {
 	if (strlen(*newval) > IDEM_MAX_SCOPE_LEN)
 	{
 		GUC_check_errdetail("A scope must have at most %d bytes.", IDEM_MAX_SCOPE_LEN);
-		GUC_check_errhint("Use a short name of the service or tenant.");
+		GUC_check_errhint("Use a short name for the service or tenant.");
 		return false;
 	}
 	return true;
@@ -50,8 +51,8 @@ idem_guc_init(void)
 		process_shared_preload_libraries_in_progress ? PGC_POSTMASTER : PGC_SIGHUP;
 
 	DefineCustomIntVariable("idem.ttl",
-							"How long a key is kept, where the caller does not say.",
-							"After this time the key counts as absent and may run again.",
+							"Sets the default time to live of keys.",
+							"A key past its time to live counts as absent, and its work may run again.",
 							&idem_guc_ttl,
 							24 * 60 * 60,
 							1,
@@ -61,8 +62,8 @@ idem_guc_init(void)
 							NULL, NULL, NULL);
 
 	DefineCustomStringVariable("idem.scope",
-							   "Name space of keys, where the caller does not say.",
-							   NULL,
+							   "Sets the default scope of keys.",
+							   "A key is unique within its scope.",
 							   &idem_guc_scope,
 							   "",
 							   PGC_USERSET,
@@ -70,8 +71,8 @@ idem_guc_init(void)
 							   check_scope, NULL, NULL);
 
 	DefineCustomStringVariable("idem.owner",
-							   "Role that new keys belong to; empty: the current user.",
-							   "The current user must be a member of it. Services that share keys name a common role here.",
+							   "Sets the role that owns new keys.",
+							   "An empty string means the current user. The current user must be able to act as the role. Services that share keys name a common role here.",
 							   &idem_guc_owner,
 							   "",
 							   PGC_USERSET,
@@ -79,7 +80,7 @@ idem_guc_init(void)
 							   NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idem.max_result_size",
-							"Size that a stored result may have at most.",
+							"Sets the maximum size of a stored result, checkpoint or payload.",
 							NULL,
 							&idem_guc_max_result_size,
 							1024 * 1024,
@@ -90,8 +91,8 @@ idem_guc_init(void)
 							NULL, NULL, NULL);
 
 	DefineCustomBoolVariable("idem.cleanup",
-							 "Whether the background worker cleans up.",
-							 "Can be switched for a database. A change there counts from the next visit on; a reload brings that about at once.",
+							 "Enables cleanup by the background worker.",
+							 "Can be set for a database. Such a change takes effect at the next visit of the worker. A reload makes the worker visit at once.",
 							 &idem_guc_cleanup,
 							 true,
 							 PGC_SUSET,
@@ -99,7 +100,7 @@ idem_guc_init(void)
 							 NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idem.cleanup_naptime",
-							"Time between two rounds of cleanup in a database.",
+							"Sets the time between two rounds of cleanup in a database.",
 							NULL,
 							&idem_guc_cleanup_naptime,
 							60,
@@ -110,7 +111,7 @@ idem_guc_init(void)
 							NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idem.cleanup_batch_size",
-							"Number of rows that cleanup removes in one transaction at most.",
+							"Sets the maximum number of rows that cleanup removes in one transaction.",
 							NULL,
 							&idem_guc_cleanup_batch_size,
 							1000,
@@ -120,9 +121,9 @@ idem_guc_init(void)
 							0,
 							NULL, NULL, NULL);
 
-	/* sizes the shared memory, so it cannot change in a server that preloads the library */
+	/* determines the size of shared memory, so it is fixed in a server that preloads the library */
 	DefineCustomIntVariable("idem.stats_max",
-							"Number of databases and queues that have statistics at most.",
+							"Sets the maximum number of databases and queues that have statistics.",
 							NULL,
 							&idem_guc_stats_max,
 							1000,
@@ -133,8 +134,8 @@ idem_guc_init(void)
 							NULL, NULL, NULL);
 
 	DefineCustomBoolVariable("idem.log_duplicates",
-							 "Writes a line into the server log for every duplicate.",
-							 "It shows a hash of the key, never the key.",
+							 "Logs each duplicate.",
+							 "The message contains a hash of the key, never the key.",
 							 &idem_guc_log_duplicates,
 							 false,
 							 PGC_SUSET,
@@ -142,7 +143,7 @@ idem_guc_init(void)
 							 NULL, NULL, NULL);
 
 	DefineCustomEnumVariable("idem.require_finish",
-							 "What becomes of a transaction that commits with a claim that it did not finish.",
+							 "Sets what happens when a transaction commits with a claim that it has not finished.",
 							 "In autocommit mode a claim commits before the work is done.",
 							 &idem_guc_require_finish,
 							 IDEM_REQUIRE_OFF,
@@ -152,8 +153,8 @@ idem_guc_init(void)
 							 NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idem.drain_after",
-							"How long a job that is due takes duplicates although others keep it from starting.",
-							"A job that is due for longer and is locked by the transaction of a duplicate takes no more of them until that has ended.",
+							"Sets how long a job that is due absorbs duplicates while other transactions keep it from starting.",
+							"A job that has been due for longer, and that the transaction of a duplicate has locked, absorbs no more duplicates until that transaction has ended.",
 							&idem_guc_drain_after,
 							1000,
 							0,
@@ -163,8 +164,8 @@ idem_guc_init(void)
 							NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idem.clock_offset",
-							"Added to the clock by which keys expire.",
-							"For tests of expiry without sleeping.",
+							"Sets the time to add to the clock that keys expire by.",
+							"This is for tests of expiry that do not sleep.",
 							&idem_guc_clock_offset,
 							0,
 							INT_MIN,

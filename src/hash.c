@@ -1,16 +1,16 @@
 /*
  * hash.c
- *		The hash of a name in a name space: of a key in its queue or scope.
+ *		The hash of a name in a name space: of a key in its scope or queue.
  *
  * It is SipHash-2-4 (Aumasson and Bernstein, 2012) with a fixed key, over the
  * length of the name space as four bytes, the name space and the name.  Bytes
  * become words in little-endian order on every machine, because the hash is
  * stored: dump, restore, pg_upgrade and logical replication carry it to other
- * machines.  The fixed key is no secret.  It cannot differ from one database to
- * the next for the same reason.  SipHash still makes many names of one hash
- * expensive to find, unlike hashes that are made for speed alone.
+ * machines.  For the same reason the SipHash key cannot differ between databases,
+ * so it is not a secret.  Even so, finding many names with one hash is expensive,
+ * unlike with hashes that are made for speed alone.
  *
- * Equal hashes do not prove equal names: compare them as well.
+ * Equal hashes do not prove equal names: callers compare the names as well.
  */
 #include "postgres.h"
 
@@ -31,7 +31,7 @@ typedef struct SipState
 } SipState;
 
 static inline uint64
-rotate(uint64 word, int bits)
+rotate_left(uint64 word, int bits)
 {
 	return (word << bits) | (word >> (64 - bits));
 }
@@ -41,14 +41,14 @@ sip_round(SipState *sip)
 {
 	sip->v0 += sip->v1;
 	sip->v2 += sip->v3;
-	sip->v1 = rotate(sip->v1, 13) ^ sip->v0;
-	sip->v3 = rotate(sip->v3, 16) ^ sip->v2;
-	sip->v0 = rotate(sip->v0, 32);
+	sip->v1 = rotate_left(sip->v1, 13) ^ sip->v0;
+	sip->v3 = rotate_left(sip->v3, 16) ^ sip->v2;
+	sip->v0 = rotate_left(sip->v0, 32);
 	sip->v2 += sip->v1;
 	sip->v0 += sip->v3;
-	sip->v1 = rotate(sip->v1, 17) ^ sip->v2;
-	sip->v3 = rotate(sip->v3, 21) ^ sip->v0;
-	sip->v2 = rotate(sip->v2, 32);
+	sip->v1 = rotate_left(sip->v1, 17) ^ sip->v2;
+	sip->v3 = rotate_left(sip->v3, 21) ^ sip->v0;
+	sip->v2 = rotate_left(sip->v2, 32);
 }
 
 static inline void

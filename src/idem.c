@@ -49,6 +49,10 @@ attach_shmem(void)
 		on_shmem_exit(save_counters, (Datum) 0);
 }
 
+/*
+ * Shared memory and the launcher need shared_preload_libraries (W6).  Without it
+ * everything else works.
+ */
 void
 _PG_init(void)
 {
@@ -60,7 +64,7 @@ _PG_init(void)
 	shmem_request_hook = request_shmem;
 	prev_shmem_startup_hook = shmem_startup_hook;
 	shmem_startup_hook = attach_shmem;
-	/* there is no launcher during pg_upgrade (W6) */
+	/* W6: no launcher during pg_upgrade */
 	if (!IsBinaryUpgrade)
 		idem_launcher_register();
 }

@@ -1,9 +1,9 @@
 /*
  * idem.h
- *		What every file of idem needs: version, limits, settings, clock, hash.
+ *		Version, limits, settings, clock and hash, for every file of idem.
  *
- * The folders build on this header and on one another.  Each folder has one
- * header, and includes go down only: see README.md in this directory.
+ * Every folder has one header.  A header includes only headers of lower layers,
+ * and this one is the lowest: see README.md in this directory.
  */
 #ifndef IDEM_H
 #define IDEM_H

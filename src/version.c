@@ -1,11 +1,11 @@
 /*
  * version.c
- *		Do the library and the SQL objects belong together?
+ *		Check that the library and the SQL objects of a database match.
  *
  * The library and the SQL objects of a database can have different versions,
  * and a superuser can change the objects.  Code that relies on the shape of an
  * object compares it with what the library expects and calls
- * idem_version_mismatch() if they differ: an error and not a crash.
+ * idem_version_mismatch() if they differ.  The user gets an error, not a crash.
  */
 #include "postgres.h"
 
@@ -61,7 +61,7 @@ get_installed_version(void)
 	return version;
 }
 
-/* Raise the error; found is a sentence that says what was found */
+/* Raise the error; "found" is a sentence about the object that does not match */
 void
 idem_version_mismatch(const char *found)
 {

@@ -1,7 +1,11 @@
 /*
  * grant.c
- *		idem_grant, idem_revoke: the privileges of an application, an
- *		administrator or a monitor, as a set.
+ *		idem_grant, idem_revoke: grant or revoke the set of privileges that an
+ *		application, an administrator or a monitoring role needs.
+ *
+ * A set is granted by one GRANT statement per kind of object.  These statements
+ * run in the transaction of the caller, with the privileges of the caller.  An
+ * error in one of them rolls back the whole call.
  */
 #include "postgres.h"
 
@@ -17,7 +21,7 @@
 IDEM_FUNCTION(idem_grant, VOIDOID, TEXTOID, TEXTOID);
 IDEM_FUNCTION(idem_revoke, VOIDOID, TEXTOID, TEXTOID);
 
-/* What idem_grant() hands out */
+/* A set: functions in pg_catalog to execute, relations of schema idem to select from */
 typedef struct PrivilegeSet
 {
 	const char *name;
@@ -64,9 +68,10 @@ find_privilege_set(const char *name)
 }
 
 /*
- * One GRANT or REVOKE, made as a parse tree so that no SQL text is built from
- * data.  It passes through ProcessUtility like any other, so privileges are
- * checked, and auditing and event triggers see it.
+ * Run one GRANT or REVOKE; does nothing if there are no objects.  The statement is
+ * built as a parse tree, so no SQL text is made from data.  It goes through
+ * ProcessUtility() like any other, which checks privileges and calls auditing
+ * extensions and event triggers.
  */
 static void
 run_grant(bool is_grant, ObjectType objtype, List *objects, const char *privilege, char *role)
@@ -114,7 +119,7 @@ change_privileges(FunctionCallInfo fcinfo, bool is_grant)
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("role and set must not be null"),
-				errdetail("There would be nobody to grant to, or nothing to grant."),
+				errdetail("Both arguments are required."),
 				errhint("For example: SELECT pg_catalog.idem_grant('my_app', 'app')."));
 	role = text_to_cstring(PG_GETARG_TEXT_PP(0));
 	set = find_privilege_set(text_to_cstring(PG_GETARG_TEXT_PP(1)));

@@ -1,15 +1,17 @@
 /*
  * members.c
- *		idem_close_members: nothing of ours is open to anybody but its owner.
+ *		idem_close_members: revoke every privilege on new members of the extension
+ *		from all roles but their owner.
  *
- * ALTER DEFAULT PRIVILEGES of the role that runs CREATE EXTENSION gives
- * privileges on what the script makes, and functions and types are open to
- * PUBLIC anyway.  The script calls idem_close_members() after it has made
- * everything and before it grants anything.  Update scripts do the same.
+ * Objects that CREATE EXTENSION creates can have privileges from the start:
+ * functions and types are open to PUBLIC, and ALTER DEFAULT PRIVILEGES of the
+ * role that runs the command may add others.  The install script calls
+ * idem_close_members() after it has created all objects and before it grants
+ * any privilege.  Update scripts do this too.
  *
- * It changes only what became a member in this transaction, so an update leaves
- * alone what idem_grant() has given on older members, and a call outside a
- * script finds nothing to change.
+ * Only objects that became members in this transaction are changed.  So an
+ * update keeps what idem_grant() has granted on older members, and a call outside
+ * of a script changes nothing.
  */
 #include "postgres.h"
 
@@ -18,7 +20,6 @@
 #include "access/table.h"
 #include "access/xact.h"
 #include "catalog/dependency.h"
-#include "catalog/indexing.h"
 #include "catalog/objectaddress.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_depend.h"
@@ -36,9 +37,9 @@
 
 IDEM_FUNCTION(idem_close_members, VOIDOID);
 
-/* What has become a member of the extension in this transaction */
+/* Objects that became members of the extension in this transaction */
 static List *
-new_members(void)
+list_new_members(void)
 {
 	Relation depend = table_open(DependRelationId, AccessShareLock);
 	ScanKeyData keys[2];
@@ -69,7 +70,7 @@ new_members(void)
 	return members;
 }
 
-/* The ACL of an object, in memory of the caller; NULL: that of its kind, to begin with */
+/* Copy the ACL of an object; NULL: the object has the default privileges of its kind */
 static Acl *
 get_acl(const ObjectAddress *object, Oid *owner)
 {
@@ -97,8 +98,9 @@ revoke_all(const ObjectAddress *object, Oid role)
 }
 
 /*
- * Has the object privileges of its own?  Row types of tables, array types and
- * multirange types follow another object; from 17 on they are members, too.
+ * Does the object have privileges of its own?  Row types of tables, array types
+ * and multirange types use those of another object.  From PostgreSQL 17 on they
+ * are members of the extension, too.
  */
 static bool
 has_privileges(const ObjectAddress *object)
@@ -120,7 +122,7 @@ has_privileges(const ObjectAddress *object)
 	return result;
 }
 
-/* Revoke, as REVOKE does, what anybody but the owner has */
+/* Revoke all privileges of PUBLIC and of every role but the owner */
 static void
 close_object(const ObjectAddress *object)
 {
@@ -132,7 +134,7 @@ close_object(const ObjectAddress *object)
 	if (!has_privileges(object))
 		return;
 	acl = get_acl(object, &owner);
-	/* tables and schemas without an ACL are open to nobody */
+	/* by default only the owner has privileges on tables and schemas */
 	if (acl == NULL &&
 		(object->classId == RelationRelationId || object->classId == NamespaceRelationId))
 		return;
@@ -151,9 +153,9 @@ idem_close_members(PG_FUNCTION_ARGS)
 	ListCell *lc;
 
 	idem_fn_begin(fcinfo, &idem_close_members_signature, "idem_close_members()");
-	foreach (lc, new_members())
+	foreach (lc, list_new_members())
 		close_object(lfirst(lc));
-	/* the worker is to come, also if it has seen before that there is no extension here (W5) */
+	/* W5: the worker must visit this database, even if it found no extension here before */
 	idem_counters_note_use();
 	PG_RETURN_VOID();
 }

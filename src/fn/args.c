@@ -2,7 +2,8 @@
  * args.c
  *		Arguments that several SQL functions have in common.
  *
- * No SQL function is STRICT, so each argument is checked for null here (K12).
+ * No SQL function is STRICT, so the functions here check each argument for null
+ * (K12).
  */
 #include "postgres.h"
 
@@ -11,6 +12,7 @@
 
 #include "fn/fn.h"
 
+/* The argument, else idem.scope (K12) */
 text *
 idem_args_scope(FunctionCallInfo fcinfo, int arg)
 {
@@ -26,10 +28,11 @@ idem_args_scope(FunctionCallInfo fcinfo, int arg)
 				errmsg("invalid length of scope"),
 				errdetail("The scope has %d bytes; it must have at most %d.",
 						  (int) VARSIZE_ANY_EXHDR(scope), IDEM_MAX_SCOPE_LEN),
-				errhint("Use a short name of the service or tenant."));
+				errhint("Use a short name for the service or tenant."));
 	return scope;
 }
 
+/* A key and its scope (K12) */
 void
 idem_args_key(FunctionCallInfo fcinfo, int keyarg, int scopearg, IdemKey *key)
 {
@@ -37,13 +40,14 @@ idem_args_key(FunctionCallInfo fcinfo, int keyarg, int scopearg, IdemKey *key)
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("idempotency key must not be null"),
-				errdetail("Without a key there is nothing to tell a duplicate by."),
+				errdetail("Without a key, duplicates cannot be recognized."),
 				errhint("Derive the key from what makes the operation unique, for example the id of the order."));
 	key->key = PG_GETARG_TEXT_PP(keyarg);
 	idem_value_check_key(key->key);
 	key->scope = idem_args_scope(fcinfo, scopearg);
 }
 
+/* The argument, else idem.ttl; in microseconds */
 int64
 idem_args_ttl(FunctionCallInfo fcinfo, int arg)
 {
@@ -52,6 +56,7 @@ idem_args_ttl(FunctionCallInfo fcinfo, int arg)
 	return idem_value_span(PG_GETARG_DATUM(arg), "ttl", IDEM_SPAN_POSITIVE);
 }
 
+/* Null: wait as long as lock_timeout allows; else until a time (K5) */
 IdemWait
 idem_args_wait(FunctionCallInfo fcinfo, int arg)
 {
@@ -73,8 +78,8 @@ idem_args_lease(FunctionCallInfo fcinfo, int arg)
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("\"%s\" must not be null", "lease"),
-				errdetail("Without an end nobody could take over from a worker that has died."),
-				errhint("Pass a time that the work needs at most, such as '90 s'."));
+				errdetail("Without an end, no other worker could take over from a worker that has died."),
+				errhint("Pass the longest time that the work needs, such as '90 s'."));
 	return idem_value_span(PG_GETARG_DATUM(arg), "lease", IDEM_SPAN_LEASE);
 }
 
@@ -87,20 +92,21 @@ idem_args_queue(FunctionCallInfo fcinfo, int arg)
 	if (PG_ARGISNULL(arg))
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				errmsg("name of the queue must not be null"),
-				errdetail("Jobs live in queues."),
-				errhint("Pass a short name of the kind of work, for example 'mail'."));
+				errmsg("queue name must not be null"),
+				errdetail("Every job belongs to a queue."),
+				errhint("Pass a short name for the kind of work, for example 'mail'."));
 	queue = PG_GETARG_TEXT_PP(arg);
 	len = VARSIZE_ANY_EXHDR(queue);
 	if (len < 1 || len > IDEM_MAX_QUEUE_LEN)
 		ereport(ERROR,
 				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid length of the name of a queue"),
+				errmsg("invalid length of queue name"),
 				errdetail("The name has %d bytes; it must have between 1 and %d.", len, IDEM_MAX_QUEUE_LEN),
-				errhint("Use a short name of the kind of work, for example 'mail'."));
+				errhint("Use a short name for the kind of work, for example 'mail'."));
 	return queue;
 }
 
+/* NULL if the argument is null */
 text *
 idem_args_worker(FunctionCallInfo fcinfo, int arg)
 {
@@ -120,7 +126,7 @@ idem_args_worker(FunctionCallInfo fcinfo, int arg)
 	return worker;
 }
 
-/* 0 if none was given */
+/* 0 if the argument is null */
 int
 idem_args_max_attempts(FunctionCallInfo fcinfo, int arg)
 {
@@ -135,7 +141,7 @@ idem_args_max_attempts(FunctionCallInfo fcinfo, int arg)
 	return PG_GETARG_INT32(arg);
 }
 
-/* 0 if none was given, as for a key that was claimed without a lease */
+/* 0 if the argument is null, as for a key that was claimed without a lease */
 int64
 idem_args_optional_token(FunctionCallInfo fcinfo, int arg)
 {
@@ -167,7 +173,7 @@ idem_args_require(FunctionCallInfo fcinfo, int arg, const char *name, const char
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("\"%s\" must not be null", name),
-				errdetail("The function cannot do without it."),
+				errdetail("The function requires this argument."),
 				errhint("%s", hint));
 }
 

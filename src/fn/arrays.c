@@ -9,7 +9,7 @@
 
 #include "fn/fn.h"
 
-/* Elements of an array; false if the argument is null */
+/* Read the elements of an array; false if the argument is null */
 bool
 idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *name, Datum **elems, bool **nulls,
 				int *n)
@@ -34,7 +34,10 @@ idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *name, Datum **elem
 	return true;
 }
 
-/* Elements of an array that must not be null; nulls == NULL: nor must its elements */
+/*
+ * Read the elements of an array, or raise an error if it is null.  If the caller passes
+ * no place for nulls, an element that is null is an error, too.
+ */
 void
 idem_arrays_require(FunctionCallInfo fcinfo, int arg, const char *name, Datum **elems, bool **nulls,
 					int *n)
@@ -54,7 +57,7 @@ idem_arrays_require(FunctionCallInfo fcinfo, int arg, const char *name, Datum **
 					errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 					errmsg("array \"%s\" must not contain nulls", name),
 					errdetail("Element %d of the array is null.", i + 1),
-					errhint("Leave out what is missing, in all arrays of the call."));
+					errhint("Leave out elements without a value, in all arrays of the call."));
 	}
 }
 
@@ -66,7 +69,7 @@ idem_arrays_check_length(const char *name, int n, const char *other, int nother)
 				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("arrays \"%s\" and \"%s\" differ in length", name, other),
 				errdetail("Their lengths are %d and %d.", n, nother),
-				errhint("Pass as many elements in the one as in the other."));
+				errhint("Pass the same number of elements in both arrays."));
 }
 
 static int

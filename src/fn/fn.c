@@ -5,7 +5,7 @@
  * Every SQL function calls idem_fn_begin() first.  It and idem_fn_row_desc() or
  * idem_fn_row_set() compare the declaration of the function with what the C code
  * expects.  So a library and SQL objects of different versions, or a function that
- * a superuser has declared otherwise, give an error and not a crash.
+ * a superuser has declared with other types, lead to an error and not to a crash.
  *
  * A declaration is compared once per session and function: its types cannot
  * change without a change of its OID.
@@ -83,7 +83,7 @@ idem_fn_row_desc(FunctionCallInfo fcinfo, const Oid *types, int natts, IdemRowDe
 	return cache->desc;
 }
 
-/* For a function that returns a set: where its rows go */
+/* Prepare to return a set: the rows go into the tuplestore of the result */
 ReturnSetInfo *
 idem_fn_row_set(FunctionCallInfo fcinfo, const Oid *types, int natts)
 {

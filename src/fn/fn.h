@@ -1,6 +1,6 @@
 /*
  * fn.h
- *		What every SQL function needs: its declaration, its arguments, its result.
+ *		The declaration, the arguments and the result of an SQL function.
  */
 #ifndef IDEM_FN_H
 #define IDEM_FN_H
@@ -16,7 +16,7 @@
 typedef struct IdemSignature
 {
 	Oid types[IDEM_MAX_ARGS + 2];
-	Oid function; /* a function whose declaration was compared with the types */
+	Oid function; /* function whose declaration has these types; invalid: not compared yet */
 } IdemSignature;
 
 /* IDEM_FUNCTION(name, type of the result, types of the arguments): an SQL function */
@@ -25,14 +25,14 @@ typedef struct IdemSignature
 	PG_FUNCTION_INFO_V1(name);                       \
 	static IdemSignature name##_signature = {.types = {__VA_ARGS__}}
 
-/* Descriptor of the row that an SQL function returns, kept over calls */
+/* Descriptor of the row that an SQL function returns, cached for the session */
 typedef struct IdemRowDesc
 {
 	Oid function;
 	TupleDesc desc;
 } IdemRowDesc;
 
-/* A key and the name space it lives in */
+/* A key and the scope in which it is unique */
 typedef struct IdemKey
 {
 	text *key;
@@ -46,7 +46,7 @@ typedef struct IdemWait
 	TimestampTz until; /* else until this time */
 } IdemWait;
 
-/* What an argument of type interval may be */
+/* Range of an argument of type interval */
 typedef enum IdemSpan
 {
 	IDEM_SPAN_ANY,			/* zero or longer */

@@ -1,7 +1,7 @@
 /*
  * values.c
- *		Checks of single values: of arguments, of array elements, and of what
- *		idem.queues stores.
+ *		Checks of single values: arguments, elements of arrays, and columns of
+ *		idem.queues.
  */
 #include "postgres.h"
 
@@ -18,7 +18,7 @@
 #define MAX_LEASE (30 * USECS_PER_DAY)
 
 #define SPAN_HINT  "Pass a finite interval such as '90 s', or leave it out."
-#define LEASE_HINT "Pass a time that the work needs at most, such as '90 s', and renew the lease where it takes longer."
+#define LEASE_HINT "Pass the longest time that the work needs, such as '90 s', and renew the lease if it takes longer."
 
 static const struct
 {
@@ -81,11 +81,11 @@ idem_value_word(const text *value, const char *name, const char *const *words, c
 			word == NULL ? errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED) :
 						   errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 			errmsg("invalid value of \"%s\"", name),
-			errdetail("The values are %s.", list.data),
+			errdetail("Valid values are %s.", list.data),
 			errhint("%s", hint));
 }
 
-/* K12 */
+/* Check the length of a key (K12) */
 void
 idem_value_check_key(const text *key)
 {
@@ -113,7 +113,7 @@ idem_value_check_token(int64 token)
 				errhint("Pass the token that idem_lease() or idem_fetch() has returned."));
 }
 
-/* A value to be stored, detoasted; idem.max_result_size limits its size (K12) */
+/* Detoast a value to be stored; idem.max_result_size limits its size (K12) */
 Jsonb *
 idem_value_jsonb(Datum value, const char *name)
 {
@@ -129,7 +129,7 @@ idem_value_jsonb(Datum value, const char *name)
 	return DatumGetJsonbP(value);
 }
 
-/* SHA-256 of the text form of jsonb, in which order of keys and white space are settled (K7) */
+/* SHA-256 of the text form of jsonb, which has one order of keys and one spacing (K7) */
 bytea *
 idem_value_fingerprint(Datum request)
 {

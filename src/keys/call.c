@@ -2,8 +2,9 @@
  * call.c
  *		idem_call: claim a key, run a function, finish the key.
  *
- * The handler runs with the rights of the caller, as if the caller had called
- * it.  If it raises an error, that goes through, and the claim goes with it.
+ * The handler runs in the transaction and with the privileges of the caller, as if
+ * the caller had called it.  An error of the handler is passed on to the caller.  It
+ * rolls back the claim together with the changes of the handler (K1).
  */
 #include "postgres.h"
 
@@ -29,7 +30,7 @@ static const Oid call_types[CALL_NATTS] = {TEXTOID, JSONBOID, BOOLOID};
 IDEM_FUNCTION(idem_call, RECORDOID, TEXTOID, REGPROCOID, JSONBOID, INTERVALOID, INTERVALOID,
 			  TEXTOID);
 
-/* Is it a function (jsonb) returning jsonb that can take this payload? */
+/* Raise an error unless it is a function (jsonb) RETURNS jsonb that can take this payload */
 static void
 check_handler_signature(Form_pg_proc proc, bool payload_isnull)
 {
@@ -59,7 +60,7 @@ check_handler_signature(Form_pg_proc proc, bool payload_isnull)
 }
 
 pg_noreturn static void
-no_handler(Oid handler)
+refuse_missing_handler(Oid handler)
 {
 	ereport(ERROR,
 			errcode(ERRCODE_UNDEFINED_FUNCTION),
@@ -68,6 +69,7 @@ no_handler(Oid handler)
 			errhint("Pass the name of a function (payload jsonb) RETURNS jsonb."));
 }
 
+/* Raise an error unless the caller may execute the handler with this payload */
 static void
 check_handler(Oid handler, bool payload_isnull)
 {
@@ -75,7 +77,7 @@ check_handler(Oid handler, bool payload_isnull)
 	AclResult aclresult;
 
 	if (!HeapTupleIsValid(tuple))
-		no_handler(handler);
+		refuse_missing_handler(handler);
 	check_handler_signature((Form_pg_proc) GETSTRUCT(tuple), payload_isnull);
 	ReleaseSysCache(tuple);
 
@@ -86,19 +88,19 @@ check_handler(Oid handler, bool payload_isnull)
 }
 
 /*
- * SHA-256 of schema and name of the handler.  A name has no null byte in it, so
- * one separates the two.
+ * SHA-256 of schema and name of the handler.  A null byte separates the two, because
+ * a name cannot contain one.
  */
 static bytea *
-handler_digest(Oid handler)
+digest_handler(Oid handler)
 {
 	char *name = get_func_name(handler);
 	char *schema = get_namespace_name_or_temp(get_func_namespace(handler));
 	StringInfoData id;
 
-	/* dropped meanwhile */
+	/* another session has dropped the function meanwhile */
 	if (name == NULL || schema == NULL)
-		no_handler(handler);
+		refuse_missing_handler(handler);
 	initStringInfo(&id);
 	appendStringInfoSpaces(&id, VARHDRSZ);
 	appendStringInfoString(&id, schema);
@@ -109,14 +111,14 @@ handler_digest(Oid handler)
 }
 
 /*
- * What is stored of the request (K7).  The name of the handler counts and not
- * its OID, which changes when the function is made anew or the database is
- * restored.
+ * The digests to store for the request (K7), see keys.h.  The handler is identified
+ * by its name, not by its OID, which changes when the function is dropped and
+ * created or the database is restored.
  */
 static bytea *
-call_request(Oid handler, bytea *payload)
+make_request(Oid handler, bytea *payload)
 {
-	bytea *digest = handler_digest(handler);
+	bytea *digest = digest_handler(handler);
 	int payload_len = payload ? VARSIZE_ANY_EXHDR(payload) : 0;
 	bytea *request = palloc(VARHDRSZ + IDEM_HANDLER_LEN + payload_len);
 
@@ -128,7 +130,7 @@ call_request(Oid handler, bytea *payload)
 }
 
 /*
- * Run handler(payload).  It gets a snapshot of its own: the one of the calling
+ * Run handler(payload).  The handler gets a new snapshot: the snapshot of the calling
  * statement was taken before the claim, which may have waited.
  */
 static Jsonb *
@@ -174,7 +176,7 @@ idem_call(PG_FUNCTION_ARGS)
 				errhint("Pass the name of a function (payload jsonb) RETURNS jsonb."));
 	check_handler(PG_GETARG_OID(1), PG_ARGISNULL(2));
 	idem_claim_args(fcinfo, 2, &claim);
-	claim.request = call_request(PG_GETARG_OID(1), claim.request);
+	claim.request = make_request(PG_GETARG_OID(1), claim.request);
 
 	idem_keytable_open(&table, RowExclusiveLock);
 	idem_keystore_claim(&table, &claim, &info);
@@ -183,9 +185,9 @@ idem_call(PG_FUNCTION_ARGS)
 	replayed = info.status == IDEM_KEY_FINISHED;
 	if (info.status == IDEM_KEY_CLAIMED)
 	{
-		/* the claim may have waited, and the function been replaced meanwhile */
+		/* the claim may have waited, and another session may have replaced the function */
 		check_handler(PG_GETARG_OID(1), PG_ARGISNULL(2));
-		/* may take long: nothing of the table is open or pinned meanwhile */
+		/* the handler may run for long, so the table is closed and no page is pinned */
 		info.result = run_handler(PG_GETARG_OID(1), fcinfo->args[2]);
 
 		idem_keytable_open(&table, RowExclusiveLock);
@@ -194,7 +196,7 @@ idem_call(PG_FUNCTION_ARGS)
 		info.status = IDEM_KEY_FINISHED;
 	}
 
-	/* the handler may have made another one */
+	/* the handler may have called idem_call() and replaced the cached descriptor */
 	desc = idem_fn_row_desc(fcinfo, call_types, CALL_NATTS, &row_desc);
 	values[0] = CStringGetTextDatum(idem_keyrow_status_name(info.status));
 	values[1] = JsonbPGetDatum(info.result);

@@ -3,9 +3,10 @@
  *		SQL functions of keys: idem_claim, idem_claim_many, idem_finish,
  *		idem_finish_many, idem_release, idem_get, idem_forget, idem_key_state.
  *
- * They check their arguments, call the store, and form the rows to return.
- * idem_claim_many() claims keys in the order of their bytes, whatever the order
- * of the array, so two calls cannot deadlock.
+ * They check their arguments, call keystore.c or leasestore.c, and form the rows
+ * to return.  idem_claim_many() claims keys in the order of their bytes, whatever
+ * the order in the array is.  So two calls cannot deadlock.  An error ends the whole
+ * call, and the context of the error names the element of the array.
  */
 #include "postgres.h"
 
@@ -15,7 +16,6 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
-#include "utils/memutils.h"
 #include "utils/timestamp.h"
 
 #include "keys/keys.h"
@@ -60,8 +60,8 @@ fill_claim_values(const IdemKeyInfo *info, Datum *values, bool *nulls)
 }
 
 /*
- * Arguments of a plain claim of one key: the key comes first; request, ttl, wait and
- * scope follow one another.
+ * Read the arguments of a plain claim of one key.  The key is the first argument.
+ * The arguments request, ttl, wait and scope begin at requestarg, in this order.
  */
 void
 idem_claim_args(FunctionCallInfo fcinfo, int requestarg, IdemClaim *claim)
@@ -98,7 +98,7 @@ idem_claim(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, values, nulls)));
 }
 
-/* True: finished now, false: it was so already, with an equal result (K11, L3) */
+/* True: finished now; false: already finished with an equal result (K11, L3) */
 Datum
 idem_finish(PG_FUNCTION_ARGS)
 {
@@ -158,9 +158,9 @@ idem_forget(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(forgotten);
 }
 
-/* Name of a role, or its OID if it was dropped */
+/* Name of a role, or its OID if the role was dropped */
 static Datum
-role_name(Oid role)
+get_role_name(Oid role)
 {
 	char *name = GetUserNameFromId(role, true);
 
@@ -169,7 +169,7 @@ role_name(Oid role)
 	return DirectFunctionCall1(namein, CStringGetDatum(name));
 }
 
-/* Columns that belong to leases are null for a plain claim */
+/* Return a row; the columns of leases are null for a plain claim */
 static void
 put_get_row(ReturnSetInfo *rsinfo, const IdemKeyInfo *info)
 {
@@ -181,7 +181,7 @@ put_get_row(ReturnSetInfo *rsinfo, const IdemKeyInfo *info)
 	SET(0, CStringGetTextDatum(idem_keyrow_status_name(info->status)));
 	if (info->result != NULL)
 		SET(1, JsonbPGetDatum(info->result));
-	SET(2, role_name(info->owner));
+	SET(2, get_role_name(info->owner));
 	if (info->worker != NULL)
 		SET(3, PointerGetDatum(info->worker));
 	if (info->lease_until != 0)
@@ -219,14 +219,14 @@ idem_get(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/* An element of the array of keys */
+/* An element of the arrays of idem_claim_many(), and the answer for it */
 typedef struct BatchItem
 {
 	bytea *request;
 	IdemKeyInfo info;
 } BatchItem;
 
-/* The keys, checked */
+/* Read the array of keys, and check each of them (K12) */
 static text **
 get_keys(FunctionCallInfo fcinfo, int arg, int *n)
 {
@@ -238,7 +238,7 @@ get_keys(FunctionCallInfo fcinfo, int arg, int *n)
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("array of idempotency keys must not be null"),
-				errdetail("Without keys there is nothing to tell duplicates by."),
+				errdetail("Without keys, duplicates cannot be recognized."),
 				errhint("Pass an empty array if there is nothing to do."));
 
 	keys = palloc_array(text *, *n);
@@ -249,14 +249,14 @@ get_keys(FunctionCallInfo fcinfo, int arg, int *n)
 					errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 					errmsg("idempotency key must not be null"),
 					errdetail("Element %d of the array is null.", i + 1),
-					errhint("Leave out what has no key."));
+					errhint("Leave out elements that have no key."));
 		keys[i] = DatumGetTextPP(elems[i]);
 		idem_value_check_key(keys[i]);
 	}
 	return keys;
 }
 
-/* An array of jsonb beside the keys; false if it was not given */
+/* Read an array of jsonb that has one element per key; false if the argument is null */
 static bool
 get_jsonbs(FunctionCallInfo fcinfo, int arg, const char *what, int nkeys, Datum **elems,
 		   bool **nulls)
@@ -270,7 +270,7 @@ get_jsonbs(FunctionCallInfo fcinfo, int arg, const char *what, int nkeys, Datum 
 }
 
 static void
-put_rows(ReturnSetInfo *rsinfo, text **keys, const BatchItem *items, int n)
+put_claim_rows(ReturnSetInfo *rsinfo, text **keys, const BatchItem *items, int n)
 {
 	for (int i = 0; i < n; i++)
 	{
@@ -285,7 +285,7 @@ put_rows(ReturnSetInfo *rsinfo, text **keys, const BatchItem *items, int n)
 	}
 }
 
-/* One claim after the other, in the order of the keys */
+/* Claim the keys one after the other, in the order of their bytes */
 static void
 claim_items(IdemClaim *claim, text **keys, BatchItem *items, int n)
 {
@@ -337,14 +337,14 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	if (n > 0)
 	{
 		claim_items(&claim, keys, items, n);
-		put_rows(rsinfo, keys, items, n);
+		put_claim_rows(rsinfo, keys, items, n);
 	}
 	return (Datum) 0;
 }
 
 /*
- * All or none: an error takes the whole statement with it.  Returns how many
- * were finished now; the others were so already, with an equal result (K11).
+ * Finish all keys, or raise an error.  Returns how many keys were finished by this
+ * call.  The others were already finished with an equal result (K11).
  */
 Datum
 idem_finish_many(PG_FUNCTION_ARGS)
@@ -387,8 +387,9 @@ idem_finish_many(PG_FUNCTION_ARGS)
 }
 
 /*
- * State of a row of idem.keys, for the view idem.key_status.  A row so old that its xmin is
- * in use again may show as held; only what the view shows depends on that.
+ * State of a row of idem.keys, for the view idem.key_status.  A row so old that its
+ * xmin is also the xid of this transaction may show as held.  This affects only the
+ * view.
  */
 Datum
 idem_key_state(PG_FUNCTION_ARGS)

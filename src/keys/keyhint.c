@@ -1,14 +1,14 @@
 /*
  * keyhint.c
- *		Where the last claim of this backend has written its row.
+ *		Backend memory of the place of the row that the last claim wrote.
  *
- * A finish mostly follows the claim of the same key, so the row is tried at that
- * place first, which saves the descent of the index.  This is a hint only: the
- * key is compared on the row, and what the row means is read off the row.
+ * A finish mostly follows the claim of the same key.  So the row is first looked
+ * up at that place, which saves a scan of the index.  The place is only a hint: a
+ * row of another key, or no row, may be there by now.  So the key in the row is
+ * compared, and the state of the key is read from the row as always.
  */
 #include "postgres.h"
 
-#include "executor/executor.h"
 #include "storage/bufmgr.h"
 #include "utils/snapmgr.h"
 
@@ -22,7 +22,7 @@ idem_keyhint_set(ItemPointerData tid)
 	last_claim = tid;
 }
 
-/* Is it the row of this key? */
+/* Does the row found have this key? */
 static bool
 is_row_of_key(IdemTable *table, const IdemKey *key)
 {
@@ -30,7 +30,10 @@ is_row_of_key(IdemTable *table, const IdemKey *key)
 		idem_row_varlena_equals(table, IDEM_KEYS_SCOPE, key->scope);
 }
 
-/* Is the row of this key at the remembered place?  Then it is the row found. */
+/*
+ * Look for the row of this key at the remembered place.  If this returns true, the
+ * row is the row found.  If not, the place is forgotten.
+ */
 bool
 idem_keyhint_find(IdemTable *table, const IdemKey *key, IdemProbeResult *probe)
 {
@@ -43,7 +46,7 @@ idem_keyhint_find(IdemTable *table, const IdemKey *key, IdemProbeResult *probe)
 		table_tuple_fetch_row_version(table->heap, &last_claim, &dirty, table->found) &&
 		is_row_of_key(table, key))
 		idem_probe_classify(&dirty, probe);
-	/* do not try the same place again for each key of a batch */
+	/* do not try a wrong place again for each key of a batch */
 	if (probe->found != IDEM_FOUND_ROW)
 		ItemPointerSetInvalid(&last_claim);
 	return probe->found == IDEM_FOUND_ROW;

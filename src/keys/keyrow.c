@@ -1,22 +1,23 @@
 /*
  * keyrow.c
- *		A row of idem.keys: what it means, and who may have it.
+ *		A row of idem.keys: the state of its key, and the checks before it is used.
  *
- * What a key is like is judged here and nowhere else, off the row, its transaction and
- * the clock.  Only the views for people say the same once more, in SQL.
+ * The state of a key follows from its row, from the transaction that wrote the row
+ * and from the clock.  This is the only file that decides it; the view
+ * idem.key_status calls idem_key_state(), which calls this file.  Functions here
+ * read the row found and take no locks.  The checks raise an error if the caller
+ * must not use the key, or must not use it like this.
  */
 #include "postgres.h"
 
-#include "access/relscan.h"
 #include "access/xact.h"
-#include "executor/executor.h"
 #include "miscadmin.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "keys/keys.h"
 
-/* A row without a deadline is a plain claim, never a lease that ran out */
+/* A row without a deadline is a plain claim, never an expired lease (L7) */
 bool
 idem_keyrow_is_leased(IdemTable *table)
 {
@@ -24,11 +25,15 @@ idem_keyrow_is_leased(IdemTable *table)
 }
 
 /*
- * The state of a key that is committed or claimed by this transaction.  This is
- * the only place that decides it.
+ * The state of a key whose row is committed or was written by this transaction.
  *
- * A plain claim does not expire while the transaction that made it is open (K9).
- * A lease does not expire before its end, and not at all while it is parked (L1, L7).
+ * K2: a committed plain claim is finished, whether idem_finish() was called or not.
+ * K6: a plain claim of this transaction is held, or finished after idem_finish().
+ * K9: past its ttl a key counts as absent, but not while the transaction that
+ * made a plain claim is open.
+ * L1: a lease is live until lease_until.  Then it is parked, exhausted or free to be
+ * taken over.
+ * L7: an expired lease never becomes finished by itself.  A parked lease has no ttl.
  */
 IdemKeyStatus
 idem_keyrow_judge_facts(const IdemKeyFacts *facts)
@@ -48,7 +53,6 @@ idem_keyrow_judge_facts(const IdemKeyFacts *facts)
 	}
 	if (facts->expires_at <= now)
 		return IDEM_KEY_GONE;
-	/* K2: a committed plain claim is finished, whether idem_finish() was called or not */
 	if (facts->is_finished || !facts->is_leased)
 		return IDEM_KEY_FINISHED;
 	if (facts->max_attempts != 0 && facts->attempt >= facts->max_attempts)
@@ -57,8 +61,8 @@ idem_keyrow_judge_facts(const IdemKeyFacts *facts)
 }
 
 /*
- * The state of the row found.  max_attempts is the limit of the caller, or 0; the
- * higher one of that and the limit in the row counts.
+ * The state of the row found.  max_attempts is the limit of the caller, or 0.  The
+ * higher one of this limit and the limit in the row counts.
  */
 IdemKeyStatus
 idem_keyrow_judge(IdemTable *table, int max_attempts)
@@ -80,7 +84,10 @@ idem_keyrow_judge(IdemTable *table, int max_attempts)
 	return idem_keyrow_judge_facts(&facts);
 }
 
-/* The word for an answer or a state */
+/*
+ * Name of an answer or a state.  The key of an expired lease and a key past its ttl
+ * have the same name: the next claim gets both.
+ */
 const char *
 idem_keyrow_status_name(IdemKeyStatus status)
 {
@@ -109,6 +116,7 @@ idem_keyrow_status_name(IdemKeyStatus status)
 	pg_unreachable();
 }
 
+/* Copy the row found; a result of JSON null differs from no result (K2) */
 void
 idem_keyrow_read(IdemTable *table, IdemKeyStatus status, IdemKeyInfo *info)
 {
@@ -129,7 +137,7 @@ idem_keyrow_read(IdemTable *table, IdemKeyStatus status, IdemKeyInfo *info)
 	info->checkpoint = idem_row_jsonb(table, IDEM_KEYS_CHECKPOINT);
 }
 
-/* The role that this session claims keys for */
+/* The role that owns the keys that this session claims: idem.owner, else the current user */
 Oid
 idem_keyrow_current_owner(void)
 {
@@ -142,7 +150,7 @@ idem_keyrow_current_owner(void)
 		ereport(ERROR,
 				errcode(ERRCODE_UNDEFINED_OBJECT),
 				errmsg("role \"%s\" does not exist", idem_guc_owner),
-				errdetail("The setting \"%s\" names it.", "idem.owner"),
+				errdetail("The setting \"%s\" names this role.", "idem.owner"),
 				errhint("Create the role, or reset \"%s\".", "idem.owner"));
 	if (!member_can_set_role(GetUserId(), owner))
 		ereport(ERROR,
@@ -153,7 +161,7 @@ idem_keyrow_current_owner(void)
 	return owner;
 }
 
-/* Neither the stored result nor a second run for strangers */
+/* A role without the privileges of the owner gets neither the result nor a second run */
 void
 idem_keyrow_check_owner(Oid owner)
 {
@@ -166,7 +174,7 @@ idem_keyrow_check_owner(Oid owner)
 			errhint("Use a scope of your own, share keys through a common role named in \"%s\", or SET ROLE to the owner.", "idem.owner"));
 }
 
-/* The digests of handler and payload in what is stored of a request; NULL: there is none */
+/* The digests in the column "request", see keys.h; NULL: it does not contain this one */
 typedef struct RequestParts
 {
 	const char *handler;
@@ -174,7 +182,7 @@ typedef struct RequestParts
 } RequestParts;
 
 static RequestParts
-get_parts(bytea *request)
+get_request_parts(bytea *request)
 {
 	Size len = VARSIZE_ANY_EXHDR(request);
 	const char *data = VARDATA_ANY(request);
@@ -187,7 +195,7 @@ get_parts(bytea *request)
 	return parts;
 }
 
-/* A null payload of idem_call() is one, too */
+/* A null payload of idem_call() differs from every other payload */
 static bool
 payload_differs(const RequestParts *a, const RequestParts *b)
 {
@@ -196,7 +204,7 @@ payload_differs(const RequestParts *a, const RequestParts *b)
 	return memcmp(a->payload, b->payload, IDEM_DIGEST_LEN) != 0;
 }
 
-/* Claims and leases have no handler */
+/* Claims and leases have no handler, so handlers are compared only if both have one */
 static bool
 handler_differs(const RequestParts *a, const RequestParts *b)
 {
@@ -204,7 +212,7 @@ handler_differs(const RequestParts *a, const RequestParts *b)
 		memcmp(a->handler, b->handler, IDEM_HANDLER_LEN) != 0;
 }
 
-/* A key stands for one request (K7): with another one it is a mistake of the caller */
+/* Raise an error if the key was claimed with another request (K7) */
 void
 idem_keyrow_check_request(IdemTable *table, bytea *request)
 {
@@ -213,17 +221,17 @@ idem_keyrow_check_request(IdemTable *table, bytea *request)
 
 	if (request == NULL || idem_row_isnull(table, IDEM_KEYS_REQUEST))
 		return;
-	given = get_parts(request);
-	stored = get_parts(DatumGetByteaPP(idem_row_datum(table, IDEM_KEYS_REQUEST).value));
+	given = get_request_parts(request);
+	stored = get_request_parts(DatumGetByteaPP(idem_row_datum(table, IDEM_KEYS_REQUEST).value));
 	if (handler_differs(&given, &stored))
 	{
 		idem_counters_add(IDEM_DATABASE_COUNTER_MISMATCHES);
 		ereport(ERROR,
 				errcode(ERRCODE_IDEM_REQUEST_MISMATCH),
 				errmsg("idempotency key was used with another handler"),
-				errdetail("The key was first claimed " INT64_FORMAT " s ago; idem_call() has used it for another function than this one.",
+				errdetail("The key was first claimed " INT64_FORMAT " s ago; idem_call() has used it with another function.",
 						  idem_row_age(table, IDEM_KEYS_CREATED_AT)),
-				errhint("Use keys of their own for each handler. A function that was renamed or moved to another schema is another handler."));
+				errhint("Use different keys for different handlers. A function that was renamed or moved to another schema counts as another handler."));
 	}
 	if (!payload_differs(&given, &stored))
 		return;
@@ -237,7 +245,7 @@ idem_keyrow_check_request(IdemTable *table, bytea *request)
 }
 
 pg_noreturn static void
-changed_since_snapshot(const char *detail)
+raise_serialization_failure(const char *detail)
 {
 	ereport(ERROR,
 			errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
@@ -247,10 +255,10 @@ changed_since_snapshot(const char *detail)
 }
 
 /*
- * SERIALIZABLE (K10): the answer is the latest committed state.  So the row
- * found has to be one that the snapshot of the transaction shows too, as ON
- * CONFLICT has it.  Fetching it through that snapshot tells SSI that it was
- * read, and of a conflict with an open transaction that is changing it.
+ * K10: the answer is the latest committed state.  So under SERIALIZABLE the
+ * snapshot of the transaction must show the row found, as with ON CONFLICT.
+ * Fetching the row with that snapshot also tells SSI that the row was read.  SSI
+ * then detects a conflict with an open transaction that is changing the row.
  */
 void
 idem_keyrow_check_serializable(IdemTable *table)
@@ -259,16 +267,18 @@ idem_keyrow_check_serializable(IdemTable *table)
 
 	if (IsolationIsSerializable() &&
 		!table_tuple_fetch_row_version(table->heap, &tid, GetTransactionSnapshot(), table->found))
-		changed_since_snapshot("The key was changed after this transaction took its snapshot.");
+		raise_serialization_failure("The key was changed after this transaction took its snapshot.");
 }
 
 /*
- * The same for a key that is absent now: the snapshot must not show it, unless
- * past its ttl.  Whoever has removed it may have changed other rows as well, of
- * which this transaction sees nothing.
+ * K10: under SERIALIZABLE, a key that is absent now must not be visible to the
+ * snapshot of the transaction, unless it is past its ttl.  The transaction that
+ * removed it may have changed other rows as well, and this transaction does not
+ * see these changes.
  *
- * All row versions of the key are looked at, without the snapshot: a scan with
- * it would lock a page of the index, and claims of different keys would conflict.
+ * The scan returns all row versions of the key, and each is tested with the
+ * snapshot.  A scan with the snapshot itself would make SSI lock a page of the
+ * index, and claims of different keys would conflict.
  */
 void
 idem_keyrow_check_absent(IdemTable *table, IdemLookup *lookup)
@@ -285,7 +295,7 @@ idem_keyrow_check_absent(IdemTable *table, IdemLookup *lookup)
 			idem_keyrow_judge(table, 0) != IDEM_KEY_GONE;
 	index_endscan(scan);
 	if (shown)
-		changed_since_snapshot("The key was removed after this transaction took its snapshot.");
+		raise_serialization_failure("The key was removed after this transaction took its snapshot.");
 }
 
 static bool
@@ -298,7 +308,7 @@ result_equals(IdemTable *table, Jsonb *result)
 	return compareJsonbContainers(&DatumGetJsonbP(stored.value)->root, &result->root) == 0;
 }
 
-/* Is the row finished?  Then with this result, or it is an error. */
+/* Is the row finished?  If it is, with another result, raise an error (K11, L3). */
 bool
 idem_keyrow_check_finished(IdemTable *table, Jsonb *result)
 {
@@ -315,7 +325,7 @@ idem_keyrow_check_finished(IdemTable *table, Jsonb *result)
 			errhint("Finish a key once, or again with an equal result."));
 }
 
-/* For what can only be done before the finish */
+/* Raise an error if the row is finished: the caller cannot change it any more (K11, L3) */
 void
 idem_keyrow_reject_finished(IdemTable *table, const char *hint)
 {
@@ -330,14 +340,14 @@ idem_keyrow_reject_finished(IdemTable *table, const char *hint)
 			errhint("%s", hint));
 }
 
-/* The row to be written: what was found, to be changed before it is stored */
+/* Start a row to be written as a copy of the row found */
 TupleTableSlot *
 idem_keyrow_copy(IdemTable *table)
 {
 	return idem_write_copy_row(table, !idem_row_isnull(table, IDEM_KEYS_TOKEN));
 }
 
-/* The same with the columns that a finish sets */
+/* Start a row to be written as a copy of the row found, and set the columns of a finish */
 TupleTableSlot *
 idem_keyrow_copy_finished(IdemTable *table, Jsonb *result, TimestampTz now)
 {

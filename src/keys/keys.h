@@ -2,10 +2,10 @@
  * keys.h
  *		Keys, claims and leases.
  *
- * SQL functions (claim.c, lease.c, call.c) check their arguments and call a
- * store: keystore.c for claims and for what a transaction does with a key that
- * it holds, leasestore.c for what the holder of a lease does with its token.
- * The stores read a row through keyrow.c and reach the table through keytable.c.
+ * The SQL functions (claim.c, lease.c, call.c) check their arguments and call a
+ * store.  keystore.c claims and leases keys, and finishes and releases a key that
+ * the transaction holds.  leasestore.c changes a lease for a caller that has its
+ * token.  Both read rows with keyrow.c and open the table with keytable.c.
  */
 #ifndef IDEM_KEYS_H
 #define IDEM_KEYS_H
@@ -15,16 +15,17 @@
 #include "table/table.h"
 
 /*
- * What is stored of a request (K7): its digest.  idem_call() puts a digest of
- * the name of its handler before that of the payload, and leaves that out if
- * the payload is null.  So the length tells which of the two are there.
+ * The column "request" stores a digest of the request (K7).  idem_call() stores a
+ * digest of the name of its handler, followed by the digest of the payload unless
+ * the payload is null.  So the length says which of the two digests are stored.
  */
 #define IDEM_DIGEST_LEN	 32
 #define IDEM_HANDLER_LEN 16
 
 /*
- * Columns of idem.keys.  Those from the token on belong to leases: the row of a
- * plain claim ends before them, like one from before they were added.
+ * Columns of idem.keys.  The columns from the token on belong to leases.  The row
+ * of a key that was never leased ends before them, as if they had been added to
+ * the table later.
  */
 enum IdemKeyColumn
 {
@@ -50,16 +51,16 @@ enum IdemKeyColumn
 	IDEM_KEYS_NATTS = IDEM_KEYS_PRIOR_EXPIRES_AT
 };
 
-/* What a claim that outlives its transaction asks for */
+/* Arguments of a lease, which is a claim that outlives its transaction */
 typedef struct IdemLease
 {
 	int64 length;	  /* in microseconds */
 	text *worker;	  /* name of the caller, or NULL */
-	int max_attempts; /* 0: as the row says, or no limit; the higher one counts */
-	bool park;		  /* when it has run out, leave the key to an operator */
+	int max_attempts; /* 0: no limit; if the row has a limit too, the higher one counts */
+	bool park;		  /* when the lease has expired, leave the key to an operator */
 } IdemLease;
 
-/* What a claim asks for */
+/* Arguments of a claim */
 typedef struct IdemClaim
 {
 	IdemKey key;
@@ -69,25 +70,25 @@ typedef struct IdemClaim
 	const IdemLease *lease; /* NULL: a plain claim */
 } IdemClaim;
 
-/* The answer to a claim, and the state of a row as idem_keyrow_judge() has it */
+/* The answer to a claim, and the state of a row as idem_keyrow_judge() returns it */
 typedef enum IdemKeyStatus
 {
 	/* answers only */
-	IDEM_KEY_CLAIMED, /* the caller is to do the work */
-	IDEM_KEY_RESUMED, /* the caller has a lease already, and still has it */
-	IDEM_KEY_BUSY,	  /* another transaction, or the holder of a lease, is at it */
+	IDEM_KEY_CLAIMED, /* the caller has the key now and does the work */
+	IDEM_KEY_RESUMED, /* the worker already holds the live lease of the key */
+	IDEM_KEY_BUSY,	  /* another transaction holds the key, or the key has a live lease */
 	/* both */
-	IDEM_KEY_HELD,		/* this transaction has claimed it before */
-	IDEM_KEY_FINISHED,	/* somebody has done the work */
-	IDEM_KEY_PARKED,	/* a lease ran out, and an operator is to decide */
-	IDEM_KEY_EXHAUSTED, /* a lease ran out, and there were enough attempts */
+	IDEM_KEY_HELD,		/* this transaction has claimed the key before */
+	IDEM_KEY_FINISHED,	/* the work is done */
+	IDEM_KEY_PARKED,	/* the lease has expired, and an operator decides */
+	IDEM_KEY_EXHAUSTED, /* the lease of the last attempt has expired */
 	/* states only */
-	IDEM_KEY_LIVE,	  /* leased */
-	IDEM_KEY_EXPIRED, /* a lease ran out: the next claim gets the key */
-	IDEM_KEY_GONE	  /* past its ttl: counts as absent */
+	IDEM_KEY_LIVE,	  /* leased, and the lease has not expired */
+	IDEM_KEY_EXPIRED, /* the lease has expired: the next claim gets the key */
+	IDEM_KEY_GONE	  /* the key is past its ttl: it counts as absent */
 } IdemKeyStatus;
 
-/* What the state of a key depends on, besides the clock */
+/* The state of a key depends on these facts and on the clock */
 typedef struct IdemKeyFacts
 {
 	bool is_mine; /* this transaction has written the row */
@@ -102,9 +103,9 @@ typedef struct IdemKeyFacts
 } IdemKeyFacts;
 
 /*
- * The answer to a claim or a look at a key.  Pointers are palloc'd in the
- * caller's context.  Nothing but the status is set if another transaction is
- * in the way.
+ * The answer to idem_keystore_claim() or idem_keystore_get().  Pointers are
+ * palloc'd in the caller's context.  Only the status is set if another open
+ * transaction holds the key.
  */
 typedef struct IdemKeyInfo
 {
@@ -113,12 +114,12 @@ typedef struct IdemKeyInfo
 	TimestampTz created_at;
 	TimestampTz expires_at;
 	TimestampTz finished_at; /* 0 if idem_finish() was not called */
-	Jsonb *result;			 /* NULL if there is none */
-	int64 token;			 /* the last one of the key, 0 if it never had a lease */
-	TimestampTz lease_until; /* 0: not a lease, and nothing below is set */
+	Jsonb *result;			 /* NULL if the row has none */
+	int64 token;			 /* the last one of the key; 0 if the key was never leased */
+	TimestampTz lease_until; /* 0: not a lease, and no member below is set */
 	int attempt;
 	int max_attempts; /* 0: no limit */
-	text *worker;	  /* NULL if it gave no name */
+	text *worker;	  /* NULL if the worker gave no name */
 	Jsonb *checkpoint;
 } IdemKeyInfo;
 

@@ -1,50 +1,52 @@
 /*
  * keystore.c
- *		The protocol of idempotency keys: claim and lease, finish, release,
- *		forget, get, cleanup.  What is done with the token of a lease is in
- *		leasestore.c.
+ *		The protocol of idempotency keys: claim and lease, finish, release, forget,
+ *		get.  leasestore.c has the operations with the token of a lease.
  *
- * A claim is a row, inserted at once, in the caller's transaction.  What it
- * means is read off the row (keyrow.c) and nothing else: a plain claim whose
- * xmin belongs to the current transaction (or a subtransaction of it) is held
- * by it; a row of another open transaction is open; a committed plain claim is
- * finished until expires_at and then counts as absent; a lease counts from its
- * commit on, until it is finished, given up or taken over.  There is no state
- * in backend memory but a hint about the place of a row, and a number for a
- * warning (unfinished.c), so rollback, savepoints and PREPARE TRANSACTION need
- * no code here.
+ * A claim is a row that is inserted at once, in the caller's transaction.  The
+ * state of a key is read from its row (keyrow.c):
  *
- * Who waits for whom: a claimer that meets an open row waits for the
- * transaction that made it (XactLockTableWait, so core finds deadlocks and
- * lock_timeout holds) and then looks again; likewise one that wants to take
- * over a row which another transaction is just changing or has locked.  Who
- * is about to put a key into the unique index waits a moment for others who
- * are (idem_keytable_hash).
- * Nobody waits for a finished key or a live lease: the answer is there.
- * Cleanup waits for nobody.
+ * - A plain claim whose xmin belongs to the current transaction, or to one of its
+ *   subtransactions, is held by this transaction.
+ * - A row that another open transaction has inserted is open.
+ * - A committed plain claim is finished until expires_at.  Then it counts as absent.
+ * - A lease is valid from its commit on, until it is finished, released or taken
+ *   over.
+ *
+ * Backend memory contains no state of a key.  It contains two hints, the place of
+ * the row of the last claim (keyhint.c) and last_was_new, and a number for a
+ * warning (unfinished.c).  So rollback, savepoints and PREPARE TRANSACTION need no
+ * code here (K1).
+ *
+ * Which transaction waits for which:
+ *
+ * - A claim that meets an open row waits for the transaction that inserted it, and
+ *   then looks the key up again.  It waits with XactLockTableWait(), so the server
+ *   detects deadlocks and lock_timeout applies.
+ * - A claim that takes over a row waits for a transaction that is changing the row
+ *   or has locked it.
+ * - A backend that adds an entry to the unique index waits, for a moment, for other
+ *   backends that add entries of the same hash (idem_keytable_hash).
+ * - A claim does not wait for a finished key or a live lease: the answer is known.
+ * - Cleanup (sweep.c) waits for no transaction.
  *
  * Rows are looked up with a dirty snapshot (probe.c), which may miss a row that
- * is being updated right now.  A claim then tries to insert and is told better
- * by the unique index.
+ * another transaction is updating at this moment.  The claim then tries to insert,
+ * and the unique index reports the conflict.
  */
 #include "postgres.h"
 
-#include "access/relscan.h"
-#include "access/xact.h"
-#include "executor/executor.h"
 #include "miscadmin.h"
-#include "storage/bufmgr.h"
 #include "storage/latch.h"
-#include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "keys/keys.h"
 
-/* Was the last key that this backend wanted to claim a new one? */
+/* A hint for probe_or_insert(): was the last key that this backend claimed absent? */
 static bool last_was_new = true;
 
-/* Let a moment of a bounded wait pass; false if there is none left */
+/* Sleep for up to 5 ms of a bounded wait; false if its time is over (K5) */
 static bool
 pause_until(TimestampTz until)
 {
@@ -63,11 +65,11 @@ pause_until(TimestampTz until)
 }
 
 /*
- * Wait for the transaction in the way.  False: it is still there after the
- * time that the caller wanted to wait.
+ * Wait for the open transaction that the probe met (K4).  False: that transaction
+ * has not ended within the time that the caller wants to wait (K5).
  *
- * The lock manager can only end a wait with an error, which would cost the
- * caller the transaction.  So a bounded wait asks again and again.
+ * The lock manager can end a wait only with an error, which would abort the
+ * caller's transaction.  So a bounded wait polls.
  */
 static bool
 wait_for_other(IdemTable *table, const IdemProbeResult *probe, const IdemWait *wait)
@@ -77,7 +79,7 @@ wait_for_other(IdemTable *table, const IdemProbeResult *probe, const IdemWait *w
 		idem_probe_wait(table, probe->xwait);
 		return true;
 	}
-	/* VACUUM shall not wait for the page as long as we do */
+	/* a pin on the page would make VACUUM wait as long as we do */
 	ExecClearTuple(table->found);
 	while (!idem_compat_xact_has_ended(probe->xwait))
 	{
@@ -87,7 +89,7 @@ wait_for_other(IdemTable *table, const IdemProbeResult *probe, const IdemWait *w
 	return true;
 }
 
-/* What a claim makes of a key that is absent, or past its ttl */
+/* Begin a new life of a key that is absent, or past its ttl */
 static void
 begin_life(int64 last_token, Oid owner, TimestampTz now, IdemKeyInfo *info)
 {
@@ -97,7 +99,7 @@ begin_life(int64 last_token, Oid owner, TimestampTz now, IdemKeyInfo *info)
 	info->token = last_token;
 }
 
-/* Let the claim have the key, from now on */
+/* Grant the key to the claim; a lease gets the next token and one more attempt (L1, L2) */
 static void
 grant_key(const IdemClaim *claim, TimestampTz now, IdemKeyInfo *info)
 {
@@ -114,6 +116,7 @@ grant_key(const IdemClaim *claim, TimestampTz now, IdemKeyInfo *info)
 	}
 }
 
+/* Set the columns of a lease */
 static void
 fill_lease(TupleTableSlot *slot, const IdemLease *lease, TimestampTz now, const IdemKeyInfo *info)
 {
@@ -130,10 +133,10 @@ fill_lease(TupleTableSlot *slot, const IdemLease *lease, TimestampTz now, const 
 }
 
 /*
- * Make the row of a claim, from nothing or from the row that it replaces.  A
- * plain claim only takes the deadline off what was a lease: the last token
- * stays, so that tokens go on growing, and the rest in case it is released
- * (see restore_lease).
+ * Set the columns of a claim, in an empty row or in a copy of the row that it
+ * replaces.  If a plain claim takes over a lease, it clears only the deadline.  The
+ * last token stays, so that the next token is higher.  The other columns of the
+ * lease stay in case the claim is released (see restore_lease).
  */
 static void
 fill_claim(TupleTableSlot *slot, const IdemClaim *claim, TimestampTz now, const IdemKeyInfo *info)
@@ -154,9 +157,9 @@ fill_claim(TupleTableSlot *slot, const IdemClaim *claim, TimestampTz now, const 
 		idem_row_clear(slot, IDEM_KEYS_LEASE_UNTIL);
 }
 
-/* A plain claim has moved the end of the lease and its expiry: keep both in the row */
+/* Keep the two times of a lease that a plain claim overwrites, for restore_lease() (L8) */
 static void
-keep_lease(IdemTable *table, TupleTableSlot *slot)
+keep_lease_times(IdemTable *table, TupleTableSlot *slot)
 {
 	idem_row_set(slot, IDEM_KEYS_PRIOR_LEASE_UNTIL,
 				 TimestampTzGetDatum(idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL)));
@@ -165,9 +168,9 @@ keep_lease(IdemTable *table, TupleTableSlot *slot)
 }
 
 /*
- * Make the row of the lease that a plain claim has taken over, as it was (L3,
- * L5): how long it ran and how long the key is kept after it follow from
- * leased_at, lease_until and expires_at together.
+ * Start a row with the lease that a plain claim has taken over, as it was before
+ * (L8).  Its last length (L5) and its ttl follow from leased_at, lease_until and
+ * expires_at, so all three are restored.  Its token is valid again (L3).
  */
 static void
 restore_lease(IdemTable *table)
@@ -182,7 +185,10 @@ restore_lease(IdemTable *table)
 	idem_row_clear(slot, IDEM_KEYS_PRIOR_EXPIRES_AT);
 }
 
-/* Claim a key that is absent; false if it has just appeared */
+/*
+ * Claim a key that is absent, by a row of the caller's transaction (K1).  False if
+ * the unique index reports that the key exists.
+ */
 static bool
 insert_claim(IdemTable *table, const IdemClaim *claim, Oid owner, IdemKeyInfo *info)
 {
@@ -195,15 +201,17 @@ insert_claim(IdemTable *table, const IdemClaim *claim, Oid owner, IdemKeyInfo *i
 }
 
 static int
-attempts_allowed(const IdemClaim *claim)
+get_max_attempts(const IdemClaim *claim)
 {
 	return claim->lease ? claim->lease->max_attempts : 0;
 }
 
 /*
- * Claim a key whose row is past its ttl or whose lease has run out, by
- * replacing that info.  The lock comes first: the time of the claim starts when
- * the wait is over, and whether the key is to be had is judged once more.
+ * Claim a key that is past its ttl (K9) or whose lease has expired (L1, L8), by
+ * updating its row.  The row is locked first.  So the ttl and the lease begin after
+ * the wait, and the state is judged again: another claim may have been first (K3).
+ * TM_WouldBlock: another transaction has locked the row, and the caller wants no
+ * unbounded wait (K5).  Other results than TM_Ok: look the key up again.
  */
 static TM_Result
 take_over(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
@@ -219,7 +227,7 @@ take_over(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 								 claim->wait.forever ? LockWaitBlock : LockWaitSkip);
 	if (result != TM_Ok)
 		return result;
-	state = idem_keyrow_judge(table, attempts_allowed(claim));
+	state = idem_keyrow_judge(table, get_max_attempts(claim));
 	if (state != IDEM_KEY_GONE && state != IDEM_KEY_EXPIRED)
 		return TM_Updated;
 
@@ -233,8 +241,8 @@ take_over(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 									idem_keyrow_copy(table);
 	if (state == IDEM_KEY_EXPIRED && claim->lease == NULL)
 	{
-		keep_lease(table, slot);
-		/* the key is kept for at least as long as the caller of the lease has asked for */
+		keep_lease_times(table, slot);
+		/* a release restores the lease, so keep the later expiry */
 		info->expires_at = Max(info->expires_at, expires_at);
 	}
 	fill_claim(slot, claim, now, info);
@@ -250,7 +258,7 @@ has_worker(IdemTable *table, text *worker)
 	return worker != NULL && idem_row_varlena_equals(table, IDEM_KEYS_WORKER, worker);
 }
 
-/* What to tell a claimer about a row that it cannot have */
+/* The answer to a claim that does not get the key: a live lease is busy (L1, L8) */
 static IdemKeyStatus
 choose_answer(IdemTable *table, const IdemClaim *claim, IdemKeyStatus state)
 {
@@ -264,13 +272,14 @@ choose_answer(IdemTable *table, const IdemClaim *claim, IdemKeyStatus state)
 }
 
 /*
- * Answer from the row found, if this caller may have it for this request.
- * False: the key is to be had.
+ * Answer a claim from the row found, without writing anything (K8).  Raises an error
+ * if the caller must not use the key, or used another request.  Returns false if the
+ * key may be claimed.
  */
 static bool
 answer_from_row(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 {
-	IdemKeyStatus state = idem_keyrow_judge(table, attempts_allowed(claim));
+	IdemKeyStatus state = idem_keyrow_judge(table, get_max_attempts(claim));
 
 	if (state == IDEM_KEY_GONE)
 		return false;
@@ -284,8 +293,10 @@ answer_from_row(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 }
 
 /*
- * Look at the key, and claim it if it is absent.  To insert it takes a lock
- * under which it is looked at; so if it is thought to be new, lock first.
+ * Look the key up, and claim it if it is absent; true if it was claimed.  Inserting
+ * needs the lock on the hash and a probe under it, so that one of several claimers
+ * inserts the key (K3).  If the key is probably new, take the lock at once, which
+ * saves a probe.
  */
 static bool
 probe_or_insert(IdemTable *table, const IdemClaim *claim, IdemProbeResult *probe, IdemKeyInfo *info)
@@ -317,7 +328,10 @@ probe_or_insert(IdemTable *table, const IdemClaim *claim, IdemProbeResult *probe
 	return inserted;
 }
 
-/* Each round looks at the key and either answers or waits for what is in the way */
+/*
+ * Each iteration looks the key up, and then answers, claims the key, or waits for the
+ * transaction that holds or changes it and looks again (K4).
+ */
 static void
 claim_key(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 {
@@ -342,7 +356,7 @@ claim_key(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 			idem_keyhint_set(table->written->tts_tid);
 			return;
 		}
-		/* somebody has locked the row without changing it */
+		/* another transaction has locked the row without changing it */
 		if (result == TM_WouldBlock)
 		{
 			ExecClearTuple(table->found);
@@ -363,7 +377,7 @@ StaticAssertDecl((int) IDEM_DATABASE_COUNTER_CLAIMS == (int) IDEM_KEY_CLAIMED &&
 					 (int) IDEM_DATABASE_COUNTER_EXHAUSTED == (int) IDEM_KEY_EXHAUSTED,
 				 "the counter of an answer has the number of the answer");
 
-/* Count the answer to a claim, and log it if it tells a duplicate (S1, S4) */
+/* Count the answer to a claim, and log it if the claim is a duplicate (S1, S4) */
 static void
 count_claim(const IdemClaim *claim, IdemKeyStatus status)
 {
@@ -374,7 +388,7 @@ count_claim(const IdemClaim *claim, IdemKeyStatus status)
 									claim->key.scope, claim->key.key);
 }
 
-/* Claim the key for this transaction, or lease it, or say why not */
+/* Claim or lease the key; info has the answer, also if the caller does not get the key */
 void
 idem_keystore_claim(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 {
@@ -384,7 +398,7 @@ idem_keystore_claim(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 	count_claim(claim, info->status);
 }
 
-/* Says what was found instead of a key held by this transaction */
+/* Raise the error for a key that this transaction does not hold (K11) */
 pg_noreturn static void
 refuse_not_held(IdemTable *table, const IdemProbeResult *probe)
 {
@@ -410,7 +424,7 @@ refuse_not_held(IdemTable *table, const IdemProbeResult *probe)
 			errmsg("idempotency key is not held by this transaction"),
 			probe->found == IDEM_FOUND_OPEN ? errdetail("Another transaction has claimed the key and is still open.") :
 											  errdetail("There is no such key in this scope."),
-			errhint("Call idem_claim() first, in the same transaction and with the same scope, and go on only if it answered \"claimed\"."));
+			errhint("Call idem_claim() first, in the same transaction and with the same scope, and continue only if it answered \"claimed\"."));
 }
 
 static bool
@@ -419,7 +433,7 @@ is_held(IdemTable *table)
 	return !idem_keyrow_is_leased(table) && idem_row_is_mine(table);
 }
 
-/* Find a key that this transaction holds */
+/* Find a key that this transaction holds, or raise an error; never waits (K11) */
 static void
 find_held_key(IdemTable *table, const IdemKey *key)
 {
@@ -439,8 +453,8 @@ find_held_key(IdemTable *table, const IdemKey *key)
 }
 
 /*
- * Store the result; false if the key is finished already, with an equal one.
- * Touches no indexed column, so it is a HOT update where the page has room.
+ * Store the result; false if the key is already finished with an equal result (K11).
+ * Changes no indexed column, so this is a HOT update if the page has room.
  */
 bool
 idem_keystore_finish(IdemTable *table, const IdemKey *key, Jsonb *result)
@@ -450,14 +464,14 @@ idem_keystore_finish(IdemTable *table, const IdemKey *key, Jsonb *result)
 		return false;
 	(void) idem_keyrow_copy_finished(table, result, idem_clock_now());
 	if (idem_write_update(table) != TM_Ok)
-		elog(ERROR, "a key held by this transaction was changed by another one");
+		elog(ERROR, "another transaction has changed a key that this transaction holds");
 	idem_unfinished_add(-1);
 	return true;
 }
 
 /*
- * Give up a claim, as if the key had never been claimed.  If it took over a
- * lease, that is there again as it was.
+ * Release a claim, as if the key had not been claimed (K1).  If the claim took over a
+ * lease, the lease is restored (L8).
  */
 void
 idem_keystore_release(IdemTable *table, const IdemKey *key)
@@ -470,13 +484,14 @@ idem_keystore_release(IdemTable *table, const IdemKey *key)
 		idem_write_update_hashed(table, idem_keytable_hash(key));
 	}
 	else if (idem_write_delete(table, true) != TM_Ok)
-		elog(ERROR, "a key held by this transaction was changed by another one");
+		elog(ERROR, "another transaction has changed a key that this transaction holds");
 	idem_unfinished_add(-1);
 }
 
 /*
- * Remove a key, whoever owns it; EXECUTE on idem_forget() is the privilege.
- * Waits for a transaction that has claimed or is changing it.
+ * Remove a key of any owner: the privilege needed is EXECUTE on idem_forget().  Waits
+ * for a transaction that has claimed the key or is changing its row.  False if the
+ * key is absent.
  */
 bool
 idem_keystore_forget(IdemTable *table, const IdemKey *key)
@@ -511,9 +526,10 @@ idem_keystore_forget(IdemTable *table, const IdemKey *key)
 }
 
 /*
- * What the statement's snapshot shows of a key, like a SELECT.  Under
- * REPEATABLE READ that can be two rows: one that others have removed since the
- * snapshot, and the one of this transaction, which counts.
+ * Read a key with the snapshot of the statement, like a SELECT; false if the key is
+ * absent.  Under REPEATABLE READ the snapshot can show two rows: one that another
+ * transaction has removed since, and one that this transaction has inserted.  The
+ * second one counts.
  */
 bool
 idem_keystore_get(IdemTable *table, const IdemKey *key, IdemKeyInfo *info)

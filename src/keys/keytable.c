@@ -1,6 +1,6 @@
 /*
  * keytable.c
- *		The table idem.keys: its columns, how a key is looked up and locked.
+ *		The definition of table idem.keys, how to look a key up, and which hash to lock.
  */
 #include "postgres.h"
 
@@ -38,11 +38,11 @@ idem_keytable_open(IdemTable *table, LOCKMODE lockmode)
 }
 
 /*
- * The hash to lock while a key is put into the unique index: for an insert from the
- * probe that finds the key absent until its entry is there, for an update that
- * needs new entries from the update on.  So a backend that holds the lock misses no
- * row (K3).  INSERT ... ON CONFLICT needs no such lock, but a second WAL record for
- * each row.
+ * The hash to lock while an entry for the key is added to the unique index (K3).
+ * An insert holds the lock from the probe that finds the key absent until the entry
+ * exists.  An update that needs new entries holds it while it updates.  So a backend
+ * that holds the lock misses no row.  INSERT ... ON CONFLICT needs no such lock,
+ * but it writes a second WAL record for each row.
  */
 int64
 idem_keytable_hash(const IdemKey *key)

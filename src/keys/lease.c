@@ -1,10 +1,10 @@
 /*
  * lease.c
- *		SQL functions for work that leaves the database: idem_lease, idem_renew,
- *		idem_checkpoint, idem_fence.  A lease is finished and given up with
- *		idem_finish() and idem_release(), see claim.c.
+ *		SQL functions of leases: idem_lease, idem_renew, idem_checkpoint,
+ *		idem_fence.  idem_finish() and idem_release() are in claim.c.
  *
- * They check their arguments, call the store, and form the row to return.
+ * They check their arguments, call keystore.c or leasestore.c, and form the row to
+ * return.
  */
 #include "postgres.h"
 
@@ -28,14 +28,14 @@ IDEM_FUNCTION(idem_renew, TIMESTAMPTZOID, TEXTOID, INT8OID, INTERVALOID, TEXTOID
 IDEM_FUNCTION(idem_checkpoint, TIMESTAMPTZOID, TEXTOID, INT8OID, JSONBOID, TEXTOID);
 IDEM_FUNCTION(idem_fence, BOOLOID, TEXTOID, INT8OID, TEXTOID);
 
-/* Is the key to be parked when the lease has run out? */
+/* The argument on_expiry: is the key parked when the lease has expired? */
 static bool
 get_park(FunctionCallInfo fcinfo, int arg)
 {
 	static const char *const words[] = {"retry", "park", NULL};
 
 	return idem_value_word(PG_ARGISNULL(arg) ? NULL : PG_GETARG_TEXT_PP(arg), "on_expiry", words,
-						   "Use \"retry\" if the work may be done once more, \"park\" if an operator has to look first.") != 0;
+						   "Use \"retry\" if the work may run again, \"park\" if an operator must decide first.") != 0;
 }
 
 /* claimed, status, result, token, attempt, checkpoint, lease_until, expires_at */
@@ -57,7 +57,7 @@ form_lease_row(TupleDesc desc, const IdemKeyInfo *info)
 
 	nulls[0] = nulls[1] = false;
 	nulls[2] = info->result == NULL;
-	nulls[3] = !granted; /* a token is for its holder */
+	nulls[3] = !granted; /* only the holder gets the token */
 	nulls[4] = info->lease_until == 0;
 	nulls[5] = !granted || info->checkpoint == NULL;
 	nulls[6] = info->lease_until == 0;
@@ -93,9 +93,9 @@ idem_lease(PG_FUNCTION_ARGS)
 
 	if (info.status == IDEM_KEY_CLAIMED && IsTransactionBlock())
 		ereport(NOTICE,
-				errmsg("others cannot see this lease before the transaction commits"),
-				errdetail("A rollback takes the lease away, whatever was done on the strength of it."),
-				errhint("Commit before you call the outside world."));
+				errmsg("other sessions cannot see this lease before the transaction commits"),
+				errdetail("If the transaction rolls back, the lease is lost, even if work was done under it."),
+				errhint("Commit before you call an external service."));
 	PG_RETURN_DATUM(form_lease_row(desc, &info));
 }
 
@@ -135,8 +135,8 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("checkpoint must not be null"),
-				errdetail("It is what the next attempt goes on from."),
-				errhint("Pass a JSON value that names the last step done, or use idem_renew() to keep the lease only."));
+				errdetail("The next attempt continues from the checkpoint."),
+				errhint("Pass a JSON value that names the last step done, or use idem_renew() to extend only the lease."));
 	data = idem_value_jsonb(PG_GETARG_DATUM(2), "data");
 
 	idem_keytable_open(&table, RowExclusiveLock);

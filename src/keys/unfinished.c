@@ -1,17 +1,17 @@
 /*
  * unfinished.c
- *		Tells a transaction that commits with keys which it claimed and never
- *		finished (rule K14).
+ *		Report a transaction that commits without finishing its claims (K14).
  *
- * Such a claim is legal and final (K2).  But in autocommit mode it is mostly a
+ * Such a claim is valid and final (K2).  But in autocommit mode it is mostly a
  * mistake: the claim commits before the work is done.
  *
- * Here is a number only, for a message.  What became of a key is read off its
- * row and nothing else, see keystore.c.  Each open subtransaction that has
- * claimed, finished or given up a key has a net number of claims that wait for
- * their finish.  It goes to its parent at commit and is dropped at abort, as
- * the changes to the rows are.  Functions that change the number cannot run in
- * parallel workers.
+ * This file counts claims in backend memory, only for the message.  The state of a
+ * key is always read from its row, see keystore.c.  Each open subtransaction that
+ * has claimed, finished, released or forgotten a key has a level with the number
+ * of its claims minus the number of its finishes, releases and forgets.  When the
+ * subtransaction commits, its number is added to that of its parent.  When it
+ * aborts, its number is dropped.  This is what happens to its changes of rows, too.
+ * Functions that change the number refuse to run in parallel mode.
  */
 #include "postgres.h"
 
@@ -20,38 +20,39 @@
 
 #include "keys/keys.h"
 
-/* Lives in TopTransactionContext */
+/* Claims that a subtransaction has not finished; allocated in TopTransactionContext */
 typedef struct Level
 {
 	SubTransactionId subid;
-	int64 unfinished; /* negative if it has finished claims of its parents */
+	int64 unfinished; /* negative if the subtransaction has finished claims of its parents */
 	struct Level *parent;
 } Level;
 
-/* Of the innermost open subtransaction that has a number */
-static Level *top = NULL;
+/* Level of the innermost open subtransaction that has one */
+static Level *current_level = NULL;
 
-/* A plain claim: +1; its finish, its release, or idem_forget() before the finish: -1 */
+/* A plain claim adds 1; its finish, its release, or a forget before the finish adds -1 */
 void
 idem_unfinished_add(int change)
 {
 	SubTransactionId subid = GetCurrentSubTransactionId();
 
-	if (top == NULL || top->subid != subid)
+	if (current_level == NULL || current_level->subid != subid)
 	{
 		Level *level = MemoryContextAllocZero(TopTransactionContext, sizeof(Level));
 
 		level->subid = subid;
-		level->parent = top;
-		top = level;
+		level->parent = current_level;
+		current_level = level;
 	}
-	top->unfinished += change;
+	current_level->unfinished += change;
 }
 
+/* A subtransaction has ended: pass its number on to the parent, or drop it */
 static void
 end_level(SubTransactionId subid, SubTransactionId parent_subid, bool commit)
 {
-	Level *level = top;
+	Level *level = current_level;
 
 	if (level == NULL || level->subid != subid)
 		return;
@@ -62,7 +63,7 @@ end_level(SubTransactionId subid, SubTransactionId parent_subid, bool commit)
 	}
 	if (commit)
 		level->parent->unfinished += level->unfinished;
-	top = level->parent;
+	current_level = level->parent;
 	pfree(level);
 }
 
@@ -74,23 +75,24 @@ at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId pa
 		end_level(subid, parent_subid, event == SUBXACT_EVENT_COMMIT_SUB);
 }
 
-/* K14 */
+/* Raise a WARNING or an error if this transaction has claims that it has not finished (K14) */
 static void
 check_unfinished(void)
 {
-	if (idem_guc_require_finish == IDEM_REQUIRE_OFF || top == NULL || top->unfinished <= 0)
+	if (idem_guc_require_finish == IDEM_REQUIRE_OFF || current_level == NULL ||
+		current_level->unfinished <= 0)
 		return;
 	ereport(idem_guc_require_finish == IDEM_REQUIRE_ERROR ? ERROR : WARNING,
 			errcode(ERRCODE_IDEM_UNFINISHED),
 			errmsg("transaction has not finished all idempotency keys that it claimed"),
-			errdetail_plural(INT64_FORMAT " key is not finished. Committed like this it answers \"finished\" without a result, and its work does not run again.",
-							 INT64_FORMAT " keys are not finished. Committed like this they answer \"finished\" without a result, and their work does not run again.",
-							 (unsigned long) top->unfinished, top->unfinished),
-			errhint("Begin a transaction before idem_claim(), do the work in it, and call idem_finish() before the commit; or give the claim up with idem_release(). The setting is \"%s\".",
+			errdetail_plural(INT64_FORMAT " key is not finished. After the commit it answers \"finished\" without a result, and its work does not run again.",
+							 INT64_FORMAT " keys are not finished. After the commit they answer \"finished\" without a result, and their work does not run again.",
+							 (unsigned long) current_level->unfinished, current_level->unfinished),
+			errhint("Begin a transaction before idem_claim(), do the work in it, and call idem_finish() before the commit; or release the claim with idem_release(). The setting \"%s\" controls this check.",
 					"idem.require_finish"));
 }
 
-/* Deferred triggers and cursors WITH HOLD have run before the first two */
+/* Deferred triggers and cursors WITH HOLD have already run at PRE_COMMIT and PRE_PREPARE */
 static void
 at_xact_event(XactEvent event, void *arg)
 {
@@ -103,7 +105,7 @@ at_xact_event(XactEvent event, void *arg)
 		case XACT_EVENT_COMMIT:
 		case XACT_EVENT_PREPARE:
 		case XACT_EVENT_ABORT:
-			top = NULL;
+			current_level = NULL;
 			break;
 		default:
 			break;

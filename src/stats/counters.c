@@ -2,13 +2,13 @@
  * counters.c
  *		Count answers, and log duplicates.
  *
- * Answers are counted, not commits: the answer to a claim that is rolled back
- * later stays counted, as pg_stat_all_tables counts rows of an INSERT that was
- * rolled back (S1).  A backend looks up where to count for its database and for each
+ * Each answer is counted once, when it is given (S1).  The answer to a claim that is
+ * rolled back later stays counted, as pg_stat_all_tables counts rows of an INSERT
+ * that was rolled back.  A backend looks up where to count for its database and for each
  * queue once.  From then on counting is an addition to an atomic variable.
  *
- * The background worker repeats what has failed.  So what it counts is buffered
- * until its transaction has ended, and dropped if that was rolled back.
+ * The background worker repeats work that has failed.  So its counts are buffered
+ * until its transaction has ended, and dropped if the transaction was rolled back.
  */
 #include "postgres.h"
 
@@ -96,7 +96,7 @@ add_to_database(IdemDatabaseCounter counter, int n)
 		pg_atomic_fetch_add_u64(&slot->counters->values[counter], n);
 }
 
-/* Count something for this database */
+/* Add one to a counter of this database */
 void
 idem_counters_add(IdemDatabaseCounter counter)
 {
@@ -106,7 +106,7 @@ idem_counters_add(IdemDatabaseCounter counter)
 		add_to_database(counter, 1);
 }
 
-/* An empty table of queues; the old one is freed */
+/* Create an empty table of queues, and free the old one */
 static void
 create_queue_slots(void)
 {
@@ -140,7 +140,7 @@ get_queue_slot(const text *queue)
 	return slot;
 }
 
-/* Count something for a queue */
+/* Add one to a counter of a queue */
 void
 idem_counters_add_queue(const text *queue, IdemQueueCounter counter)
 {
@@ -156,7 +156,7 @@ idem_counters_add_queue(const text *queue, IdemQueueCounter counter)
 		pg_atomic_fetch_add_u64(&slot->counters->values[counter], 1);
 }
 
-/* From now on buffer what is counted */
+/* Buffer all counts until idem_counters_flush() */
 void
 idem_counters_buffer(void)
 {
@@ -174,7 +174,7 @@ flush_queue(QueueSlot *slot, bool committed)
 	}
 }
 
-/* The transaction has ended: count what was buffered, or drop it */
+/* The transaction has ended: add the buffered counts, or drop them */
 void
 idem_counters_flush(bool committed)
 {
@@ -208,15 +208,15 @@ format_key_hash(const text *name_space, const text *key, char *hex)
 		pg_cryptohash_update(ctx, (const uint8 *) "\n", 1) < 0 ||
 		pg_cryptohash_update(ctx, (uint8 *) VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key)) < 0 ||
 		pg_cryptohash_final(ctx, digest, sizeof(digest)) < 0)
-		elog(ERROR, "could not compute a hash of a key: %s", pg_cryptohash_error(ctx));
+		elog(ERROR, "could not compute the hash of a key: %s", pg_cryptohash_error(ctx));
 	pg_cryptohash_free(ctx);
 	for (int i = 0; i < 8; i++)
 		sprintf(hex + 2 * i, "%02x", digest[i]);
 }
 
 /*
- * With idem.log_duplicates: one line in the server log, with a hash of the key (S4).
- * The statement is left out because it may show the key.
+ * With idem.log_duplicates, write one line to the server log, with a hash of the key
+ * (S4).  The line does not contain the statement, which may show the key (S3).
  */
 void
 idem_counters_log_duplicate(const char *kind, const char *outcome, const text *name_space,

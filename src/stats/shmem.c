@@ -2,8 +2,8 @@
  * shmem.c
  *		The shared memory of idem, and the functions that read and write it.
  *
- * There is shared memory only if the library is preloaded.  Nothing but counters
- * and the background worker depends on it.
+ * There is shared memory only if the library is preloaded.  Only the counters and
+ * the background worker depend on it.
  *
  * Everything but the counters and the flag "used" is read and written under the
  * lock.  A process holds the lock for moments and never while it waits.  The
@@ -34,7 +34,7 @@
 
 #define NSTRIPES 8
 
-/* The name of a queue that is the database itself */
+/* Length of the queue name in the entry of a database itself */
 #define NO_QUEUE (-1)
 
 /* A database, or a queue in it; bytes that are not used are zero */
@@ -106,7 +106,7 @@ idem_shmem_request(void)
 	RequestNamedLWLockTranche("idem", 1);
 }
 
-/* When shared memory is there; true if it was empty */
+/* Shared memory has been allocated: attach to it; true if this process created it */
 bool
 idem_shmem_attach(void)
 {
@@ -135,7 +135,7 @@ idem_shmem_exists(void)
 	return shared != NULL;
 }
 
-/* The sets of counters of an entry, in cache lines of their own */
+/* The sets of counters of an entry, aligned to cache lines */
 static IdemCounters *
 get_stripes(StatsEntry *entry)
 {
@@ -172,7 +172,7 @@ find_database(Oid database)
 
 /*
  * Make an entry; NULL: there is no room.  A quarter of the entries is reserved for
- * databases, so that an unlimited number of queue names cannot crowd them out.
+ * databases, so that an unlimited number of queue names cannot crowd them out (S2).
  */
 static StatsEntry *
 make_entry(const EntryKey *key, TimestampTz stats_reset)
@@ -294,7 +294,7 @@ copy_entry(StatsEntry *entry, IdemStatsSnapshot *snapshot)
 	}
 }
 
-/* Memory for a copy of so many things, of all entries for instance; the lock is held */
+/* Allocate copies of this size, one for each entry; the caller holds the lock */
 static void *
 alloc_copies(Size size)
 {
@@ -319,7 +319,7 @@ idem_shmem_copy_counters(int *n)
 	return copies;
 }
 
-/* Continue to count from a copy, when the postmaster starts; it is lost if there is no room */
+/* Continue to count from a saved copy (S2); the copy is dropped if there is no room for it */
 void
 idem_shmem_restore_counters(const IdemStatsSnapshot *snapshot)
 {
@@ -346,7 +346,7 @@ reset_entry(StatsEntry *entry, TimestampTz now)
 	entry->stats_reset = now;
 }
 
-/* Let the counters of this database and its queues begin at zero */
+/* Reset the counters of this database and its queues to zero */
 void
 idem_shmem_reset_counters(void)
 {
@@ -423,7 +423,7 @@ idem_shmem_copy_progress(int *n)
 	return copies;
 }
 
-/* Progress of cleanup in a database; false, and nothing known: it has no entry */
+/* Progress of cleanup in a database; false if the database has no entry */
 bool
 idem_shmem_get_progress(Oid database, IdemProgress *progress)
 {
@@ -478,7 +478,7 @@ idem_shmem_get_visit(IdemVisit *visit)
 	unlock_shared();
 }
 
-/* From the launcher, before it starts the worker */
+/* The launcher calls this before it starts the worker */
 void
 idem_shmem_request_visit(const IdemVisitRequest *request)
 {
@@ -489,7 +489,7 @@ idem_shmem_request_visit(const IdemVisitRequest *request)
 	unlock_shared();
 }
 
-/* Become the worker; false if there is another one, of a launcher that has ended since */
+/* Become the worker (W3); false if the worker of an earlier launcher still runs */
 bool
 idem_shmem_begin_visit(Oid database, IdemVisitRequest *request)
 {
@@ -539,7 +539,7 @@ idem_shmem_set_visit_error(const char *message, const char *detail)
 	return true;
 }
 
-/* The worker exits, whatever the reason */
+/* The worker calls this when it exits, normally or after an error */
 void
 idem_shmem_end_visit(void)
 {

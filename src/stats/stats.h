@@ -1,7 +1,7 @@
 /*
  * stats.h
- *		What the processes of a server that preloads idem share: counters, the
- *		progress of cleanup, and what launcher and worker tell each other.
+ *		State that processes share if the library is preloaded: counters, the
+ *		progress of cleanup, requests of the launcher and reports of the worker.
  *
  * Only shmem.c sees the layout of the shared memory.  The other files read and
  * write it through the functions below.
@@ -17,8 +17,7 @@
 #define IDEM_NCOUNTERS		16
 #define IDEM_ERROR_TEXT_LEN 256
 
-/* Counters of a database; the first ones are the answers to claims, in the order of IdemKeyStatus
- */
+/* Counters of a database; first the answers to claims, in the order of IdemKeyStatus */
 typedef enum IdemDatabaseCounter
 {
 	IDEM_DATABASE_COUNTER_CLAIMS,
@@ -38,7 +37,7 @@ typedef enum IdemDatabaseCounter
 	IDEM_DATABASE_COUNTER_N
 } IdemDatabaseCounter;
 
-/* Counters of a queue; the first ones are the outcomes of enqueues, in the order of IdemOutcome */
+/* Counters of a queue; first the outcomes of enqueues, in the order of IdemOutcome */
 typedef enum IdemQueueCounter
 {
 	IDEM_QUEUE_COUNTER_ENQUEUED,
@@ -90,7 +89,7 @@ typedef enum IdemPhase
 	IDEM_PHASE_JOB_KEYS,
 	IDEM_PHASE_JOB_HISTORY,
 	IDEM_PHASE_JOBS,
-	/* why it is doing nothing */
+	/* the reasons why cleanup does nothing */
 	IDEM_PHASE_OFF,
 	IDEM_PHASE_FAILING,
 	IDEM_PHASE_NOT_INSTALLED,
@@ -104,7 +103,7 @@ typedef enum IdemPhase
 /* Where a sweep continues */
 typedef struct IdemCleanupCursor
 {
-	TimestampTz from; /* rows that expired before are not looked at */
+	TimestampTz from; /* rows that expired before this time are skipped */
 	uint32 page;	  /* of idem.jobs, whose rows have no order of expiry */
 } IdemCleanupCursor;
 
@@ -118,7 +117,7 @@ typedef struct IdemProgress
 	TimestampTz started_at;	 /* of the round; 0: there was none */
 	TimestampTz finished_at; /* of the last complete round; 0: there was none */
 	int64 removed;			 /* rows, in this round */
-	int64 working;			 /* microseconds spent on that, without pauses */
+	int64 working;			 /* microseconds of work in this round, without pauses */
 	int64 backlog;			 /* estimate of the rows left; -1: unknown */
 	IdemPhase next;			 /* the sweep that the next visit begins with */
 	IdemCleanupCursor cursors[IDEM_LAST_SWEEP + 1];
@@ -160,9 +159,9 @@ typedef struct IdemVisitReport
 	IdemVisitOutcome outcome;
 	bool was_used; /* the functions were used since the worker last looked for the extension */
 	bool more;	   /* there are rows left to remove, also after a failure */
-	int64 rest;	   /* if so: microseconds until the next visit */
-	int64 lag;	   /* and the time since the next row to be removed expired */
-	int64 rows;	   /* and the number of live rows in the tables concerned */
+	int64 rest;	   /* if more: microseconds until the next visit */
+	int64 lag;	   /* if more: microseconds since the next row to be removed expired */
+	int64 rows;	   /* if more: number of live rows in the tables concerned */
 	char error[IDEM_ERROR_TEXT_LEN];
 } IdemVisitReport;
 

@@ -58,7 +58,7 @@ make_content(Size *size)
 }
 
 static pg_crc32c
-checksum(const SavedFile *saved, Size size)
+compute_checksum(const SavedFile *saved, Size size)
 {
 	pg_crc32c crc;
 
@@ -73,14 +73,14 @@ write_content(FILE *file)
 {
 	Size size;
 	SavedFile *saved = make_content(&size);
-	pg_crc32c crc = checksum(saved, size);
+	pg_crc32c crc = compute_checksum(saved, size);
 	bool written = fwrite(saved, size, 1, file) == 1 && fwrite(&crc, sizeof(crc), 1, file) == 1;
 
 	pfree(saved);
 	return written;
 }
 
-/* When the postmaster stops: all other processes have ended */
+/* The postmaster calls this when it stops and all other processes have ended (S2) */
 void
 idem_statsfile_save(void)
 {
@@ -94,7 +94,7 @@ idem_statsfile_save(void)
 		ereport(LOG,
 				errcode_for_file_access(),
 				errmsg("could not write file \"%s\": %m", STATS_FILE ".tmp"),
-				errdetail("The statistics of idem begin at zero with the next start."));
+				errdetail("The statistics of idem will begin at zero at the next start."));
 		unlink(STATS_FILE ".tmp");
 		return;
 	}
@@ -103,7 +103,7 @@ idem_statsfile_save(void)
 
 /* The checksum does not prove that this library has written the file */
 static bool
-is_valid(const IdemStatsSnapshot *snapshot)
+is_valid_entry(const IdemStatsSnapshot *snapshot)
 {
 	return OidIsValid(snapshot->database) && snapshot->queue_len >= -1 &&
 		snapshot->queue_len <= IDEM_MAX_QUEUE_LEN;
@@ -114,13 +114,13 @@ are_all_valid(const SavedFile *saved)
 {
 	for (int i = 0; i < saved->nentries; i++)
 	{
-		if (!is_valid(&saved->entries[i]))
+		if (!is_valid_entry(&saved->entries[i]))
 			return false;
 	}
 	return true;
 }
 
-/* Databases first: they must find room also if idem.stats_max is lower than it was */
+/* Databases first: they need room even if idem.stats_max is lower than at the last start (S2) */
 static void
 restore_entries(const SavedFile *saved)
 {
@@ -155,7 +155,7 @@ read_content(FILE *file)
 	is_good = fread(saved->entries, sizeof(IdemStatsSnapshot), header.nentries, file) ==
 			(size_t) header.nentries &&
 		fread(&crc, sizeof(crc), 1, file) == 1 && getc(file) == EOF && !ferror(file) &&
-		EQ_CRC32C(crc, checksum(saved, size)) && are_all_valid(saved);
+		EQ_CRC32C(crc, compute_checksum(saved, size)) && are_all_valid(saved);
 	if (is_good)
 		restore_entries(saved);
 	pfree(saved);
@@ -171,7 +171,7 @@ report_unreadable(const char *problem)
 			errdetail("The statistics of idem begin at zero."));
 }
 
-/* When the postmaster starts: there are no other processes yet */
+/* The postmaster calls this when it starts, before there are other processes (S2) */
 void
 idem_statsfile_load(void)
 {

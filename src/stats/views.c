@@ -1,16 +1,16 @@
 /*
- * monitor.c
+ * views.c
  *		SQL functions behind the views of statistics: counters, the progress of
  *		cleanup, the launcher.
  *
- * If the library is not preloaded, they return no rows, or a row that says so.
+ * They show no key, request, result or payload (S3).  If the library is not
+ * preloaded, they return no rows, or a row that says so.
  */
 #include "postgres.h"
 
 #include "access/htup_details.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_type.h"
-#include "funcapi.h"
 #include "lib/stringinfo.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
@@ -153,7 +153,7 @@ is_ascii(const char *value, int len)
 	return true;
 }
 
-/* Add text that comes from a database, which may have another encoding */
+/* Add text from a database that may have another encoding: converted, else escaped (S3) */
 static void
 add_text(Row *row, Oid database, const char *value, int len)
 {
@@ -169,7 +169,7 @@ put_row(Row *row)
 	row->n = 0;
 }
 
-/* Return the counters of databases or queues: whose they are, the counters, since when */
+/* Return one row per database or queue: database, queue, the counters, time of the reset */
 static Datum
 put_counters(FunctionCallInfo fcinfo, IdemSignature *signature, bool of_queues)
 {
@@ -191,7 +191,7 @@ put_counters(FunctionCallInfo fcinfo, IdemSignature *signature, bool of_queues)
 	row.rsinfo = idem_fn_row_set(fcinfo, types, natts);
 	if (!idem_shmem_exists())
 		return (Datum) 0;
-	/* this database has a row also if nothing was counted yet */
+	/* make an entry, so that this database has a row even before the first count */
 	(void) idem_shmem_get_slot(MyDatabaseId, NULL);
 	copies = idem_shmem_copy_counters(&n);
 	for (int i = 0; i < n; i++)
@@ -254,7 +254,7 @@ idem_stat_cleanup(PG_FUNCTION_ARGS)
 	row.rsinfo = idem_fn_row_set(fcinfo, cleanup_types, CLEANUP_NATTS);
 	if (!idem_shmem_exists())
 		return (Datum) 0;
-	/* this database has a row also before the worker's first visit; and the worker is to come */
+	/* make an entry, so that this database has a row and the worker visits it (W5) */
 	idem_counters_note_use();
 	copies = idem_shmem_copy_progress(&n);
 	for (int i = 0; i < n; i++)
@@ -263,7 +263,7 @@ idem_stat_cleanup(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/* How many background workers are there, of all kinds? */
+/* Number of running background workers, of all extensions and of the server */
 static int
 count_slots(void)
 {
@@ -316,7 +316,7 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/* Let the counters of this database and its queues begin at zero */
+/* Reset the counters of this database and its queues to zero */
 Datum
 idem_stats_reset(PG_FUNCTION_ARGS)
 {
@@ -324,7 +324,7 @@ idem_stats_reset(PG_FUNCTION_ARGS)
 	if (!idem_shmem_exists())
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("there are no statistics"),
+				errmsg("statistics of idem are not available"),
 				errdetail("The library was not loaded when the server was started."),
 				errhint("Add \"idem\" to \"%s\" and restart the server.", "shared_preload_libraries"));
 	idem_shmem_reset_counters();

@@ -1,15 +1,14 @@
 /*
  * probe.c
- *		Look a row up by its key, past the snapshot of the transaction.
+ *		Look a row up by its key: the latest state, not that of the snapshot.
  *
- * A dirty snapshot also shows what is not committed.  It may miss a row that
+ * A dirty snapshot also shows rows that are not committed.  It may miss a row that
  * another transaction is updating at this moment.  A caller that must not miss an
  * existing row uses idem_probe_existing(), or holds the lock on the hash of the key.
  */
 #include "postgres.h"
 
-#include "access/relscan.h"
-#include "executor/executor.h"
+#include "access/genam.h"
 #include "miscadmin.h"
 #include "utils/snapmgr.h"
 

@@ -9,10 +9,8 @@
 #include "access/htup_details.h"
 #include "access/multixact.h"
 #include "access/xact.h"
-#include "executor/executor.h"
 #include "storage/bufmgr.h"
 #include "storage/procarray.h"
-#include "utils/timestamp.h"
 
 #include "table/table.h"
 
@@ -43,8 +41,9 @@ get_header(IdemTable *table)
 }
 
 /*
- * Has this transaction inserted this version of the row?  A frozen row keeps its
- * xmin, which may belong to this transaction by wraparound, so a frozen row does not count.
+ * Has this transaction inserted this version of the row (K1)?  A frozen row keeps its
+ * xmin, which may equal the xid of this transaction after a wraparound.  So a frozen
+ * row does not count.
  */
 bool
 idem_row_is_mine(IdemTable *table)
@@ -122,7 +121,7 @@ idem_row_lockers(IdemTable *table, IdemLockers *lockers)
 		pfree(members);
 }
 
-/* Any one of these transactions but this one; invalid: none */
+/* An open transaction, other than this one, that has locked or changed the row; or invalid */
 TransactionId
 idem_row_locker(IdemTable *table)
 {
@@ -143,7 +142,7 @@ idem_row_is_replaced_by_me(IdemTable *table)
 		TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetUpdateXid(tuple));
 }
 
-/* Is it a version that an update has made? */
+/* Has an update created this version of the row? */
 bool
 idem_row_is_later_version(IdemTable *table)
 {

@@ -1,8 +1,8 @@
 /*
  * shape.c
- *		Are a table and its indexes as the extension has created them?
+ *		Check that a table and its indexes are as the extension has created them.
  *
- * idem writes its tables without ExecInsert() and its kin, which see to
+ * idem writes its tables without ExecInsert() and related functions, which handle
  * triggers, rules, policies, partition bounds and expressions.  So a table that
  * has any of these is refused.  Indexes are checked when they need an entry, the
  * rest in every call.
@@ -51,7 +51,7 @@ idem_shape_check(const IdemTableDef *def, Relation heap)
 	if (!has_columns(def, desc))
 		idem_version_mismatch(psprintf("Table idem.%s has other columns.", def->name));
 	if (heap->rd_rel->relkind != RELKIND_RELATION || heap->rd_rel->relam != HEAP_TABLE_AM_OID)
-		idem_shape_refuse(def, "It is not an ordinary table, or not of access method heap.",
+		idem_shape_refuse(def, "It is not an ordinary table with access method heap.",
 						  "Drop and create the extension.");
 	if (heap->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
 		idem_shape_refuse(def, "It is not logged: a crash would empty it.",
@@ -64,7 +64,7 @@ idem_shape_check(const IdemTableDef *def, Relation heap)
 						  psprintf("Run ALTER TABLE idem.%s DISABLE ROW LEVEL SECURITY.", def->name));
 	if (heap->trigdesc != NULL)
 		idem_shape_refuse(def, "There is a trigger or a foreign key, which access by idem would bypass.",
-						  "Drop it; keep what depends on a row in a table of your own.");
+						  "Drop it, and keep dependent data in a table of your own.");
 	if (heap->rd_rel->relhasrules && heap->rd_rules != NULL)
 		idem_shape_refuse(def, "There is a rule, which access by idem would bypass.",
 						  "Drop the rule.");
@@ -131,7 +131,7 @@ skips_nulls(Relation index)
 		((Var *) test->arg)->varattno == index->rd_index->indkey.values[0];
 }
 
-/* Refuse an index that idem would not keep up to date */
+/* Refuse an index that idem would not keep up to date, or that could raise 23505 (J7) */
 void
 idem_shape_check_index(IdemTable *table, Relation index)
 {

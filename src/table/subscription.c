@@ -1,6 +1,6 @@
 /*
  * subscription.c
- *		Does a subscription of this database write a table of idem?
+ *		Find out whether a subscription of this database writes a table of idem.
  *
  * The rows of such a table belong to the publisher.  If the subscriber deleted
  * an expired key, its apply worker would find no row for the update by which a
@@ -56,19 +56,19 @@ count_change(Datum arg, SysCacheIdentifier cacheid, uint32 hashvalue)
 /*
  * Raise an error if a subscription writes the table (K13).  Looks again only if
  * pg_subscription_rel has changed.  The caller has opened the table and passes its
- * OID, because that in the cache may be invalid again by now.
+ * OID, because an invalidation may have cleared the OID in the cache.
  */
 void
 idem_subscription_refuse(const IdemTableDef *def, Oid relid)
 {
-	uint64 now = nchanges;
+	uint64 seen = nchanges;
 
-	if (now == 0)
+	if (seen == 0)
 	{
 		CacheRegisterSyscacheCallback(SUBSCRIPTIONRELMAP, count_change, (Datum) 0);
-		now = nchanges = 1;
+		seen = nchanges = 1;
 	}
-	if (def->cache->unsubscribed_at == now)
+	if (def->cache->unsubscribed_at == seen)
 		return;
 	if (idem_subscription_writes(relid))
 		ereport(ERROR,
@@ -76,5 +76,5 @@ idem_subscription_refuse(const IdemTableDef *def, Oid relid)
 				errmsg("table \"idem.%s\" is written by a subscription", def->name),
 				errdetail("Until the cutover its rows belong to the publisher."),
 				errhint("Use the publisher, or drop the subscription when the publisher takes no more writes."));
-	def->cache->unsubscribed_at = now;
+	def->cache->unsubscribed_at = seen;
 }

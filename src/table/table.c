@@ -3,22 +3,21 @@
  *		Open a table of idem, its indexes and its locks.
  *
  * The tables are accessed through the table and index access methods.  This
- * leaves out what ExecInsert() and its kin do for triggers, rules, policies and
- * expressions, so shape.c refuses a table that has any of them.
+ * leaves out what ExecInsert() and related functions do for triggers, rules, policies
+ * and expressions, so shape.c refuses a table that has any of them.
  *
  * Relation locks are those of DML: ROW EXCLUSIVE on the table and its indexes,
  * kept until the end of the transaction.  DDL and REINDEX CONCURRENTLY wait for
  * them as they wait for any DML.
  *
  * The SQL function, or the sweep of cleanup, opens the table that it is about
- * and passes it down.  A store opens only the other tables that it needs.
+ * and passes it on.  A store opens only the other tables that it needs.
  */
 #include "postgres.h"
 
 #include "access/table.h"
 #include "access/xact.h"
 #include "catalog/namespace.h"
-#include "executor/executor.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
@@ -124,7 +123,7 @@ idem_table_open_indexes(IdemTable *table)
 
 	if (table->indexes != NULL)
 		return;
-	/* a lock of another session on the TOAST table must not stop us in the middle of a write */
+	/* K5: wait for a lock of another session on the TOAST table now, not while we hold a hash */
 	if (OidIsValid(table->heap->rd_rel->reltoastrelid))
 		LockRelationOid(table->heap->rd_rel->reltoastrelid, RowExclusiveLock);
 	oldcontext = MemoryContextSwitchTo(table->context);
@@ -166,10 +165,10 @@ idem_table_find_index(IdemTable *table, const AttrNumber *columns, int ncolumns,
 }
 
 /*
- * Lock a hash of a key, for a moment.  Every session waits for this lock, also
- * one that must not wait for a transaction, so the caller takes locks that may
- * last before it takes this one.  Keys whose hashes have the same low 48 bits share the lock,
- * because a lock tag has no room for more.
+ * Lock the hash of a key, for a moment.  Every session waits for this lock, also one
+ * that must not wait for a transaction (K5).  So the caller takes all locks that it
+ * may have to wait for before this one.  Keys whose hashes have the same low 48 bits
+ * share a lock, because a lock tag has no room for more bits.
  */
 void
 idem_table_lock_hash(IdemTable *table, int64 hash)

@@ -1,6 +1,6 @@
 /*
  * table.h
- *		The tables of idem, by table and index access: open, look up, read, write.
+ *		Open, look up, read and write the tables of idem.
  *
  * An open table (IdemTable) has two rows: the one found last, which the
  * functions of row.c read, and the one to be written next.
@@ -21,12 +21,12 @@
 #define IDEM_COLUMN(attno)		 (UINT64CONST(1) << (attno))
 #define IDEM_COLUMNS_FROM(attno) (~(IDEM_COLUMN(attno) - 1))
 
-/* What this session has found out about a table */
+/* What this session knows about a table */
 typedef struct IdemTableCache
 {
 	Oid relid;				/* invalid: not looked up since the table changed, or there is none */
 	TupleDesc short_desc;	/* of a row that ends after short_natts columns */
-	uint64 unsubscribed_at; /* see idem_subscription_refuse() */
+	uint64 unsubscribed_at; /* value of nchanges in subscription.c at the last check */
 	bool is_listed;
 	struct IdemTableCache *next;
 } IdemTableCache;

@@ -131,7 +131,7 @@ delete_written(IdemTable *table)
  * Insert the row.  The caller has found that its primary key is absent.  The
  * unique index can still report a conflict: with a row of a program that
  * writes the table directly, or with an update of a key that could not be HOT
- * because its page was full.  False: the row is not there, look again.
+ * because its page was full.  False: the row was not inserted, look the key up again.
  */
 bool
 idem_write_insert(IdemTable *table)
@@ -210,7 +210,10 @@ idem_write_update_hashed(IdemTable *table, int64 hash)
 		elog(ERROR, "another transaction has changed a row that this one has locked");
 }
 
-/* Delete the row found; as idem_write_update(), but TM_BeingModified if it must not wait */
+/*
+ * Delete the row found.  Results are those of idem_write_update().  Without wait the
+ * result is TM_BeingModified if another transaction is changing the row (W2).
+ */
 TM_Result
 idem_write_delete(IdemTable *table, bool wait)
 {
