@@ -86,7 +86,7 @@ idem_keyrow_judge(IdemTable *table, int max_attempts)
 
 /*
  * Name of an answer or a state.  The key of an expired lease and a key past its ttl
- * have the same name: the next claim gets both.
+ * have the same name: the next claim gets either of them.
  */
 const char *
 idem_keyrow_status_name(IdemKeyStatus status)

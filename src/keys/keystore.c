@@ -242,7 +242,7 @@ take_over(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 	if (state == IDEM_KEY_EXPIRED && claim->lease == NULL)
 	{
 		keep_lease_times(table, slot);
-		/* a release restores the lease, so keep the later expiry */
+		/* keep the key for at least as long as the holder of the lease has asked for */
 		info->expires_at = Max(info->expires_at, expires_at);
 	}
 	fill_claim(slot, claim, now, info);
