@@ -44,12 +44,10 @@ check_scope(char **newval, void **extra, GucSource source)
 	return true;
 }
 
-void
-idem_guc_init(void)
+/* Defaults and limits of arguments */
+static void
+define_key_settings(void)
 {
-	GucContext stats_max_context =
-		process_shared_preload_libraries_in_progress ? PGC_POSTMASTER : PGC_SIGHUP;
-
 	DefineCustomIntVariable("idem.ttl",
 							"Sets the default time to live of keys.",
 							"A key past its time to live counts as absent, and its work may run again.",
@@ -89,7 +87,12 @@ idem_guc_init(void)
 							PGC_USERSET,
 							GUC_UNIT_BYTE,
 							NULL, NULL, NULL);
+}
 
+/* The background worker */
+static void
+define_cleanup_settings(void)
+{
 	DefineCustomBoolVariable("idem.cleanup",
 							 "Enables cleanup by the background worker.",
 							 "Can be set for a database. Such a change takes effect at the next visit of the worker. A reload makes the worker visit at once.",
@@ -120,6 +123,14 @@ idem_guc_init(void)
 							PGC_SUSET,
 							0,
 							NULL, NULL, NULL);
+}
+
+/* Statistics and log */
+static void
+define_stats_settings(void)
+{
+	GucContext stats_max_context =
+		process_shared_preload_libraries_in_progress ? PGC_POSTMASTER : PGC_SIGHUP;
 
 	/* determines the size of shared memory, so it is fixed in a server that preloads the library */
 	DefineCustomIntVariable("idem.stats_max",
@@ -141,7 +152,12 @@ idem_guc_init(void)
 							 PGC_SUSET,
 							 0,
 							 NULL, NULL, NULL);
+}
 
+/* Details of the rules of keys and jobs: K14, J1, K9 */
+static void
+define_protocol_settings(void)
+{
 	DefineCustomEnumVariable("idem.require_finish",
 							 "Sets what happens when a transaction commits with a claim that it has not finished.",
 							 "In autocommit mode a claim commits before the work is done.",
@@ -173,6 +189,14 @@ idem_guc_init(void)
 							PGC_SUSET,
 							GUC_UNIT_S | GUC_NOT_IN_SAMPLE,
 							NULL, NULL, NULL);
+}
 
+void
+idem_guc_init(void)
+{
+	define_key_settings();
+	define_cleanup_settings();
+	define_stats_settings();
+	define_protocol_settings();
 	MarkGUCPrefixReserved("idem");
 }

@@ -3,7 +3,7 @@
  *		A row of idem.keys: the state of its key, and the checks before it is used.
  *
  * The state of a key follows from its row, from the transaction that wrote the row
- * and from the clock.  This is the only file that decides it; the view
+ * and from the clock.  In C this is the only file that decides it.  The view
  * idem.key_status calls idem_key_state(), which calls this file.  Functions here
  * read the row found and take no locks.  The checks raise an error if the caller
  * must not use the key, or must not use it like this.
@@ -86,7 +86,7 @@ idem_keyrow_judge(IdemTable *table, int max_attempts)
 
 /*
  * Name of an answer or a state.  The key of an expired lease and a key past its ttl
- * have the same name: the next claim gets both.
+ * have the same name: the next claim gets either of them.
  */
 const char *
 idem_keyrow_status_name(IdemKeyStatus status)

@@ -43,7 +43,7 @@
 
 #include "keys/keys.h"
 
-/* A hint for probe_or_insert(): was the last key that this backend claimed absent? */
+/* A hint for probe_or_insert(): was the key of this backend's last claim absent? */
 static bool last_was_new = true;
 
 /* Sleep for up to 5 ms of a bounded wait; false if its time is over (K5) */
@@ -170,7 +170,8 @@ keep_lease_times(IdemTable *table, TupleTableSlot *slot)
 /*
  * Start a row with the lease that a plain claim has taken over, as it was before
  * (L8).  Its last length (L5) and its ttl follow from leased_at, lease_until and
- * expires_at, so all three are restored.  Its token is valid again (L3).
+ * expires_at: the first is unchanged in the row, the others are restored.  Its token
+ * is valid again (L3).
  */
 static void
 restore_lease(IdemTable *table)
@@ -242,7 +243,7 @@ take_over(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 	if (state == IDEM_KEY_EXPIRED && claim->lease == NULL)
 	{
 		keep_lease_times(table, slot);
-		/* a release restores the lease, so keep the later expiry */
+		/* keep the key for at least as long as the holder of the lease has asked for */
 		info->expires_at = Max(info->expires_at, expires_at);
 	}
 	fill_claim(slot, claim, now, info);

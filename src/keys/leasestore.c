@@ -83,7 +83,7 @@ find_lease(IdemTable *table, const IdemKey *key, int64 token)
 	idem_keyrow_check_serializable(table);
 }
 
-/* Lock the row found; false if it was changed meanwhile, or the ttl passed during the wait */
+/* Lock the row found; false if it was changed, or its ttl passed, during the wait (L4) */
 static bool
 lock_row_found(IdemTable *table)
 {
