@@ -304,7 +304,8 @@ idem_heartbeat(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 		batch.holds[ord] =
 			idem_workstore_heartbeat(&jobs, DatumGetInt64(batch.ids[ord]),
-									 DatumGetInt64(batch.tokens[ord]), lease, &queue, &lease_until[ord]);
+									 DatumGetInt64(batch.tokens[ord]), lease, &queue,
+									 &lease_until[ord]);
 		MemoryContextSwitchTo(oldcontext);
 		MemoryContextReset(batch.job_context);
 	}

@@ -148,6 +148,7 @@ idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, con
 	IdemQueue queue = {0};
 	IdemHold hold = lock_held(jobs, job_id, token, &queue);
 	int attempt;
+	int64 delay;
 
 	if (hold != IDEM_HOLD_OK)
 		return hold;
@@ -157,8 +158,10 @@ idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, con
 	if (*is_dead)
 		(void) idem_dead_make(jobs, &queue, error, NULL);
 	else
-		give_back(jobs, idem_clock_now() + (retry_in ? *retry_in : get_retry_delay(&queue, attempt)),
-				  attempt, error);
+	{
+		delay = retry_in != NULL ? *retry_in : get_retry_delay(&queue, attempt);
+		give_back(jobs, idem_clock_now() + delay, attempt, error);
+	}
 	idem_counters_add_queue(queue.name, IDEM_QUEUE_COUNTER_FAILED);
 	return hold;
 }
