@@ -5,8 +5,8 @@
  * Fetch scans the index on (queue, priority, run_at, job_id) with a dirty
  * snapshot, which shows changes later than the snapshot of the transaction.
  * Fetch waits for no transaction: it skips a job that another transaction has
- * inserted, is changing or has locked.  It locks a job that is due FOR UPDATE
- * before it updates it, because an UPDATE alone does not conflict with the KEY
+ * inserted, is changing or has locked.  Before it updates a job that is due, it
+ * locks the row FOR UPDATE, because an UPDATE alone does not conflict with the KEY
  * SHARE lock of an absorbing transaction (J2, dedup.c).
  *
  * Entries of jobs that have ended stay in the index until VACUUM, and longer
@@ -92,9 +92,9 @@ find_hint(const Fetch *fetch, int64 above)
 }
 
 /*
- * Keep the entry as a hint, if many entries or pages were skipped before it.  It
- * is the entry of a job that was taken, or the last one skipped in a priority.  If
- * the fetch came here from a hint, the new hint inherits its expiry.
+ * Keep the entry as a hint if the fetch skipped many entries or pages before it.
+ * It is the entry of a job that was taken, or the last one skipped in a priority.
+ * If the scan started from a hint, always keep the new one, with the same expiry.
  */
 static void
 keep_hint(const Fetch *fetch, const IndexEntry *entry)
@@ -310,7 +310,7 @@ enter_priority(Fetch *fetch, int priority)
 	if (fetch->part == PART_BEFORE_HINT || fetch->part == PART_REST)
 	{
 		leave_priority(fetch);
-		/* the pages read for this entry may have been dead entries of its own priority */
+		/* the pages read for this entry may have held dead entries of its own priority */
 		fetch->npages = fetch->npages_last;
 	}
 	fetch->priority = priority;

@@ -112,7 +112,7 @@ idem_fetch(PG_FUNCTION_ARGS)
 	if (fetch.lease > 0 && IsTransactionBlock() && tuplestore_tuple_count(rsinfo->setResult) > 0)
 		ereport(NOTICE,
 				errmsg("other sessions cannot see these leases before the transaction commits"),
-				errdetail("If it rolls back, the leases are lost even if work was done under them."),
+				errdetail("If the transaction rolls back, the leases are lost, even if work was done under them."),
 				errhint("Commit before you do the work, or fetch without a lease to do it in this transaction."));
 	return (Datum) 0;
 }

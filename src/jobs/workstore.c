@@ -114,8 +114,8 @@ give_back(IdemTable *jobs, TimestampTz run_at, int attempt, text *error)
 
 /*
  * Delay before the next attempt.  It doubles with each attempt, up to a maximum.
- * A random part of up to a quarter, more or less, keeps jobs that failed together
- * from being retried together.
+ * It varies at random by up to a quarter, so that jobs that failed together are
+ * not retried together.
  */
 static int64
 get_retry_delay(const IdemQueue *queue, int attempt)

@@ -49,7 +49,7 @@
 #define FIRST_VISIT USECS_PER_SEC
 #define LAST_VISIT	(5 * USECS_PER_SEC)
 
-/* Pauses of the worker, as a multiple of batch time; it goes down while the backlog grows */
+/* Pause of the worker as a multiple of batch time; LEAST_PAUSE if it does not keep up */
 #define USUAL_PAUSE 7
 #define LEAST_PAUSE 1
 
@@ -316,7 +316,7 @@ adapt_pause(IdemDatabase *database, const IdemVisitReport *report)
 /*
  * Set when the database is due again (W5), and note a failure or its end (W7).
  * The delay that grows with each failure does not apply to a locked table: it is
- * tried every LOCKED_DELAY.
+ * tried every LOCKED_DELAY, or every naptime if that is shorter.
  */
 static void
 schedule_next_visit(IdemDatabase *database, const IdemVisit *visit)
