@@ -1,10 +1,11 @@
 /*
  * fetchhint.c
- *		Where a fetch starts: positions that this backend has reached before.
+ *		Cache of this backend: positions in the index at which a fetch starts.
  *
- * A hint only tells where to start in the index.  Whether a job is due is read
- * off its row.  Any queue may take any slot, so polling other queues does not
- * drop the hints of this one.
+ * fetchstore.c sets and uses the hints.  A hint says only where to start in the
+ * index; the row of a job says whether it is due.  Any queue may use any slot, and
+ * the hint that expires first is replaced.  So fetches from a few other queues do
+ * not remove the hints of this one.
  */
 #include "postgres.h"
 
@@ -12,7 +13,10 @@
 
 static IdemFetchHint hints[64];
 
-/* The hint of the queue in the lowest priority above this one, or NULL; now by the steady clock */
+/*
+ * The hint of the queue with the least priority that is greater than above, or
+ * NULL.  now is the time by the steady clock.
+ */
 const IdemFetchHint *
 idem_fetchhint_find(uint64 queue_hash, int64 above, int64 now)
 {
@@ -27,7 +31,7 @@ idem_fetchhint_find(uint64 queue_hash, int64 above, int64 now)
 	return found;
 }
 
-/* The slot for a priority of a queue: the one that it has, else the one that expires first */
+/* The slot for a priority of a queue: the slot that it has, else the one that expires first */
 static IdemFetchHint *
 choose_slot(uint64 queue_hash, int priority)
 {

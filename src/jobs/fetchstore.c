@@ -1,33 +1,29 @@
 /*
  * fetchstore.c
- *		The protocol of fetch: which jobs are due, and how one gets hold of them.
+ *		The protocol of fetch: which jobs are due, and how a transaction takes them.
  *
- * Goes along the index on (queue, priority, run_at, job_id) with a dirty
- * snapshot, so past the one of the transaction.  What another transaction is
- * changing, has locked or has not committed is passed over: fetch waits for
- * nobody.  What is due is locked FOR UPDATE before it is updated, because an
- * UPDATE alone does not conflict with the lock of who has the job absorb a
- * duplicate (dedup.c).
+ * Fetch scans the index on (queue, priority, run_at, job_id) with a dirty
+ * snapshot, which shows changes later than the snapshot of the transaction.
+ * Fetch waits for no transaction: it skips a job that another transaction has
+ * inserted, is changing or has locked.  Before it updates a job that is due, it
+ * locks the row FOR UPDATE, because an UPDATE alone does not conflict with the KEY
+ * SHARE lock of an absorbing transaction (J2, dedup.c).
  *
  * Entries of jobs that have ended stay in the index until VACUUM, and longer
- * while a transaction holds an old snapshot.  A backend that skipped many entries of
- * a priority caches the position that it got to (struct IdemFetchHint) for one second, by
- * a clock that nobody can set, and starts there.  A position reached from a cached
- * one expires with that: each second there is a look at the whole queue.  The
- * cache only tells where to start; whether a job is due is read off its row.
+ * while a transaction holds an old snapshot.  A backend that skipped many entries
+ * of a priority keeps the position that it reached as a hint for one second, by
+ * the steady clock, and starts there.  A hint inherits the expiry of the hint that
+ * the fetch started from, so a backend scans the whole queue every second.
+ * A hint says only where to start; the row of a job says whether it is due.
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
 #include "access/relscan.h"
 #include "access/stratnum.h"
-#include "access/xact.h"
 #include "access/xlog.h"
 #include "common/hashfn.h"
-#include "executor/executor.h"
 #include "executor/instrument.h"
 #include "miscadmin.h"
-#include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
@@ -36,8 +32,8 @@
 #include "jobs/jobs.h"
 
 /*
- * Cache the position after skipping this many entries or pages.  Entries that are
- * known to be dead are not even seen; they show as pages.
+ * Keep a hint after skipping this many entries or pages.  The index scan itself
+ * skips entries that are known to be dead; these count only as pages.
  */
 #define MANY_ENTRIES 64
 #define MANY_PAGES	 16
@@ -53,16 +49,16 @@ typedef struct IndexEntry
 	int64 job_id;
 } IndexEntry;
 
-/* Parts of a queue, in the order in which they are gone through; the first three for each place */
+/* Parts of a queue, in the order in which a fetch scans them; the first three for each hint */
 typedef enum Part
 {
-	PART_BEFORE_HINT, /* priorities before that of the place */
-	PART_AT_HINT,	  /* what is due at the same time, from there on */
-	PART_AFTER_HINT,  /* what is due later, in its priority */
-	PART_REST		  /* when there is no place any more: all */
+	PART_BEFORE_HINT, /* priorities less than that of the hint */
+	PART_AT_HINT,	  /* its priority and its run_at, from its job_id on */
+	PART_AFTER_HINT,  /* its priority, later run_at */
+	PART_REST		  /* all other priorities, when there are no more hints */
 } Part;
 
-/* Not a priority, but before all of them */
+/* Less than every priority */
 #define ANY_PRIORITY ((int64) PG_INT32_MIN - 1)
 
 /* A fetch under way */
@@ -72,23 +68,23 @@ typedef struct Fetch
 	const IdemFetch *args;
 	Relation index;
 	SnapshotData dirty;
-	IndexScanDesc scan; /* NULL: at the end */
+	IndexScanDesc scan; /* NULL: there is none */
 	TimestampTz now;
 	int64 started; /* by the steady clock */
 	uint64 queue_hash;
 	bool use_hints;
-	IdemFetchHint hint; /* where the present part lies */
+	IdemFetchHint hint; /* that of the current part, unless it is PART_REST */
 	Part part;
 	int64 priority;		/* of the last entry */
-	IndexEntry skipped; /* the last one, if there was one in this priority since the last job */
-	int64 nskipped;		/* entries skipped in this priority since the last job */
+	int64 nskipped;		/* entries skipped in this priority since the last job taken */
+	IndexEntry skipped; /* the last one of these */
 	int64 npages;		/* pages of the index read meanwhile */
-	int64 npages_last;	/* of these by the last step */
+	int64 npages_last;	/* those of them read for the last entry */
 	int found;
-	MemoryContext job_context; /* for what one job needs */
+	MemoryContext job_context; /* reset after each job */
 } Fetch;
 
-/* The first hint of the queue in a priority above this one, or NULL */
+/* The hint of the queue with the least priority that is greater than above, or NULL */
 static const IdemFetchHint *
 find_hint(const Fetch *fetch, int64 above)
 {
@@ -96,9 +92,9 @@ find_hint(const Fetch *fetch, int64 above)
 }
 
 /*
- * Start here next time, if it was worth while: the entry of a job that was taken,
- * or the last one of a priority in which there was none.  Whoever began at a place
- * hands on when that expires.
+ * Keep the entry as a hint if the fetch skipped many entries or pages before it.
+ * It is the entry of a job that was taken, or the last one skipped in a priority.
+ * If the scan started from a hint, always keep the new one, with the same expiry.
  */
 static void
 keep_hint(const Fetch *fetch, const IndexEntry *entry)
@@ -123,9 +119,9 @@ end_scan(Fetch *fetch)
 	fetch->scan = NULL;
 }
 
-/* Go to the jobs of a part of the queue, and there to those of a priority above this one */
+/* Begin to scan a part of the queue: its jobs with a priority greater than above */
 static void
-go_to(Fetch *fetch, Part part, int64 above)
+begin_part(Fetch *fetch, Part part, int64 above)
 {
 	const IdemFetchHint *hint = &fetch->hint;
 	ScanKeyData keys[4];
@@ -156,31 +152,31 @@ go_to(Fetch *fetch, Part part, int64 above)
 	index_rescan(fetch->scan, keys, n, NULL, 0);
 }
 
-/* Go on with the priorities above this one, up to the next place if there is one */
+/* Begin to scan the priorities greater than above, up to the next hint if there is one */
 static void
-go_above(Fetch *fetch, int64 above)
+begin_next_priorities(Fetch *fetch, int64 above)
 {
 	const IdemFetchHint *hint = find_hint(fetch, above);
 
 	if (hint != NULL)
 		fetch->hint = *hint;
-	go_to(fetch, hint != NULL ? PART_BEFORE_HINT : PART_REST, above);
+	begin_part(fetch, hint != NULL ? PART_BEFORE_HINT : PART_REST, above);
 }
 
-/* Go on where the present part ends; false if it was the last one */
+/* Begin to scan the part after the current one; false if that was the last one */
 static bool
-go_to_next_part(Fetch *fetch)
+begin_next_part(Fetch *fetch)
 {
 	switch (fetch->part)
 	{
 		case PART_BEFORE_HINT:
-			go_to(fetch, PART_AT_HINT, ANY_PRIORITY);
+			begin_part(fetch, PART_AT_HINT, ANY_PRIORITY);
 			return true;
 		case PART_AT_HINT:
-			go_to(fetch, PART_AFTER_HINT, ANY_PRIORITY);
+			begin_part(fetch, PART_AFTER_HINT, ANY_PRIORITY);
 			return true;
 		case PART_AFTER_HINT:
-			go_above(fetch, fetch->hint.priority);
+			begin_next_priorities(fetch, fetch->hint.priority);
 			return true;
 		case PART_REST:
 			return false;
@@ -188,7 +184,7 @@ go_to_next_part(Fetch *fetch)
 	pg_unreachable();
 }
 
-/* A priority ends here, or what is due in it does */
+/* The fetch has seen all jobs of a priority that are due: keep a hint if it skipped many entries */
 static void
 leave_priority(Fetch *fetch)
 {
@@ -198,22 +194,22 @@ leave_priority(Fetch *fetch)
 }
 
 static int64
-pages_read(void)
+count_pages_read(void)
 {
 	return pgBufferUsage.shared_blks_hit + pgBufferUsage.shared_blks_read;
 }
 
 static bool
-next_entry(Fetch *fetch, IndexEntry *entry)
+get_next_entry(Fetch *fetch, IndexEntry *entry)
 {
 	IndexScanDesc scan = fetch->scan;
-	int64 before = pages_read();
+	int64 before = count_pages_read();
 	bool found;
 	bool isnull;
 
 	CHECK_FOR_INTERRUPTS();
 	found = index_getnext_tid(scan, ForwardScanDirection) != NULL;
-	fetch->npages_last = pages_read() - before;
+	fetch->npages_last = count_pages_read() - before;
 	fetch->npages += fetch->npages_last;
 	if (!found)
 		return false;
@@ -224,7 +220,10 @@ next_entry(Fetch *fetch, IndexEntry *entry)
 	return true;
 }
 
-/* Is the job found to be had?  Not if this transaction has fetched it already. */
+/*
+ * May the job found be taken?  The transaction that has fetched it does not take
+ * it again, even if the lease has expired.
+ */
 static bool
 is_due(Fetch *fetch)
 {
@@ -253,7 +252,11 @@ update_job(Fetch *fetch, IdemFetched *job)
 	idem_jobrow_store(jobs);
 }
 
-/* Get hold of the job found, if it is to be had */
+/*
+ * Take the job found, if it is due and no other transaction has locked it.  The
+ * lock FOR UPDATE is granted only after all absorbed enqueues have ended (J2), so
+ * the WAL position of the fetch is later than their commits (J10).
+ */
 static bool
 take_job(Fetch *fetch, IdemFetched *job)
 {
@@ -273,12 +276,12 @@ take_job(Fetch *fetch, IdemFetched *job)
 	job->key = idem_row_text(jobs, IDEM_JOBS_KEY);
 	job->enqueued_at = idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT);
 	update_job(fetch, job);
-	/* whoever has had the job absorb a duplicate has committed before we locked it */
+	/* J10: later than the commits of the absorbed enqueues */
 	job->lsn = XactLastRecEnd;
 	return true;
 }
 
-/* Look at the job of an entry, take it if it is due, and hand it on */
+/* Take the job of the current entry if it is due, and pass it to put() */
 static bool
 fetch_job(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
 {
@@ -300,39 +303,36 @@ fetch_job(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *ar
 	return taken;
 }
 
-/* Come to an entry of another priority than the last one */
+/* The scan has reached an entry with another priority than the last one */
 static void
 enter_priority(Fetch *fetch, int priority)
 {
 	if (fetch->part == PART_BEFORE_HINT || fetch->part == PART_REST)
 	{
 		leave_priority(fetch);
-		/* entries before it in its priority may have been dead */
+		/* the pages read for this entry may have held dead entries of its own priority */
 		fetch->npages = fetch->npages_last;
 	}
 	fetch->priority = priority;
 }
 
-/*
- * Go along the index until there are enough jobs.  An entry for later ends its
- * priority.
- */
+/* Scan the index until the batch is full.  An entry with a future run_at ends its priority. */
 static void
 scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
 {
 	fetch->priority = ANY_PRIORITY;
 	fetch->nskipped = fetch->npages = 0;
-	go_above(fetch, ANY_PRIORITY);
+	begin_next_priorities(fetch, ANY_PRIORITY);
 	while (fetch->found < fetch->args->batch)
 	{
 		IndexEntry entry;
 
-		if (!next_entry(fetch, &entry))
+		if (!get_next_entry(fetch, &entry))
 		{
-			/* what is due at the time of the place and after it is one priority */
+			/* the part after this one has the same priority */
 			if (fetch->part != PART_AT_HINT)
 				leave_priority(fetch);
-			if (!go_to_next_part(fetch))
+			if (!begin_next_part(fetch))
 				break;
 			continue;
 		}
@@ -341,7 +341,7 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 		if (entry.run_at > fetch->now)
 		{
 			leave_priority(fetch);
-			go_above(fetch, entry.priority);
+			begin_next_priorities(fetch, entry.priority);
 		}
 		else if (fetch_job(fetch, put, arg))
 		{
@@ -358,7 +358,10 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 	end_scan(fetch);
 }
 
-/* Fetch jobs that are due, in their order, at most a batch, and hand each one on */
+/*
+ * Fetch jobs that are due, in the order of the index, at most a batch, and pass
+ * each one to put().  A paused queue has none.
+ */
 void
 idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 					  void (*put)(const IdemFetched *job, void *arg), void *arg)
@@ -378,7 +381,7 @@ idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 	fetch.use_hints = true;
 	fetch.use_hints = find_hint(&fetch, ANY_PRIORITY) != NULL;
 	scan_queue(&fetch, put, arg);
-	/* before the places may be more than there was */
+	/* jobs may have been added before the hints: scan the whole queue */
 	if (fetch.use_hints && fetch.found < args->batch)
 	{
 		fetch.use_hints = false;
@@ -387,8 +390,9 @@ idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 	MemoryContextDelete(fetch.job_context);
 
 	/*
-	 * A replica may be waiting for the position that was handed out, and without
-	 * a lease it is a while until we commit: let it be written soon.
+	 * J10: a worker may wait until a replica has replayed the position that fetch
+	 * returned.  Without a lease this transaction commits only after the work, so
+	 * let the WAL writer flush the position soon.
 	 */
 	if (args->lease == 0 && fetch.found > 0)
 		XLogSetAsyncXactLSN(XactLastRecEnd);

@@ -1,15 +1,15 @@
 /*
  * job.c
- *		SQL functions of jobs by their number: idem_cancel, idem_retry, idem_job.
+ *		SQL functions for a job by its number: idem_cancel, idem_retry, idem_job.
  *
  * They check their arguments, call the store, and form the row to return.
  */
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
-#include "funcapi.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
+#include "utils/tuplestore.h"
 
 #include "jobs/jobs.h"
 
@@ -44,15 +44,15 @@ idem_retry(PG_FUNCTION_ARGS)
 {
 	IdemTable jobs;
 	int64 job_id;
-	bool waits;
+	bool retried;
 
 	idem_fn_begin(fcinfo, &idem_retry_signature, "idem_retry()");
 	job_id = idem_args_job_id(fcinfo, 0);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	waits = idem_jobstore_retry(&jobs, job_id);
+	retried = idem_jobstore_retry(&jobs, job_id);
 	idem_table_close(&jobs);
-	PG_RETURN_BOOL(waits);
+	PG_RETURN_BOOL(retried);
 }
 
 static void

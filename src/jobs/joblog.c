@@ -1,16 +1,19 @@
 /*
  * joblog.c
- *		What is kept of jobs that have ended: the history, and the keys of
- *		until_expired.
+ *		Keep jobs that have ended: the history (idem.job_log), and the keys of
+ *		until_expired (idem.job_keys).
  *
- * A number can come twice: the sequence was set back, or logical replication has
- * carried the rows along and not the sequence.  Nobody looks for that when a job
- * is enqueued.  When it ends, its row counts, and the older one of the same
- * number gives way, so no single row holds up a queue.  The caller is warned.
+ * A number can occur twice if the sequence was set back, or if logical
+ * replication has copied the rows but not the sequence.  An enqueue does not check
+ * for that.  When the job ends, its row replaces the older row with the same
+ * number, with a WARNING.  So no single row blocks a queue (J13).
  *
- * Who waits for whom: complete, fail and cancel wait for a transaction that is
- * removing or has locked the older row (cleanup in an open transaction, say), as long
- * as lock_timeout allows.  Fetch and cleanup wait for nobody: they pass over the job.
+ * Another transaction may be deleting the older row, or may have locked it, for
+ * example an open transaction that has called idem_cleanup().  Complete, fail and
+ * cancel wait for that transaction, as long as lock_timeout allows.  Fetch and
+ * cleanup wait for no transaction: they skip the job.  An enqueue that makes a job
+ * dead gets the id of that transaction, and waits for it after it has released
+ * the lock on the hash.
  */
 #include "postgres.h"
 
@@ -23,7 +26,7 @@
 
 #include "jobs/jobs.h"
 
-/* One warning of a kind per statement: a batch may meet thousands */
+/* One warning of each kind per statement: a batch may contain thousands of such jobs */
 static bool
 is_first_in_statement(TimestampTz *last)
 {
@@ -35,19 +38,19 @@ is_first_in_statement(TimestampTz *last)
 }
 
 static void
-warn_gave_way(IdemTable *table, int64 job_id)
+warn_replaced(IdemTable *table, int64 job_id)
 {
 	static TimestampTz last = 0;
 
 	if (is_first_in_statement(&last))
 		ereport(WARNING,
-				errmsg("an older row gave way to a job of the same number"),
+				errmsg("a job replaced an older row with the same number"),
 				errdetail("Job " INT64_FORMAT " has ended, and idem.%s had a row of an earlier job with that number.",
 						  job_id, table->def->name),
-				errhint("The sequence idem.jobs_job_id_seq is behind the jobs; idem_doctor() tells how to set it right."));
+				errhint("The sequence idem.jobs_job_id_seq is behind the jobs; idem_doctor() shows how to correct it."));
 }
 
-/* Fetch or cleanup has met a job without attempts left that it could not bury */
+/* J13: fetch or cleanup has skipped a job without attempts left that it could not make dead */
 void
 idem_joblog_warn_skipped(int64 job_id)
 {
@@ -57,14 +60,15 @@ idem_joblog_warn_skipped(int64 job_id)
 		return;
 	last_job = job_id;
 	ereport(WARNING,
-			errmsg("a job without attempts left was passed over"),
+			errmsg("a job without attempts left was skipped"),
 			errdetail("Another transaction is changing the row that idem.job_log has of an earlier job with the number " INT64_FORMAT ".", job_id),
-			errhint("It is given up when that transaction has ended; idem_doctor() tells how to set the sequence right."));
+			errhint("The job becomes dead after that transaction has ended; idem_doctor() shows how to correct the sequence."));
 }
 
 /*
- * Remove the older row that is in the way of the one written, if it is still there.
- * False: another transaction is at it, and we are not to wait but to tell which.
+ * Delete the older row that has the primary key of the row written, if it still
+ * exists.  If another transaction is changing or has locked the older row: with
+ * in_the_way NULL, wait for it; else set *in_the_way to it, and return false.
  */
 static bool
 make_room(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_the_way)
@@ -86,11 +90,11 @@ make_room(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_
 		*in_the_way = probe.xwait;
 		return false;
 	}
-	/* locked first: a delete that does not wait would not pass a lock of this transaction's own */
+	/* lock it first: a delete that does not wait refuses a row that this transaction has locked */
 	result = idem_table_lock_row(table, table->found->tts_tid, LockTupleExclusive,
 								 wait ? LockWaitBlock : LockWaitSkip);
 	if (result == TM_Ok && idem_write_delete(table, true) == TM_Ok)
-		warn_gave_way(table, job_id);
+		warn_replaced(table, job_id);
 	if (result != TM_WouldBlock)
 		return true;
 	*in_the_way = idem_row_locker(table);
@@ -98,7 +102,10 @@ make_room(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_
 	return !TransactionIdIsValid(*in_the_way);
 }
 
-/* Insert the row written; an older one with the same primary key gives way (J13) */
+/*
+ * Insert the row written; it replaces an older one with the same primary key
+ * (J13).  Returns false if make_room() does.
+ */
 static bool
 insert_over(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_the_way)
 {
@@ -111,7 +118,7 @@ insert_over(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *i
 	return true;
 }
 
-/* The row of the history for the job found */
+/* Fill the row of the history for the job found */
 static void
 fill_log(IdemTable *jobs, TupleTableSlot *slot, const char *state, int64 keep)
 {
@@ -137,9 +144,10 @@ fill_log(IdemTable *jobs, TupleTableSlot *slot, const char *state, int64 keep)
 }
 
 /*
- * Note in the history what has become of the job found, if its queue wants that
- * kept.  With in_the_way it waits for nobody.  False then: the transaction there is
- * at an older row of this number, and nothing was written.
+ * Write the job found into the history, unless its queue keeps none (keep is 0).
+ * With in_the_way NULL, this waits for a transaction that is changing an older row
+ * with the same number.  Else it does not wait: it writes nothing, sets
+ * *in_the_way to that transaction, and returns false.
  */
 bool
 idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result, text *error,
@@ -166,7 +174,7 @@ idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result,
 	return written;
 }
 
-/* until_expired: the key of a job that is done goes on absorbing duplicates */
+/* J5: keep the key of a job that is done, so that it absorbs duplicates until its ttl has passed */
 void
 idem_joblog_keep_key(IdemTable *jobs, Jsonb *result)
 {

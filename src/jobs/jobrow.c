@@ -1,20 +1,17 @@
 /*
  * jobrow.c
- *		A row of idem.jobs: what it means.
+ *		Interpret a row of idem.jobs, and write a changed one.
  *
- * A job that nobody has carries no deadline.  From its fetch on it has one,
- * which a fetch without a lease sets to the moment itself, until it is given
- * back, ends or is fetched again.  Only the views for people say the same once
- * more, in SQL.
+ * lease_until is null in a job that waits.  A fetch sets it; a fetch without a
+ * lease sets it to the time of the fetch.  It stays until a worker gives the job
+ * back or the job ends.  The views derive the state of a job from the same
+ * columns, in SQL.
  */
 #include "postgres.h"
 
 #include "access/genam.h"
 #include "access/tableam.h"
-#include "executor/executor.h"
-#include "utils/builtins.h"
 #include "utils/snapmgr.h"
-#include "utils/timestamp.h"
 
 #include "jobs/jobs.h"
 
@@ -26,9 +23,10 @@ is_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key)
 }
 
 /*
- * Does the row found, which has the hash of the key, have the key itself?  An
- * enqueue looks at the jobs of every key with its hash, so there may be few of
- * them.  For idem.jobs and idem.job_keys, where the key stands after the queue.
+ * Does the row found have the key?  Its hash is the same, but different keys can
+ * have the same hash.  An enqueue reads the jobs of all keys that have its hash,
+ * so the number of such keys is limited; they are collected in others.  Works
+ * for idem.jobs and idem.job_keys, where the key is the column after the queue.
  */
 bool
 idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key,
@@ -49,13 +47,16 @@ idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text 
 		ereport(ERROR,
 				errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				errmsg("too many keys of jobs have the same hash"),
-				errdetail("%d other keys have the hash of this one; with it there may be %d.",
+				errdetail("%d other keys have the same hash as this key; at most %d keys can have the same hash.",
 						  others->n, IDEM_MAX_SAME_HASH),
 				errhint("Use another key, or wait until jobs with the same %s have ended.", "key_hash"));
 	return false;
 }
 
-/* Has somebody fetched it, and may still complete it?  Also when the lease has run out. */
+/*
+ * Does a worker have the job?  It may complete the job even after the lease has
+ * expired, until another worker fetches the job or it is made dead (J11).
+ */
 bool
 idem_jobrow_is_leased(IdemTable *jobs)
 {
@@ -70,16 +71,16 @@ idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue)
 	return max_attempts != 0 ? max_attempts : queue->max_attempts;
 }
 
-/* Was the attempt that it was fetched for the last one? */
+/* Was the last fetch of the job for its last attempt? */
 bool
 idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue)
 {
 	return idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) >= idem_jobrow_max_attempts(jobs, queue);
 }
 
-/* Is it a rerun, and the job that it comes after is still there, by this snapshot? */
+/* Is it a follow-up job, and does the snapshot show the job that it follows? (J4) */
 static bool
-waits_for_other(IdemTable *jobs, Snapshot snapshot)
+waits_by_snapshot(IdemTable *jobs, Snapshot snapshot)
 {
 	IdemLookup lookup;
 	TupleTableSlot *slot;
@@ -97,7 +98,7 @@ waits_for_other(IdemTable *jobs, Snapshot snapshot)
 	return found;
 }
 
-/* The same as of now */
+/* Is it a follow-up job that must wait, because the job that it follows still exists? (J4) */
 bool
 idem_jobrow_waits_for_other(IdemTable *jobs)
 {
@@ -107,12 +108,12 @@ idem_jobrow_waits_for_other(IdemTable *jobs)
 	if (idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB))
 		return false;
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	waits = waits_for_other(jobs, snapshot);
+	waits = waits_by_snapshot(jobs, snapshot);
 	UnregisterSnapshot(snapshot);
 	return waits;
 }
 
-/* The row to be written: what was found, with all columns if the change needs them */
+/* Start the row to be written as a copy of the row found.  full: the change needs all columns. */
 TupleTableSlot *
 idem_jobrow_copy(IdemTable *jobs, bool full)
 {
@@ -122,8 +123,9 @@ idem_jobrow_copy(IdemTable *jobs, bool full)
 }
 
 /*
- * Put the row written in the place of the one found, which this transaction
- * has locked.  If it has a key, nobody looks for jobs of that key meanwhile.
+ * Update the row found, which this transaction has locked.  A row with a key is
+ * updated under the lock on its hash, so that a concurrent enqueue of the key
+ * does not miss the job while its row moves.
  */
 void
 idem_jobrow_store(IdemTable *jobs)
@@ -134,7 +136,10 @@ idem_jobrow_store(IdemTable *jobs)
 		elog(ERROR, "a job locked by this transaction was changed by another one");
 }
 
-/* For people; a job that runs in an open transaction looks as it was before */
+/*
+ * Name of the state, as the views show it.  A job that runs in an open
+ * transaction has the state that it had before, because its fetch is not visible.
+ */
 const char *
 idem_jobrow_state_name(IdemTable *jobs)
 {
@@ -142,7 +147,7 @@ idem_jobrow_state_name(IdemTable *jobs)
 
 	if (idem_jobrow_is_leased(jobs))
 		return idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) > now ? "running" : "expired";
-	if (waits_for_other(jobs, GetActiveSnapshot()))
+	if (waits_by_snapshot(jobs, GetActiveSnapshot()))
 		return "blocked";
 	return idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT) > now ? "scheduled" : "waiting";
 }

@@ -1,20 +1,23 @@
 /*
  * jobstore.c
- *		What any caller does to a job by its number: cancel, retry, look at it.
+ *		Cancel, retry and show a job by its number.
  *
- * Cancel and retry wait for a transaction that is changing the job, as long as
- * lock_timeout allows.
+ * These need no token.  Cancel and retry wait for a transaction that is changing
+ * the job, as long as lock_timeout allows.
  */
 #include "postgres.h"
 
-#include "access/relscan.h"
+#include "access/genam.h"
 #include "utils/builtins.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "jobs/jobs.h"
 
-/* Find a job by its number; false if there is none */
+/*
+ * Find a live job by its number, whether or not the snapshot of the statement
+ * shows it; false if there is none.  Sets queue to the settings of its queue.
+ */
 bool
 idem_jobstore_find(IdemTable *jobs, int64 job_id, IdemQueue *queue)
 {
@@ -29,8 +32,10 @@ idem_jobstore_find(IdemTable *jobs, int64 job_id, IdemQueue *queue)
 }
 
 /*
- * End a job, whoever has it; one that runs in an open transaction is waited for.
- * So are transactions that had it absorb a duplicate; others do not get in between.
+ * Cancel a job, also if a worker has fetched it.  This waits for a transaction
+ * that runs the job, and for transactions whose duplicates the job has absorbed.
+ * The mark makes the job drain meanwhile (J1), so that no new duplicate prolongs
+ * the wait.
  */
 bool
 idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
@@ -52,8 +57,8 @@ idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 }
 
 /*
- * Put a job that has ended, the one found in the history, into its queue again.
- * A job of the same key may be there by now; then both run.
+ * Insert the job found in the history into its queue again.  J7: this does not
+ * check whether another job of the key exists; if there is one, both run.
  */
 static void
 insert_again(IdemTable *jobs, IdemTable *log)
@@ -71,9 +76,9 @@ insert_again(IdemTable *jobs, IdemTable *log)
 	idem_row_copy_column(log, IDEM_JOB_LOG_MAX_ATTEMPTS, slot, IDEM_JOBS_MAX_ATTEMPTS);
 	idem_row_copy_column(log, IDEM_JOB_LOG_KEY_UNTIL, slot, IDEM_JOBS_KEY_UNTIL);
 	idem_row_copy_column(log, IDEM_JOB_LOG_ERROR, slot, IDEM_JOBS_ERROR);
-	/* so that no token of before fits */
+	/* so that no earlier token matches (J11) */
 	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(idem_clock_next_token(0, now)));
-	/* J8: a job for later that never took its key does not take it now */
+	/* J8: a scheduled job that never held its key does not get it now */
 	if (idem_row_bool(log, IDEM_JOB_LOG_TOOK_KEY))
 		idem_row_set(slot, IDEM_JOBS_KEY_HASH,
 					 Int64GetDatum(idem_hash_name(idem_row_text(log, IDEM_JOB_LOG_QUEUE),
@@ -81,10 +86,10 @@ insert_again(IdemTable *jobs, IdemTable *log)
 	if (!idem_write_insert(jobs))
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("number of a job is in use again"),
-				errdetail("Another job with the number " INT64_FORMAT " is live; the one in the history is older.",
+				errmsg("number of the job is in use again"),
+				errdetail("Another job with the number " INT64_FORMAT " is live; the job in the history is older.",
 						  idem_row_int64(log, IDEM_JOB_LOG_JOB_ID)),
-				errhint("Enqueue what idem.job_log has of the older one as a new job; idem_doctor() tells how to set the sequence right."));
+				errhint("Enqueue the payload of the older job in idem.job_log as a new job; idem_doctor() shows how to correct the sequence."));
 }
 
 static bool
@@ -93,7 +98,7 @@ is_retryable(IdemTable *log)
 	return strcmp(text_to_cstring(idem_row_text(log, IDEM_JOB_LOG_STATE)), "done") != 0;
 }
 
-/* Let a job that is dead or cancelled wait again; false if there is none */
+/* Retry a job that is dead or cancelled; false if there is no such job in the history */
 bool
 idem_jobstore_retry(IdemTable *jobs, int64 job_id)
 {
@@ -127,7 +132,7 @@ idem_jobstore_retry(IdemTable *jobs, int64 job_id)
 	return removed;
 }
 
-/* Find the row by what the statement's snapshot shows, like a SELECT */
+/* Find the row that the snapshot of the statement shows, as a SELECT does */
 static bool
 find_visible(IdemTable *table, int64 job_id, AttrNumber queue_attno, IdemQueue *queue)
 {
@@ -179,7 +184,7 @@ read_log(IdemTable *log, const IdemQueue *queue, IdemJobInfo *info)
 	info->ended_at = idem_row_timestamp(log, IDEM_JOB_LOG_ENDED_AT);
 }
 
-/* What can be said about a job, live or in the history */
+/* Read a job, live or in the history; false if there is none */
 bool
 idem_jobstore_get(IdemTable *jobs, int64 job_id, IdemJobInfo *info)
 {

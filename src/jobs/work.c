@@ -1,23 +1,22 @@
 /*
  * work.c
- *		SQL functions of workers: idem_fetch, idem_complete,
+ *		SQL functions for workers: idem_fetch, idem_complete,
  *		idem_complete_many, idem_fail, idem_heartbeat, idem_snooze.
  *
  * They check their arguments, call the store, and form the rows to return.
- * idem_complete_many() and idem_heartbeat() report for each job; the others raise an
- * error if the caller does not have the job.
+ * idem_complete_many() and idem_heartbeat() return a status for each job.  The
+ * others raise an error if the caller does not have the job.
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
 #include "access/xact.h"
 #include "catalog/pg_type.h"
-#include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/pg_lsn.h"
 #include "utils/timestamp.h"
+#include "utils/tuplestore.h"
 
 #include "jobs/jobs.h"
 
@@ -38,7 +37,7 @@ IDEM_FUNCTION(idem_heartbeat, RECORDOID, INT8ARRAYOID, INT8ARRAYOID, INTERVALOID
 IDEM_FUNCTION(idem_snooze, TIMESTAMPTZOID, INT8OID, INT8OID, INTERVALOID);
 
 static int
-get_batch(FunctionCallInfo fcinfo, int arg)
+get_batch_size(FunctionCallInfo fcinfo, int arg)
 {
 	idem_args_require(fcinfo, arg, "batch", "Leave it out to fetch one job.");
 	if (PG_GETARG_INT32(arg) < 1 || PG_GETARG_INT32(arg) > IDEM_MAX_FETCH_BATCH)
@@ -51,9 +50,10 @@ get_batch(FunctionCallInfo fcinfo, int arg)
 }
 
 /*
- * With one snapshot for the whole transaction, taken before the job was locked,
- * the work would not see what a duplicate has committed that the job absorbed
- * in between.
+ * J2: a fetch without a lease is refused in REPEATABLE READ and SERIALIZABLE.
+ * There the transaction has one snapshot, taken before the fetch has locked the
+ * job.  The work would not see the changes of an enqueue that the job absorbed
+ * after that snapshot.
  */
 static void
 check_isolation(void)
@@ -62,7 +62,7 @@ check_isolation(void)
 		ereport(ERROR,
 				errcode(ERRCODE_INVALID_TRANSACTION_STATE),
 				errmsg("idem_fetch() without a lease needs isolation level READ COMMITTED"),
-				errdetail("The snapshot of this transaction may be older than what its jobs are to see."),
+				errdetail("The snapshot of this transaction may be older than the changes that its jobs must see."),
 				errhint("BEGIN ISOLATION LEVEL READ COMMITTED, or pass a lease and do the work in a later transaction."));
 }
 
@@ -97,7 +97,7 @@ idem_fetch(PG_FUNCTION_ARGS)
 	idem_fn_begin(fcinfo, &idem_fetch_signature, "idem_fetch()");
 	rsinfo = idem_fn_row_set(fcinfo, fetch_types, FETCH_NATTS);
 	idem_queuestore_use(idem_args_queue(fcinfo, 0), &fetch.queue);
-	fetch.batch = get_batch(fcinfo, 1);
+	fetch.batch = get_batch_size(fcinfo, 1);
 	fetch.lease = PG_ARGISNULL(2) ?
 		fetch.queue.lease :
 		idem_value_span(PG_GETARG_DATUM(2), "lease", IDEM_SPAN_LEASE_OR_NONE);
@@ -111,8 +111,8 @@ idem_fetch(PG_FUNCTION_ARGS)
 
 	if (fetch.lease > 0 && IsTransactionBlock() && tuplestore_tuple_count(rsinfo->setResult) > 0)
 		ereport(NOTICE,
-				errmsg("others cannot see these leases before the transaction commits"),
-				errdetail("A rollback takes the leases away, whatever was done on the strength of them."),
+				errmsg("other sessions cannot see these leases before the transaction commits"),
+				errdetail("If the transaction rolls back, the leases are lost, even if work was done under them."),
 				errhint("Commit before you do the work, or fetch without a lease to do it in this transaction."));
 	return (Datum) 0;
 }
@@ -190,15 +190,15 @@ idem_snooze(PG_FUNCTION_ARGS)
 	PG_RETURN_TIMESTAMPTZ(run_at);
 }
 
-/* What idem_complete_many() and idem_heartbeat() go through */
+/* The jobs of a call of idem_complete_many() or idem_heartbeat() */
 typedef struct Batch
 {
 	int n;
 	Datum *ids;
 	Datum *tokens;
-	int *order; /* by number, so that two batches cannot wait for each other in a circle */
+	int *order; /* by number, so that two calls do not deadlock */
 	IdemHold *holds;
-	MemoryContext job_context; /* for what one job needs */
+	MemoryContext job_context; /* reset after each job */
 } Batch;
 
 static int
@@ -230,7 +230,7 @@ get_batch_of_jobs(FunctionCallInfo fcinfo, Batch *batch)
 	batch->job_context = AllocSetContextCreate(CurrentMemoryContext, "idem job", ALLOCSET_DEFAULT_SIZES);
 }
 
-/* ord, job_id, status, and perhaps lease_until */
+/* Return a row: ord, job_id, status ("stale" for an old token, J11), and for heartbeat lease_until */
 static void
 put_status(ReturnSetInfo *rsinfo, const Batch *batch, int i, const char *done,
 		   const TimestampTz *lease_until)
@@ -287,13 +287,13 @@ idem_heartbeat(PG_FUNCTION_ARGS)
 	IdemQueue queue = {0};
 	Batch batch;
 	int64 lease;
-	TimestampTz *until;
+	TimestampTz *lease_until;
 
 	idem_fn_begin(fcinfo, &idem_heartbeat_signature, "idem_heartbeat()");
 	rsinfo = idem_fn_row_set(fcinfo, heartbeat_types, HEARTBEAT_NATTS);
 	get_batch_of_jobs(fcinfo, &batch);
 	lease = PG_ARGISNULL(2) ? -1 : idem_args_lease(fcinfo, 2);
-	until = palloc_array(TimestampTz, batch.n);
+	lease_until = palloc_array(TimestampTz, batch.n);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
 	for (int i = 0; i < batch.n; i++)
@@ -304,12 +304,13 @@ idem_heartbeat(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 		batch.holds[ord] =
 			idem_workstore_heartbeat(&jobs, DatumGetInt64(batch.ids[ord]),
-									 DatumGetInt64(batch.tokens[ord]), lease, &queue, &until[ord]);
+									 DatumGetInt64(batch.tokens[ord]), lease, &queue,
+									 &lease_until[ord]);
 		MemoryContextSwitchTo(oldcontext);
 		MemoryContextReset(batch.job_context);
 	}
 	idem_table_close(&jobs);
 	for (int i = 0; i < batch.n; i++)
-		put_status(rsinfo, &batch, i, "renewed", &until[i]);
+		put_status(rsinfo, &batch, i, "renewed", &lease_until[i]);
 	return (Datum) 0;
 }

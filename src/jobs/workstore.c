@@ -1,17 +1,16 @@
 /*
  * workstore.c
- *		What a worker says about a job that it has fetched: complete, fail,
- *		snooze, heartbeat.
+ *		Complete, fail, snooze and heartbeat a job that a worker has fetched.
  *
- * The token is compared with the one in the row, on the row version that is
- * then changed or deleted.  If another transaction has changed the row in between, it
- * is looked up and compared again (J11).  The time proves nothing: a worker with the
- * last token has the job, also after the lease ran out, until another worker
- * fetches the job.
+ * The token of the caller is compared with the token in the row version that is
+ * then updated or deleted.  If another transaction has changed the row in
+ * between, the row is looked up and compared again (J11).  The time does not
+ * matter: a worker with the last token has the job, even after the lease has
+ * expired, until another worker fetches the job or it is made dead.
  *
  * All of these wait for a transaction that is changing the job, as long as
- * lock_timeout allows.  A token that is not the last one is refused at once,
- * because it will never be the last one again.
+ * lock_timeout allows.  An older token is refused without waiting, because it
+ * can never become the last one again.
  */
 #include "postgres.h"
 
@@ -22,7 +21,7 @@
 
 #include "jobs/jobs.h"
 
-/* Find a job that was fetched under this token */
+/* Find a job that was fetched with this token, if that is the last token of the job (J11) */
 static IdemHold
 find_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
 {
@@ -36,7 +35,10 @@ find_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
 	return IDEM_HOLD_STALE;
 }
 
-/* The same, and keep others from changing it */
+/*
+ * Find a job that was fetched with this token, and lock it.  If another
+ * transaction has changed the row meanwhile, the token is compared again (J11).
+ */
 static IdemHold
 lock_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
 {
@@ -51,7 +53,7 @@ lock_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
 	return hold;
 }
 
-/* For who raises an error where the job is not the caller's */
+/* Raise the error for a job that the caller does not hold: ID003 for an old token (J11) */
 void
 idem_workstore_refuse(IdemHold hold, int64 job_id)
 {
@@ -59,7 +61,7 @@ idem_workstore_refuse(IdemHold hold, int64 job_id)
 		ereport(ERROR,
 				errcode(ERRCODE_IDEM_NOT_HELD),
 				errmsg("job is not held by the caller"),
-				errdetail("Job " INT64_FORMAT " waits, and nobody has fetched it.", job_id),
+				errdetail("Job " INT64_FORMAT " waits; no worker has fetched it.", job_id),
 				errhint("Fetch the job with idem_fetch(), and pass the token that it has returned."));
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_STALE_TOKEN),
@@ -68,7 +70,10 @@ idem_workstore_refuse(IdemHold hold, int64 job_id)
 			errhint("Stop this work, and roll back what belongs to it. idem_job() shows what became of the job."));
 }
 
-/* queue: settings at hand, or with a NULL name none yet */
+/*
+ * End the job as done.  queue is a cache for calls with many jobs: the settings
+ * of the last queue; at first its name is NULL.
+ */
 IdemHold
 idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result, IdemQueue *queue)
 {
@@ -86,7 +91,10 @@ idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *resul
 	return hold;
 }
 
-/* Let the job found, which is locked, wait until then; whoever had it has it no more */
+/*
+ * Give back the job found, which is locked: it waits until run_at.  The new token
+ * ends the token of the worker that had the job (J11).
+ */
 static void
 give_back(IdemTable *jobs, TimestampTz run_at, int attempt, text *error)
 {
@@ -104,10 +112,13 @@ give_back(IdemTable *jobs, TimestampTz run_at, int attempt, text *error)
 	idem_jobrow_store(jobs);
 }
 
-/* Doubles with each attempt, up to a maximum; spread, so that what failed together does not come
- * back together */
+/*
+ * Delay before the next attempt.  It doubles with each attempt, up to a maximum.
+ * It varies at random by up to a quarter, so that jobs that failed together are
+ * not retried together.
+ */
 static int64
-backoff(const IdemQueue *queue, int attempt)
+get_retry_delay(const IdemQueue *queue, int attempt)
 {
 	int64 delay = queue->backoff;
 
@@ -117,7 +128,7 @@ backoff(const IdemQueue *queue, int attempt)
 	return delay * (0.75 + 0.5 * pg_prng_double(&pg_global_prng_state));
 }
 
-/* A long error is cut: better a part of it than none */
+/* A long error is truncated, not refused: the job must be given back in any case */
 static text *
 clip_error(text *error)
 {
@@ -129,7 +140,7 @@ clip_error(text *error)
 	return cstring_to_text_with_len(VARDATA_ANY(error), len);
 }
 
-/* retry_in: NULL for what the queue says */
+/* Give the job back for a retry, or make it dead.  retry_in NULL: as the queue declares. */
 IdemHold
 idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, const int64 *retry_in,
 					bool dead, bool *is_dead)
@@ -137,6 +148,7 @@ idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, con
 	IdemQueue queue = {0};
 	IdemHold hold = lock_held(jobs, job_id, token, &queue);
 	int attempt;
+	int64 delay;
 
 	if (hold != IDEM_HOLD_OK)
 		return hold;
@@ -146,13 +158,15 @@ idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, con
 	if (*is_dead)
 		(void) idem_dead_make(jobs, &queue, error, NULL);
 	else
-		give_back(jobs, idem_clock_now() + (retry_in ? *retry_in : backoff(&queue, attempt)),
-				  attempt, error);
+	{
+		delay = retry_in != NULL ? *retry_in : get_retry_delay(&queue, attempt);
+		give_back(jobs, idem_clock_now() + delay, attempt, error);
+	}
 	idem_counters_add_queue(queue.name, IDEM_QUEUE_COUNTER_FAILED);
 	return hold;
 }
 
-/* Give the job back for later; the attempt does not count */
+/* Give the job back until the delay has passed; the attempt does not count */
 IdemHold
 idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, TimestampTz *run_at)
 {
@@ -167,7 +181,7 @@ idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, T
 	return hold;
 }
 
-/* lease: -1 for what the queue says */
+/* Renew the lease of the job.  lease -1: as the queue declares. */
 IdemHold
 idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease, IdemQueue *queue,
 						 TimestampTz *lease_until)
@@ -180,8 +194,8 @@ idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("\"%s\" must not be null", "lease"),
-				errdetail("The queue declares none, either."),
-				errhint("Pass the time for which the work goes on at most, such as '90 s', or declare it with idem_queue_set()."));
+				errdetail("The queue does not declare a lease, either."),
+				errhint("Pass the longest time that the work can still take, such as '90 s', or declare it with idem_queue_set()."));
 	*lease_until = idem_clock_now() + (lease < 0 ? queue->lease : lease);
 	idem_row_set(idem_jobrow_copy(jobs, true), IDEM_JOBS_LEASE_UNTIL,
 				 TimestampTzGetDatum(*lease_until));

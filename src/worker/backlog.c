@@ -17,8 +17,8 @@
 #include "worker/worker.h"
 
 /*
- * The share of the rows from there on that has expired, by the histogram of the
- * column; 1 if there is no histogram.
+ * The share of expired rows among those whose expires_at is not before from, by
+ * the histogram of the column; 1 if there is no histogram.
  */
 static double
 get_share_expired(IdemTable *table, AttrNumber expires_at, TimestampTz from)

@@ -1,24 +1,26 @@
 /*
  * cleanup.c
- *		idem_cleanup: the sweeps of the background worker, run by a caller.
+ *		SQL function idem_cleanup: run one batch of each sweep for a caller.
+ *
+ * The batches are part of the caller's transaction.  They skip rows that other
+ * transactions have locked, as those of the background worker do (W1, W2).
  */
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
 #include "common/pg_prng.h"
 #include "lib/stringinfo.h"
-#include "utils/timestamp.h"
 
 #include "fn/fn.h"
 #include "worker/worker.h"
 
 IDEM_FUNCTION(idem_cleanup, INT4OID, INT4OID);
 
-/* Run a batch of a sweep; if it is skipped, add its table to the list */
+/* Run a batch of a sweep; returns the number of rows removed.  Adds a skipped table to the list. */
 static int
 run_sweep(const IdemSweep *sweep, int batch, StringInfo skipped)
 {
-	/* a session begins at a random page, so that calls in many short sessions reach all pages */
+	/* each session begins with a random page, so that calls from short sessions reach all pages */
 	static uint32 page = 0;
 	static bool is_first = true;
 	IdemCleanup cleanup = {.batch = batch, .cursor.from = DT_NOBEGIN};
@@ -35,7 +37,7 @@ run_sweep(const IdemSweep *sweep, int batch, StringInfo skipped)
 }
 
 static int
-get_batch(FunctionCallInfo fcinfo, int arg)
+get_batch_size(FunctionCallInfo fcinfo, int arg)
 {
 	int batch;
 
@@ -64,7 +66,7 @@ idem_cleanup(PG_FUNCTION_ARGS)
 	StringInfoData skipped;
 
 	idem_fn_begin(fcinfo, &idem_cleanup_signature, "idem_cleanup()");
-	batch = get_batch(fcinfo, 0);
+	batch = get_batch_size(fcinfo, 0);
 
 	initStringInfo(&skipped);
 	for (int i = IDEM_FIRST_SWEEP; i <= IDEM_LAST_SWEEP; i++)

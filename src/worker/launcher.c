@@ -7,16 +7,15 @@
  * it reads pg_database (W4).  The postmaster restarts it five seconds after it has
  * ended (W3).  On a standby the postmaster starts it at the promotion (W6).
  *
- * An error of its own, such as a lock on pg_database, does not end it.  The
- * launcher logs the error when it begins and when it is over, and idem_doctor()
- * shows it.  The launcher pauses for one second, then two, four, and so on up to
- * ten minutes (W7).
+ * An error of the launcher itself, such as a timeout for a lock on pg_database, does
+ * not end it.  The launcher logs such a failure when it begins and when it is over,
+ * not in between, and idem_doctor() shows it.  The launcher pauses for one second,
+ * then two, four, and so on up to ten minutes (W7).
  */
 #include "postgres.h"
 
 #include "access/xact.h"
 #include "miscadmin.h"
-#include "pgstat.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
@@ -34,14 +33,14 @@
 /* State of the launcher, as published */
 static IdemLauncher launcher;
 
-static int64 next_list; /* when to read the list of databases */
+static int64 next_list; /* when to read the list of databases next */
 
 /* The worker of the visit under way; NULL: none */
 static BackgroundWorkerHandle *worker_handle = NULL;
 static int64 visit_started;
-static bool visit_is_outdated; /* there was a reload since */
+static bool visit_is_outdated; /* there was a reload since it started */
 
-/* No free slot for a worker: when to try again, and the delay after that */
+/* No free slot for a worker: when to try again, and the last delay; 0: a slot was free */
 static int64 slot_due = 0;
 static int64 slot_delay = 0;
 
@@ -64,7 +63,7 @@ publish_awake_at(int64 time)
 	idem_shmem_set_launcher(&launcher);
 }
 
-/* For idem_doctor(): tokens and expiry depend on the clock */
+/* For idem_doctor(): find out if the clock was set back, because tokens and expiry depend on it */
 static void
 watch_clock(void)
 {
@@ -83,7 +82,7 @@ watch_clock(void)
 	is_first = false;
 }
 
-/* No slot is free: log that if one was free before, and try again later */
+/* W7: no slot is free.  Log it if one was free before, and try again later. */
 static void
 note_no_slot(void)
 {
@@ -102,6 +101,7 @@ note_no_slot(void)
 	publish_state(IDEM_LAUNCHER_NO_SLOT);
 }
 
+/* W7: a slot is free.  Log it if none was free before. */
 static void
 note_slot(void)
 {
@@ -139,7 +139,10 @@ start_worker(const IdemDatabase *database)
 	publish_state(IDEM_LAUNCHER_WORKING);
 }
 
-/* Visit the database that is due for the longest time; false if none is */
+/*
+ * Visit the database that has been due for the longest time (W5).  Returns false if
+ * none is due; *next_due is the time when one will be.
+ */
 static bool
 visit_next(int64 now, int64 *next_due)
 {
@@ -175,7 +178,10 @@ end_visit(const IdemVisit *visit)
 	idem_schedule_end_visit(visit, visit_is_outdated);
 }
 
-/* Look after the worker.  Returns when to look again at the latest; 0: the worker has ended. */
+/*
+ * Check whether the worker has ended, and terminate it if it cannot connect.
+ * Returns when to check again at the latest; 0: the worker has ended.
+ */
 static int64
 watch_worker(int64 now)
 {
@@ -189,13 +195,13 @@ watch_worker(int64 now)
 		end_visit(&visit);
 		return 0;
 	}
-	/* a session may be copying the database, which can take hours */
+	/* a session that copies the database keeps the worker from connecting, perhaps for hours */
 	if (now - visit_started > CONNECT_TIMEOUT && !visit.report.connected)
 		TerminateBackgroundWorker(worker_handle);
 	return now + USECS_PER_SEC;
 }
 
-/* Is a worker of an earlier launcher still running? */
+/* Is a worker of an earlier launcher still running?  There is never more than one (W3). */
 static bool
 is_left_over(void)
 {
@@ -205,7 +211,7 @@ is_left_over(void)
 	return visit.pid != 0;
 }
 
-/* Do what is due; returns when to come again */
+/* Do what is due; returns when to wake up for the next turn */
 static int64
 do_what_is_due(void)
 {
@@ -228,7 +234,7 @@ do_what_is_due(void)
 	return Min(next_due, next_list);
 }
 
-/* An error of the launcher itself: log it if it worked before, show it, and pause (W7) */
+/* W7: an error of the launcher itself.  Log it if it worked before, show the error, and pause. */
 static int64
 note_error(const ErrorData *error)
 {
@@ -244,7 +250,7 @@ note_error(const ErrorData *error)
 	return idem_clock_steady() + error_delay;
 }
 
-/* Do what is due; after an error, come again later */
+/* Do what is due; after an error, try again later (W7).  Returns when to wake up. */
 static int64
 try_what_is_due(void)
 {
@@ -264,7 +270,7 @@ try_what_is_due(void)
 	{
 		ErrorData *error;
 
-		/* pg_cancel_backend() ends it, and it comes back */
+		/* pg_cancel_backend() ends the launcher, and the postmaster starts it again (W3) */
 		if (geterrcode() == ERRCODE_QUERY_CANCELED)
 			PG_RE_THROW();
 		MemoryContextSwitchTo(context);
@@ -307,7 +313,7 @@ init_launcher(void)
 	before_shmem_exit(at_exit, (Datum) 0);
 }
 
-/* Sleep until then, or until there is a signal */
+/* Sleep until the time to wake up, or until a signal sets the latch */
 static void
 sleep_until(int64 wakeup, uint32 wait_event)
 {
@@ -323,6 +329,11 @@ sleep_until(int64 wakeup, uint32 wait_event)
 	publish_awake_at(idem_clock_steady());
 }
 
+/*
+ * Main function of the launcher.  It connects to no database, and holds nothing
+ * while it sleeps (W4).  It ends with status 1, so that the postmaster starts it
+ * again (W3).
+ */
 void
 idem_launcher_main(Datum arg)
 {
@@ -338,7 +349,7 @@ idem_launcher_main(Datum arg)
 
 	for (;;)
 	{
-		/* a normal end; status 1, so that the postmaster starts it again if the server goes on */
+		/* after SIGTERM; with status 0 the postmaster would not start it again */
 		if (ProcDiePending)
 			proc_exit(1);
 		CHECK_FOR_INTERRUPTS();
@@ -353,7 +364,10 @@ idem_launcher_main(Datum arg)
 	}
 }
 
-/* From _PG_init, if the library is preloaded */
+/*
+ * Register the launcher; called by _PG_init() if the library is preloaded (W6).  The
+ * postmaster restarts it after five seconds (W3).
+ */
 void
 idem_launcher_register(void)
 {

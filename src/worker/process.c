@@ -1,13 +1,17 @@
 /*
  * process.c
- *		What launcher and worker have in common: their settings, and what becomes
- *		of errors that end them.
+ *		Registration, settings and errors of both processes, launcher and worker.
  *
- * Both run as the bootstrap superuser.  Settings that could be in their way, or
- * let them remove what is live, are set before they connect with a source that
- * neither the configuration file nor ALTER DATABASE nor ALTER ROLE overrides,
- * as in autovacuum.  idem.cleanup and idem.cleanup_batch_size are those of the
- * database, else those of the server; a setting of the role has no effect (W8).
+ * Both run as the bootstrap superuser.  Some settings could stop them, or make
+ * them remove live rows.  Each process sets these before it connects, with
+ * PGC_S_OVERRIDE, as autovacuum does.  The configuration file, ALTER DATABASE and
+ * ALTER ROLE do not change a setting of that source (W4, W8).
+ *
+ * The worker uses idem.cleanup and idem.cleanup_batch_size as set for the
+ * database, else for the server.  Settings of a role have no effect (W8).
+ *
+ * An error that ends the worker is not logged by the worker.  It goes to shared
+ * memory, and the launcher logs it (W7).
  */
 #include "postgres.h"
 
@@ -29,7 +33,7 @@
 static emit_log_hook_type prev_emit_log_hook = NULL;
 
 static const char *const fixed_settings[][2] = {
-	/* what has expired is judged by the real clock */
+	/* the real clock decides which rows have expired (W8) */
 	{"idem.clock_offset", "0"},
 	{"search_path", ""},
 	{"exit_on_error", "off"},
@@ -41,10 +45,10 @@ static const char *const fixed_settings[][2] = {
 	{"default_transaction_isolation", "read committed"},
 	{"default_transaction_read_only", "off"},
 	{"default_transaction_deferrable", "off"},
-	/* a removal that is lost in a crash is done again */
+	/* after a crash, the worker removes the rows again */
 	{"synchronous_commit", "off"}};
 
-/* What may differ from database to database */
+/* Settings that a database can have of its own */
 static const char *const database_settings[] = {"idem.cleanup", "idem.cleanup_batch_size"};
 
 static void
@@ -54,11 +58,12 @@ override_setting(const char *name, const char *value)
 }
 
 /*
- * An error that ends the worker is not logged here: the launcher is told, and
- * logs it once (W7).  The end by SIGTERM is no error, of the launcher either.
+ * emit_log_hook of both processes.  The worker reports an error that ends it to
+ * the launcher, which logs it when the failure begins (W7); so the worker does
+ * not log it.  Termination by SIGTERM is not an error and is not logged (W3).
  */
 static void
-keep_error(ErrorData *error)
+report_error(ErrorData *error)
 {
 	if (error->elevel == ERROR || error->elevel == FATAL)
 	{
@@ -71,7 +76,10 @@ keep_error(ErrorData *error)
 		prev_emit_log_hook(error);
 }
 
-/* What the launcher and the worker register with have in common */
+/*
+ * Fill the registration of a process.  The postmaster starts it when recovery has
+ * finished, on a standby at the promotion (W6).
+ */
 void
 idem_process_describe(BackgroundWorker *worker, const char *name, const char *function)
 {
@@ -85,17 +93,17 @@ idem_process_describe(BackgroundWorker *worker, const char *name, const char *fu
 	strlcpy(worker->bgw_type, name, sizeof(worker->bgw_type));
 }
 
-/* Before connecting */
+/* Set signal handler, error hook and settings (W4, W8); called before the process connects */
 void
 idem_process_begin(void)
 {
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
 	prev_emit_log_hook = emit_log_hook;
-	emit_log_hook = keep_error;
+	emit_log_hook = report_error;
 	for (int i = 0; i < (int) lengthof(fixed_settings); i++)
 	{
-		/* older servers do not know all of them */
+		/* older servers do not have all of them */
 		if (GetConfigOption(fixed_settings[i][0], true, false) != NULL)
 			override_setting(fixed_settings[i][0], fixed_settings[i][1]);
 	}
@@ -105,8 +113,9 @@ idem_process_begin(void)
 }
 
 /*
- * After connecting.  Our tables are locked without waiting; this is for other
- * locks, such as those on catalogs and TOAST tables.
+ * Limit waits for locks to one second (W2); called after the process has
+ * connected.  The worker locks the tables of idem without waiting.  The limit is
+ * for other locks, such as those on catalogs and TOAST tables.
  */
 void
 idem_process_limit_lock_waits(void)
@@ -114,7 +123,10 @@ idem_process_limit_lock_waits(void)
 	override_setting("lock_timeout", "1s");
 }
 
-/* What ALTER DATABASE (or, without a database, ALTER ROLE ALL) has set; NULL: nothing */
+/*
+ * Read the settings that ALTER DATABASE has made, or with InvalidOid those of ALTER
+ * ROLE ALL; NULL if there are none.
+ */
 static ArrayType *
 read_settings(Relation rel, Oid database)
 {
@@ -142,7 +154,7 @@ read_settings(Relation rel, Oid database)
 	return settings;
 }
 
-/* One setting, "name=value".  A value that is not valid has no effect; the server itself warns of it. */
+/* Apply one setting, "name=value".  An invalid value has no effect; the server warns about it. */
 static void
 apply_setting(const char *setting)
 {
@@ -174,7 +186,7 @@ apply_settings(ArrayType *settings)
 	}
 }
 
-/* Take the settings that may differ from database to database; what is set there counts more */
+/* W8: apply the settings for all databases, then those for this one, which take precedence */
 void
 idem_process_take_database_settings(void)
 {

@@ -1,23 +1,28 @@
 /*
  * schedule.c
- *		The launcher's list of databases: which one is visited when.
+ *		The launcher's list of databases, and when each of them is visited.
  *
- * When a database is due is kept by a clock that never goes back.  A database
- * is visited once per naptime.  Where there is more to remove than one run of
- * the worker can do the next run follows at once, behind other databases that
- * are due.  Where the extension is not installed or cleanup is off the next
- * visit is ten minutes later; a backend that uses the functions makes a database
- * without the extension due when the list is read next.  What fails is tried
- * again after one second, then two, four, and so on up to ten minutes.  A
- * reload makes every database due.
+ * Each database has a due time, by the steady clock (W5):
+ * - A database is visited once per naptime.
+ * - If a visit leaves rows to remove, the next one follows at once, after other
+ *   databases that are due.
+ * - If the extension is not installed or cleanup is off, the next visit is ten
+ *   minutes later.  A session that uses the functions in a database without the
+ *   extension makes it due when the launcher reads the list of databases next.
+ * - After a failure the next visit is one second later, then two, four, and so
+ *   on up to ten minutes (W7).
+ * - A reload makes every database due.
  *
- * Shared memory does not survive a crash.  If a visit caused the crash, the
- * launcher after it does not know that.  So the first visits of every launcher
- * begin after a second and are spread over five: a server that crashes again and
- * again is not kept from everything else (W3).
+ * Shared memory does not survive a crash, so the launcher does not know whether a
+ * visit has caused it.  Therefore the first visits after every start of the
+ * launcher begin after one second and are spread over the first five seconds.  A
+ * visit that crashes the server does not crash it again at once (W3).
  *
- * Failures are logged here, when they begin and when they are over, and not in
- * between (W7).
+ * The launcher logs a failure of a database here, when it begins and when it is
+ * over, not in between (W7).
+ *
+ * The functions that read pg_database do so in a transaction of their own, which
+ * is committed before they return (W4).  The launcher handles their errors.
  */
 #include "postgres.h"
 
@@ -26,7 +31,6 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
-#include "miscadmin.h"
 #include "utils/fmgroids.h"
 #include "utils/hsearch.h"
 #include "utils/snapmgr.h"
@@ -34,14 +38,18 @@
 
 #include "worker/worker.h"
 
+/*
+ * After a visit that met a locked table: delay until the next one, and how long
+ * the lock may last before it is a failure
+ */
 #define LOCKED_DELAY (10 * USECS_PER_SEC)
-#define LONG_LOCKED	 USECS_PER_MINUTE
+#define MAX_LOCKED	 USECS_PER_MINUTE
 
-/* The first visits: from when on, and until when, since the start of the launcher */
+/* The first visits begin and end at these times after the start of the launcher */
 #define FIRST_VISIT USECS_PER_SEC
 #define LAST_VISIT	(5 * USECS_PER_SEC)
 
-/* Pauses of a worker as a multiple of batch time; the least if it does not keep up */
+/* Pause of the worker as a multiple of batch time; LEAST_PAUSE if it does not keep up */
 #define USUAL_PAUSE 7
 #define LEAST_PAUSE 1
 
@@ -64,30 +72,35 @@ idem_schedule_forget(Oid oid)
 	(void) hash_search(databases, &oid, HASH_REMOVE, NULL);
 }
 
+/* The caller commits before it returns: while the launcher sleeps, it holds nothing (W4) */
 static void
 begin_transaction(void)
 {
-	/* else it would seem to have begun with the launcher */
+	/* else xact_start in pg_stat_activity would be the start of the launcher */
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	(void) GetTransactionSnapshot();
 }
 
-/* May a worker go there? */
+/* Not a template, allows connections, and no interrupted DROP DATABASE has left it invalid (W5) */
 static bool
-is_for_us(Form_pg_database form)
+may_be_visited(Form_pg_database form)
 {
 	return !form->datistemplate && form->datallowconn &&
 		form->datconnlimit != DATCONNLIMIT_INVALID_DB;
 }
 
+/*
+ * Put a database into the list, or update its entry.  W5: a database without the
+ * extension becomes due if a session has used the functions there.
+ */
 static void
 list_database(Form_pg_database form)
 {
 	IdemDatabase *database;
 	bool found;
 
-	if (!is_for_us(form))
+	if (!may_be_visited(form))
 		return;
 	database = hash_search(databases, &form->oid, HASH_ENTER, &found);
 	if (!found)
@@ -105,6 +118,7 @@ list_database(Form_pg_database form)
 	}
 }
 
+/* Read pg_database; remove databases that no longer exist from shared memory */
 static void
 read_list(void)
 {
@@ -115,7 +129,7 @@ read_list(void)
 	ListCell *lc;
 
 	begin_transaction();
-	/* listed before the databases are read, so that none of them is a newer one */
+	/* copied before pg_database is read: a database created meanwhile is not among them */
 	gone = idem_shmem_list_databases();
 	rel = table_open(DatabaseRelationId, AccessShareLock);
 	scan = table_beginscan_catalog(rel, 0, NULL);
@@ -133,6 +147,7 @@ read_list(void)
 	CommitTransactionCommand();
 }
 
+/* W3: a visit that crashes the server must not crash it again at once */
 static void
 spread_first_visits(void)
 {
@@ -146,7 +161,7 @@ spread_first_visits(void)
 		database->due = started_at + FIRST_VISIT + i++ * (LAST_VISIT - FIRST_VISIT) / n;
 }
 
-/* Read the list of databases, and forget those that are not to be visited any more */
+/* Read the list of databases, and remove those that may no longer be visited */
 void
 idem_schedule_read_databases(void)
 {
@@ -168,7 +183,7 @@ idem_schedule_read_databases(void)
 	is_first_list = false;
 }
 
-/* A reload: every database is due, those that are not in the list yet, too */
+/* W5: a reload makes every database due, including those that are not in the list yet */
 void
 idem_schedule_make_due(void)
 {
@@ -182,7 +197,7 @@ idem_schedule_make_due(void)
 		database->due = Min(database->due, now);
 }
 
-/* The database that is due first, or NULL */
+/* W5: the database that is due first, so that none starves; NULL if there is no database */
 IdemDatabase *
 idem_schedule_first(void)
 {
@@ -199,8 +214,11 @@ idem_schedule_first(void)
 	return first;
 }
 
-/* May a worker connect to the database?  Asked just before, so that none is sent to where it would
- * have to wait. */
+/*
+ * May a worker connect to the database?  Asked just before a visit.  A session
+ * that drops, copies or renames the database holds a lock that conflicts with the
+ * one taken here, without waiting; a worker sent there would wait for it (W2).
+ */
 IdemAccess
 idem_schedule_access(Oid oid)
 {
@@ -223,7 +241,7 @@ idem_schedule_access(Oid oid)
 		scan = systable_beginscan(rel, DatabaseOidIndexId, criticalSharedRelcachesBuilt, NULL, 1,
 								  &key);
 		tuple = systable_getnext(scan);
-		if (HeapTupleIsValid(tuple) && is_for_us((Form_pg_database) GETSTRUCT(tuple)))
+		if (HeapTupleIsValid(tuple) && may_be_visited((Form_pg_database) GETSTRUCT(tuple)))
 			access = IDEM_ACCESS_YES;
 		systable_endscan(scan);
 		table_close(rel, AccessShareLock);
@@ -232,7 +250,7 @@ idem_schedule_access(Oid oid)
 	return access;
 }
 
-/* Show the failure of a worker that has not reported */
+/* Show the failure in idem.cleanup_progress, for a worker that has not reported */
 static void
 show_failure(Oid oid, const char *error)
 {
@@ -246,7 +264,7 @@ show_failure(Oid oid, const char *error)
 	idem_shmem_set_progress(oid, &progress);
 }
 
-/* Cleanup has failed there: log it if it worked before, and wait longer after each failure (W7) */
+/* W7: log a failure if it has just begun, and double the delay until the next visit */
 static void
 note_failure(IdemDatabase *database, const char *error)
 {
@@ -258,6 +276,7 @@ note_failure(IdemDatabase *database, const char *error)
 	database->delay = idem_schedule_double_delay(database->delay, IDEM_MAX_DELAY);
 }
 
+/* W7: the worker has ended without a report */
 static void
 note_lost(IdemDatabase *database, const IdemVisit *visit)
 {
@@ -269,6 +288,7 @@ note_lost(IdemDatabase *database, const IdemVisit *visit)
 	note_failure(database, error);
 }
 
+/* W7: log the end of a failure, if there was one.  due is the time of the next visit. */
 static void
 note_success(IdemDatabase *database, int64 due)
 {
@@ -280,7 +300,7 @@ note_success(IdemDatabase *database, int64 due)
 	database->due = due;
 }
 
-/* Do the pauses have to be shorter, because more comes than goes? */
+/* Shorten the pauses of the worker while it does not keep up: lag and number of rows grow */
 static void
 adapt_pause(IdemDatabase *database, const IdemVisitReport *report)
 {
@@ -293,7 +313,11 @@ adapt_pause(IdemDatabase *database, const IdemVisitReport *report)
 	database->rows = report->rows;
 }
 
-/* When to visit the database again, after a run */
+/*
+ * Set when the database is due again (W5), and note a failure or its end (W7).
+ * The delay that grows with each failure does not apply to a locked table: it is
+ * tried every LOCKED_DELAY, or every naptime if that is shorter.
+ */
 static void
 schedule_next_visit(IdemDatabase *database, const IdemVisit *visit)
 {
@@ -321,7 +345,7 @@ schedule_next_visit(IdemDatabase *database, const IdemVisit *visit)
 		case IDEM_VISIT_LOCKED:
 			if (database->locked_since == 0)
 				database->locked_since = now;
-			if (now - database->locked_since > LONG_LOCKED)
+			if (now - database->locked_since > MAX_LOCKED)
 				note_failure(database, "a table is locked");
 			database->due = now + Min(naptime, LOCKED_DELAY);
 			break;
@@ -329,7 +353,7 @@ schedule_next_visit(IdemDatabase *database, const IdemVisit *visit)
 			note_success(database, now + Max(naptime, IDEM_MAX_DELAY));
 			break;
 		case IDEM_VISIT_NOT_INSTALLED:
-			/* what was used may be about to be committed */
+			/* if the functions were used, CREATE EXTENSION may be about to commit */
 			database->has_extension = false;
 			note_success(database,
 						 now + (report->was_used ? naptime : Max(naptime, IDEM_MAX_DELAY)));
@@ -340,8 +364,9 @@ schedule_next_visit(IdemDatabase *database, const IdemVisit *visit)
 }
 
 /*
- * Was the worker terminated by a session that wants to drop, copy or rename the
- * database, or anyway for the first time?  That is no failure.
+ * The worker has ended without a report.  That is no failure if the database may
+ * no longer be visited, if a session is dropping, copying or renaming it, or if
+ * the worker was connected and was terminated for the first time (W7).
  */
 static bool
 is_excused(IdemDatabase *database, const IdemVisit *visit)
@@ -361,7 +386,7 @@ is_excused(IdemDatabase *database, const IdemVisit *visit)
 	return true;
 }
 
-/* The worker has ended.  is_outdated: there was a reload since the visit began. */
+/* Schedule the next visit after the worker has ended.  is_outdated: a reload during the visit. */
 void
 idem_schedule_end_visit(const IdemVisit *visit, bool is_outdated)
 {

@@ -3,9 +3,11 @@
  *		What cleanup removes, in which order, and how far: for the background
  *		worker and for idem_cleanup().
  *
- * A sweep removes one kind of rows (W1), in batches.  It waits for no transaction: a row
- * that another transaction has locked, updated or deleted stays (W2).  Where the next
- * batch continues is in the cursor, which the caller keeps.
+ * A sweep removes one kind of rows (W1), in batches.  It waits for no transaction
+ * and skips a row that another transaction has locked, updated or deleted (W2).
+ * The caller keeps the cursor, which says where the next batch continues.
+ *
+ * An error of a sweep is an error of the caller's transaction.
  */
 #include "postgres.h"
 
@@ -24,7 +26,7 @@
 #include "keys/keys.h"
 #include "worker/worker.h"
 
-/* How much of idem.jobs one batch searches at most: 64 MB */
+/* How many pages of idem.jobs one batch searches at most: 64 MB */
 #define MAX_PAGES_TO_SEARCH 8192
 
 /* May the batch look at another row?  If not, there may be more to remove. */
@@ -52,8 +54,8 @@ begin_expired(IdemTable *table, Relation index, Snapshot snapshot, TimestampTz f
 }
 
 /*
- * Remove rows whose time in this column has passed, oldest first.  remove()
- * returns whether it has deleted the row found.
+ * Remove rows whose expires_at has passed, oldest first (W1).  remove() returns
+ * whether it has deleted the row found.
  */
 static void
 sweep_expired(IdemTable *table, AttrNumber expires_at, bool (*remove)(IdemTable *),
@@ -77,8 +79,10 @@ sweep_expired(IdemTable *table, AttrNumber expires_at, bool (*remove)(IdemTable 
 		idem_backlog_estimate(table, expires_at, cleanup);
 }
 
-/* Delete the row found if the key has expired; parked keys, and those that this transaction holds,
- * have not */
+/*
+ * Delete the row found if its key has expired (W1).  A key that is parked, or that
+ * this transaction holds, stays.
+ */
 static bool
 remove_key(IdemTable *table)
 {
@@ -92,7 +96,7 @@ remove_key(IdemTable *table)
 	return true;
 }
 
-/* Keys past their ttl, but none that this transaction holds or that is parked */
+/* Keys past their ttl */
 static void
 sweep_keys(IdemCleanup *cleanup)
 {
@@ -112,7 +116,7 @@ remove_job_key(IdemTable *keys)
 	return true;
 }
 
-/* Keys of jobs that are done, when they absorb duplicates no longer */
+/* Keys of jobs that are done, past their ttl: they no longer absorb duplicates */
 static void
 sweep_job_keys(IdemCleanup *cleanup)
 {
@@ -132,7 +136,7 @@ remove_log(IdemTable *log)
 	return true;
 }
 
-/* History that is kept no longer */
+/* History of jobs that has expired */
 static void
 sweep_job_history(IdemCleanup *cleanup)
 {
@@ -144,16 +148,16 @@ sweep_job_history(IdemCleanup *cleanup)
 }
 
 static bool
-lease_has_run_out(IdemTable *jobs, TimestampTz now)
+lease_has_expired(IdemTable *jobs, TimestampTz now)
 {
 	return idem_jobrow_is_leased(jobs) && idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) <= now;
 }
 
-/* Make the job found dead if the lease of its last attempt has run out */
+/* Make the job found dead if its last lease has expired (W1), without waiting (W2) */
 static bool
 make_dead_if_expired(IdemTable *jobs, IdemQueue *queue, TimestampTz now)
 {
-	if (!lease_has_run_out(jobs, now) || idem_row_is_mine(jobs))
+	if (!lease_has_expired(jobs, now) || idem_row_is_mine(jobs))
 		return false;
 	if (queue->name == NULL || !idem_row_varlena_equals(jobs, IDEM_JOBS_QUEUE, queue->name))
 		idem_queuestore_get(idem_row_text(jobs, IDEM_JOBS_QUEUE), queue);
@@ -164,7 +168,7 @@ make_dead_if_expired(IdemTable *jobs, IdemQueue *queue, TimestampTz now)
 		idem_dead_make_if_spent(jobs, queue, NULL) == IDEM_DEAD_MADE;
 }
 
-/* Make spent jobs on these pages dead, as long as the batch may continue */
+/* Make spent jobs dead on the pages from begin to before end, as long as the batch may continue */
 static void
 sweep_pages(IdemTable *jobs, BlockNumber begin, BlockNumber end, IdemQueue *queue,
 			IdemCleanup *cleanup)
@@ -191,10 +195,11 @@ sweep_pages(IdemTable *jobs, BlockNumber begin, BlockNumber end, IdemQueue *queu
 }
 
 /*
- * Jobs whose last lease has run out: they become dead.  Fetch does that with the
- * jobs that it meets; this is for queues from which no worker fetches.  An index on
- * them would make every fetch slower.  So this searches the table: all of it
- * if it is small, else a part of it, and the next batch the next part.
+ * Spent jobs: the lease of their last attempt has expired.  They become dead.
+ * Fetch makes spent jobs dead, too; this sweep is for queues from which no worker
+ * fetches.  An index on these jobs would make every fetch slower, so the sweep
+ * searches the table.  A batch searches at most MAX_PAGES_TO_SEARCH pages, and the
+ * next one continues behind them.
  */
 static void
 sweep_spent_jobs(IdemCleanup *cleanup)
@@ -217,6 +222,7 @@ sweep_spent_jobs(IdemCleanup *cleanup)
 	idem_table_close(&jobs);
 }
 
+/* What is removed, in this order (W1) */
 const IdemSweep idem_sweeps[IDEM_LAST_SWEEP + 1] = {
 	[IDEM_PHASE_KEYS] = {"idem cleanup: keys", {"keys"}, NULL, sweep_keys},
 	[IDEM_PHASE_JOB_KEYS] = {"idem cleanup: keys of jobs", {"job_keys"}, NULL, sweep_job_keys},
@@ -242,9 +248,9 @@ is_subscribed(const IdemSweep *sweep)
 
 /*
  * Run one batch of a sweep, or none if a subscription writes one of its tables
- * (W1).  The snapshot is taken before the look for subscriptions.  If there is
- * none, the snapshot shows no row that a subscription has written, also if one is
- * created while the batch runs.
+ * (W1).  The snapshot is taken before the check for subscriptions.  So if the check
+ * finds none, the snapshot shows no row that a subscription has written, even if
+ * a session creates a subscription while the batch runs.
  */
 void
 idem_sweep_run(const IdemSweep *sweep, IdemCleanup *cleanup)

@@ -1,20 +1,20 @@
 /*
  * visit.c
- *		The worker: visits a database, removes what has expired there, and exits.
+ *		The worker: visits one database, removes expired rows there, and exits.
  *
- * A visit lasts two seconds at most.  So a session that wants to drop, copy or
- * rename the database waits for two seconds and one batch at most, and
- * PostgreSQL itself waits for five (W2).
+ * A visit lasts at most two seconds.  So a session that wants to drop, copy or
+ * rename the database waits for at most two seconds and one batch.  PostgreSQL
+ * itself waits for five seconds before such a command fails (W2).
  *
- * Each batch is a transaction of its own, with a snapshot of its own.  It is
- * followed by a pause, a multiple of the time that the batch took, in which the
- * worker holds nothing.  The worker takes a lock on a table only if no other
- * session holds or awaits a conflicting one: DDL goes first.  It touches members of
- * the extension only (W8).
+ * Each batch is a transaction of its own, with a snapshot of its own.  A pause
+ * follows, a multiple of the time that the batch took, in which the worker has no
+ * transaction and no lock.  The worker locks a table only if no other session
+ * holds or awaits a conflicting lock, so DDL goes first.  It touches only members
+ * of the extension (W8).
  *
- * After an error the batch is rolled back.  The sweep ends for this visit, and
- * the others continue.  The error is shown in the views and reported to the
- * launcher, which logs it (W7).
+ * After an error the batch is rolled back.  Its sweep ends for this visit, and
+ * the other sweeps continue.  The views show the error.  The worker reports it to
+ * the launcher, which logs it (W7).
  */
 #include "postgres.h"
 
@@ -30,7 +30,6 @@
 #include "storage/ipc.h"
 #include "storage/latch.h"
 #include "utils/lsyscache.h"
-#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
@@ -46,9 +45,9 @@ typedef struct Visit
 {
 	int64 until;
 	int pause;			 /* length of a pause as a multiple of the batch before it */
-	int64 rest;			 /* part of the last pause that does not fit into the visit */
+	int64 rest;			 /* part of the last pause that is left when the visit ends */
 	bool was_used;		 /* see IdemVisitReport */
-	bool was_locked;	 /* another session had a lock on a table */
+	bool was_locked;	 /* another session had a conflicting lock on a table */
 	bool was_subscribed; /* a subscription writes a table */
 	bool failed;
 	char error[IDEM_ERROR_TEXT_LEN]; /* the first one */
@@ -140,6 +139,7 @@ report_outcome(IdemVisitOutcome outcome, const Visit *visit)
 	publish_outcome(visit, &report, backlog);
 }
 
+/* W8: find a table in the schema idem that is a member of the extension */
 static Oid
 find_member(Oid extension, const char *table)
 {
@@ -164,7 +164,7 @@ get_owner(Oid relid)
 	return owner;
 }
 
-/* Lock a table without waiting; false if that is not possible, or it is not there */
+/* W2: lock a table without waiting; false if another session has locked it, or it does not exist */
 static bool
 lock_table(Visit *visit, Oid extension, const char *table, LOCKMODE mode)
 {
@@ -177,11 +177,11 @@ lock_table(Visit *visit, Oid extension, const char *table, LOCKMODE mode)
 		visit->was_locked = true;
 		return false;
 	}
-	/* it may have been dropped before we had the lock */
+	/* another session may have dropped it before this one got the lock */
 	return find_member(extension, table) == relid;
 }
 
-/* Lock the tables of a sweep; false: the sweep is skipped.  owner is that of the first table. */
+/* Lock the tables of a sweep; false: skip the sweep.  Sets owner to that of the first table. */
 static bool
 lock_tables(Visit *visit, const IdemSweep *sweep, Oid *owner)
 {
@@ -201,7 +201,10 @@ lock_tables(Visit *visit, const IdemSweep *sweep, Oid *owner)
 	return true;
 }
 
-/* One batch of a sweep, in a transaction of its own */
+/*
+ * Run one batch of a sweep in a transaction of its own (W2), as the owner of the
+ * table, in a restricted security context (W8).
+ */
 static void
 run_batch(Visit *visit, const IdemSweep *sweep, IdemCleanup *cleanup)
 {
@@ -230,8 +233,8 @@ run_batch(Visit *visit, const IdemSweep *sweep, IdemCleanup *cleanup)
 }
 
 /*
- * Begin a round, or continue it.  A new round begins with the oldest rows, but in
- * idem.jobs at the page where the last one stopped.
+ * Begin a round, or continue the last one.  A new round begins with the oldest
+ * rows, but in idem.jobs with the page where the last round stopped.
  */
 static void
 begin_round(bool continues, Visit *visit)
@@ -263,7 +266,10 @@ publish_batch(IdemPhase phase, const IdemCleanup *cleanup, int64 took)
 	publish_progress();
 }
 
-/* Let other sessions work; a pause that lasts beyond the visit is continued by the launcher */
+/*
+ * Pause without a transaction and without locks (W4).  If the pause is longer than
+ * the rest of the visit, the launcher waits for the remainder before the next visit.
+ */
 static void
 pause_for(Visit *visit, int64 length)
 {
@@ -289,7 +295,7 @@ pause_for(Visit *visit, int64 length)
 	}
 }
 
-/* One batch of a sweep, and the pause after it if there is more to remove */
+/* Run one batch of a sweep, and pause if there is more to remove */
 static void
 run_sweep(Visit *visit, IdemPhase phase)
 {
@@ -310,7 +316,7 @@ run_sweep(Visit *visit, IdemPhase phase)
 		pause_for(visit, took * visit->pause);
 }
 
-/* After an error: roll back, and keep the message of the first one */
+/* After an error: roll back, and keep the message if it is the first error of the visit */
 static void
 recover_from_error(Visit *visit, MemoryContext context)
 {
@@ -345,7 +351,7 @@ try_sweep(Visit *visit, IdemPhase phase)
 		recover_from_error(visit, context);
 		visit->sweeps[phase].more = false;
 		visit->sweeps[phase].removed = 0;
-		/* skip the page so that one undeletable job does not block the rest */
+		/* skip the page, so that one job that cannot be made dead does not block the rest */
 		if (phase == IDEM_PHASE_JOBS)
 		{
 			visit->sweeps[phase].cursor.page++;
@@ -366,7 +372,11 @@ has_more(const Visit *visit)
 	return false;
 }
 
-/* Run the sweeps in turns, also from visit to visit, so that no table waits for another one */
+/*
+ * Run the sweeps in turn, one batch each, until nothing is left or the visit ends
+ * (W2).  The next visit begins with the sweep whose turn it is, so that a table
+ * with a large backlog does not delay the others.
+ */
 static void
 run_sweeps(Visit *visit)
 {
@@ -392,6 +402,11 @@ extension_exists(void)
 	return exists;
 }
 
+/*
+ * Clean up the database that this process is connected to (W5).  The flag that a
+ * session has used the functions is cleared before the look for the extension: if
+ * the functions are used later, the launcher sees it.
+ */
 static IdemVisitOutcome
 clean_database(const IdemVisitRequest *request, Visit *visit)
 {
@@ -413,7 +428,7 @@ clean_database(const IdemVisitRequest *request, Visit *visit)
 	return visit->was_subscribed ? IDEM_VISIT_SUBSCRIBED : IDEM_VISIT_DONE;
 }
 
-/* Clean the database; an error outside of a sweep is reported as one inside is (W7) */
+/* Clean up the database; an error outside of a sweep is reported like one inside (W7) */
 static void
 try_database(const IdemVisitRequest *request)
 {
@@ -435,7 +450,10 @@ try_database(const IdemVisitRequest *request)
 	report_outcome(outcome, &visit);
 }
 
-/* Main function of the worker */
+/*
+ * Main function of the worker.  It exits at once if the launcher has not asked for
+ * this visit, or another worker has it: there is never more than one (W3).
+ */
 void
 idem_cleanup_main(Datum arg)
 {

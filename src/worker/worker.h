@@ -1,7 +1,7 @@
 /*
  * worker.h
- *		Cleanup: what is swept, the background worker that does it, and the
- *		launcher that decides when.
+ *		Cleanup: the sweeps, the background worker that runs them, the launcher
+ *		that starts the worker, and idem_cleanup().
  */
 #ifndef IDEM_WORKER_H
 #define IDEM_WORKER_H
@@ -11,30 +11,30 @@
 #include "stats/stats.h"
 #include "table/table.h"
 
-/* Delays of the launcher in microseconds */
+/* Delays of the launcher after a failure, in microseconds */
 #define IDEM_MIN_DELAY USECS_PER_SEC
 #define IDEM_MAX_DELAY (10 * USECS_PER_MINUTE)
 
-/* One batch of a sweep: how much to remove, and how far that got */
+/* One batch of a sweep: how much to remove, and what became of it */
 typedef struct IdemCleanup
 {
-	int batch;		/* rows to remove at most */
-	int64 deadline; /* when to stop, by the steady clock; 0: never */
-	IdemCleanupCursor cursor;
-	Snapshot snapshot;	/* which rows to look at; set by idem_sweep_run() */
-	bool is_subscribed; /* skipped, because a subscription writes a table */
+	int batch;				  /* rows to remove at most */
+	int64 deadline;			  /* when to stop, by the steady clock; 0: never */
+	IdemCleanupCursor cursor; /* where to begin; then where to continue */
+	Snapshot snapshot;		  /* shows the rows to look at; set by idem_sweep_run() */
+	bool is_subscribed;		  /* skipped, because a subscription writes a table */
 	int removed;
-	bool more;	/* stopped before the end */
-	int64 rows; /* if so: estimated number of live rows */
-	int64 left; /* and of those that have expired */
+	bool more;	/* stopped before the end: there may be more rows to remove */
+	int64 rows; /* if so: estimated number of live rows in the table */
+	int64 left; /* and of expired rows among them */
 } IdemCleanup;
 
 /* One kind of rows that cleanup removes */
 typedef struct IdemSweep
 {
-	const char *activity;  /* for pg_stat_activity */
-	const char *tables[4]; /* that it writes; the first one is the one that it sweeps */
-	const char *read_table;
+	const char *activity;	/* for pg_stat_activity */
+	const char *tables[4];	/* those that it writes, then NULL; it sweeps the first one */
+	const char *read_table; /* one that it only reads, or NULL */
 	void (*run)(IdemCleanup *cleanup);
 } IdemSweep;
 
@@ -45,13 +45,13 @@ typedef struct IdemDatabase
 	char name[NAMEDATALEN];
 	int64 due;
 	int64 delay;		/* until the next try after a failure; 0: the last visit was fine */
-	int64 locked_since; /* all visits since then have met a lock; 0: the last one has not */
-	int64 lag;			/* age past expiry of the oldest row left */
-	int64 rows;			/* live ones, in the tables that have rows left to remove */
-	int pause;
-	bool continues;		/* the last visit has left rows to remove */
+	int64 locked_since; /* all visits since then met a locked table; 0: the last one did not */
+	int64 lag;			/* time since the oldest row left has expired */
+	int64 rows;			/* live rows in the tables that have rows left to remove */
+	int pause;			/* length of a pause as a multiple of the batch before it */
+	bool continues;		/* the last visit left rows to remove */
 	bool was_lost;		/* the worker of the last visit was terminated */
-	bool has_extension; /* as far as the last visit has seen */
+	bool has_extension; /* as the last visit found; true before the first one */
 	bool is_listed;		/* in the list of databases just read */
 } IdemDatabase;
 
@@ -98,7 +98,7 @@ idem_schedule_naptime(void)
 	return idem_guc_cleanup_naptime * USECS_PER_SEC;
 }
 
-/* The delay before the next try: doubles after each failure */
+/* The delay before the next attempt: it doubles after each failure (W7) */
 static inline int64
 idem_schedule_double_delay(int64 delay, int64 max)
 {
