@@ -67,7 +67,7 @@ idem_joblog_warn_skipped(int64 job_id)
 
 /*
  * Delete the older row that has the primary key of the row written, if it still
- * exists.  If another transaction is changing or has locked the older row: with
+ * exists (J13).  If another transaction is changing or has locked the older row: with
  * in_the_way NULL, wait for it; else set *in_the_way to it, and return false.
  */
 static bool

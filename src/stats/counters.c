@@ -96,7 +96,7 @@ add_to_database(IdemDatabaseCounter counter, int n)
 		pg_atomic_fetch_add_u64(&slot->counters->values[counter], n);
 }
 
-/* Add one to a counter of this database */
+/* Add one to a counter of this database (S1) */
 void
 idem_counters_add(IdemDatabaseCounter counter)
 {
@@ -140,7 +140,7 @@ get_queue_slot(const text *queue)
 	return slot;
 }
 
-/* Add one to a counter of a queue */
+/* Add one to a counter of a queue (S1) */
 void
 idem_counters_add_queue(const text *queue, IdemQueueCounter counter)
 {
@@ -174,7 +174,7 @@ flush_queue(QueueSlot *slot, bool committed)
 	}
 }
 
-/* The transaction has ended: add the buffered counts, or drop them */
+/* The transaction has ended: add the buffered counts, or drop them (S1) */
 void
 idem_counters_flush(bool committed)
 {
@@ -195,7 +195,7 @@ idem_counters_flush(bool committed)
 		flush_queue(slot, committed);
 }
 
-/* The first 16 hex digits of the SHA-256 of name space, line feed and key */
+/* Instead of the key (S3): 16 hex digits of the SHA-256 of name space, line feed and key */
 static void
 format_key_hash(const text *name_space, const text *key, char *hex)
 {

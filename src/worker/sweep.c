@@ -29,7 +29,7 @@
 /* How many pages of idem.jobs one batch searches at most: 64 MB */
 #define MAX_PAGES_TO_SEARCH 8192
 
-/* May the batch look at another row?  If not, there may be more to remove. */
+/* May the batch look at another row (W2)?  If not, there may be more to remove. */
 static bool
 may_continue(IdemCleanup *cleanup)
 {
@@ -80,8 +80,8 @@ sweep_expired(IdemTable *table, AttrNumber expires_at, bool (*remove)(IdemTable 
 }
 
 /*
- * Delete the row found if its key has expired (W1).  A key that is parked, or that
- * this transaction holds, stays.
+ * Delete the row found if its key has expired (W1).  A key that is parked (L7), or
+ * that this transaction holds, stays.
  */
 static bool
 remove_key(IdemTable *table)
@@ -230,7 +230,7 @@ const IdemSweep idem_sweeps[IDEM_LAST_SWEEP + 1] = {
 	[IDEM_PHASE_JOBS] = {"idem cleanup: jobs without attempts", {"jobs", "job_log"}, "queues", sweep_spent_jobs},
 };
 
-/* Does a subscription write a table that the sweep would write? */
+/* Does a subscription write a table that the sweep would write (W1)? */
 static bool
 is_subscribed(const IdemSweep *sweep)
 {
