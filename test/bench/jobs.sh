@@ -221,8 +221,8 @@ xmin_round() {
 	done
 }
 
-# Fetch while the entries of finished jobs cannot go, because of an old snapshot, and
-# without one while nobody cleans up (autovacuum is off).
+# Fetch while VACUUM cannot remove the entries of finished jobs, because of an old snapshot;
+# and without such a snapshot, while no VACUUM runs (autovacuum is off).
 line_jobs_xmin() {
 	local count=${BENCH_DRAIN:-100000} round
 	for round in 1 2 3; do

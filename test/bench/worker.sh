@@ -107,7 +107,7 @@ worker_slice() {
 		"$(calc "(${after[1]} - ${before[1]}) / (${after[0]} - ${before[0]})")" "${after[3]}"
 }
 
-# load_round ROUND CLIENTS >>$samples: with a backlog that nobody works off, then beside the worker,
+# load_round ROUND CLIENTS >>$samples: with a backlog while the worker is stopped, then beside the worker,
 # and without a backlog, before that or after it in turn.  The worker has still more to do when
 # its database is dropped.
 load_round() {
@@ -133,7 +133,7 @@ line_worker_load() {
 			load_round "$round" "$clients"
 		done >"$samples"
 		compare_pairs "claim + finish over a socket, $clients clients, beside the worker; without a backlog" /s worker none '> 0.9'
-		compare_pairs '  beside the worker; with the same backlog, which nobody works off' /s worker stopped ''
+		compare_pairs '  beside the worker; with the same backlog and the worker stopped' /s worker stopped ''
 		compare_pairs '  the slowest of a thousand, beside the worker; without a backlog' us worker_slowest none_slowest ''
 		report '  what the worker removes beside this load while it works; with pauses' /s \
 			"$(median working)" "$(median removed)" '' '' "$(spread working removed)"

@@ -27,8 +27,8 @@ BEGIN
 	us := bench.elapsed_us(start, total);
 END $$;
 
--- the same by one who has seen what the dead entries before the first live one cost, and
--- goes on where the last batch ended
+-- the same, but each batch continues where the last one ended, so that it does not read the
+-- dead entries before the first live one again
 CREATE PROCEDURE bench.hand_cleanup_from_us(batch int, INOUT us float8 DEFAULT NULL)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -53,7 +53,7 @@ END $$;
 
 /*
  * stats_cost: a job from enqueue to its end, each step in a transaction of its own.  If
- * two do this at once one may miss a job that comes out of turn; somebody gets it later.
+ * two sessions do this at once, one may miss a job that comes out of turn; a later fetch gets it.
  */
 CREATE PROCEDURE bench.idem_job_us(n int, INOUT us float8 DEFAULT NULL)
 LANGUAGE plpgsql AS $$

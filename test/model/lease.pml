@@ -93,8 +93,8 @@ byte	fencer;			/* session + 1 from its fence to the end of its transaction */
 #define HAS_ROW		(ME.op != 0 && (lock == _pid + 1 || fencer == _pid + 1))
 
 /*
- * The clock may jump at any time, so every look at it shows anything, and what
- * it did in between does not matter.
+ * The clock may jump at any time, so each read of it returns any value, and what it
+ * showed in between does not matter.
  */
 #ifdef LIVE
 byte	now = 1;
@@ -131,14 +131,14 @@ byte	crashes;
 #define LIVE_LEASE	(row.there && !row.fin && c < row.lease_until)
 #define FINISHED	(row.there && row.fin && !GONE)
 #define EXHAUSTED	(OVER && !PARKED && !GONE && row.attempt >= ATTEMPTS)
-#if defined(EXPIRED_IS_BUSY)		/* MUTANT P4: nobody takes over */
+#if defined(EXPIRED_IS_BUSY)		/* MUTANT P4: no session takes over */
 #define EXPIRED		(false)
 #elif defined(LEASE_BEFORE_FINISH)	/* MUTANT P3: looks at the lease before the finish */
 #define EXPIRED		(row.there && c >= row.lease_until && !PARKED && !GONE && row.attempt < ATTEMPTS)
 #else
 #define EXPIRED		(OVER && !PARKED && !GONE && row.attempt < ATTEMPTS)
 #endif
-#define TO_BE_HAD	(FREE || EXPIRED)
+#define CLAIMABLE	(FREE || EXPIRED)
 
 /* What a token has to be for finish, renew, release and fence, also after the lease ran out. */
 #define LEASED_BY_ME	(row.there && !row.plain && ME.tok > 0 && ME.tok == row.tok && !GONE)
@@ -197,7 +197,7 @@ inline remove(r)
 	r.finishes = 0; r.floor = 0
 }
 
-/* What nobody looks at in a finished row is cleared, for there to be fewer states. */
+/* Clears the fields of a finished row that no session reads, to have fewer states. */
 inline finish_row()
 {
 	row.finishes++;
@@ -205,7 +205,7 @@ inline finish_row()
 	row.fin = true; row.park = false; row.attempt = 0; row.worker = 0
 }
 
-/* For whoever ends a lease without its token, or removes the row. */
+/* Before a session ends a lease without its token, or removes the row. */
 inline check_left_alone()
 {
 	CHECK(3, P3_finished_until_ttl, !(row.there && row.fin && c < EXPIRES));
@@ -214,7 +214,7 @@ inline check_left_alone()
 }
 
 /*
- * For whoever is accepted with its token.  The outside refuses a token lower
+ * For a session whose token is accepted.  The outside refuses a token lower
  * than the highest it has seen.  That is `high` at worst, when every holder
  * calls at once; so it would not refuse this one, unless a failover lost the
  * higher ones.
@@ -251,12 +251,12 @@ inline probe()
 	CHECK(4, P4_one_verdict_for_every_row,
 		FREE + LIVE_LEASE + FINISHED + PARKED + EXHAUSTED + EXPIRED == 1);
 	if
-	:: TO_BE_HAD -> begin(LEASE);
+	:: CLAIMABLE -> begin(LEASE);
 #ifdef TAKEOVER_WITHOUT_RECHECK
 		ME.c = (row.there -> c : 0)	/* an insert fails all the same */
 #endif
-	:: TO_BE_HAD -> begin(CLAIM)
-	/* the lease of this worker, who has not got the answer */
+	:: CLAIMABLE -> begin(CLAIM)
+	/* the lease of this worker, which did not get the answer */
 	:: LIVE_LEASE && row.worker == _pid + 1 && ME.tok != row.tok ->
 		ME.tok = row.tok;
 		printf("session %d: resumes, clock %d, token %d\n", _pid, c, ME.tok)
@@ -310,7 +310,7 @@ inline lock_version()
 #define RECHECKS(x)	(true)
 #endif
 
-/* Whoever has probed the version before this one will have to start again. */
+/* A session that has probed the version before this one has to start again. */
 inline new_version()
 {
 	for (i : 0 .. SESSIONS - 1) {
@@ -326,7 +326,7 @@ inline new_version()
 inline judge_again()
 {
 	look_at_clock();
-	ok = TO_BE_HAD;
+	ok = CLAIMABLE;
 #ifdef TAKEOVER_WITHOUT_RECHECK
 	if
 	:: ME.c > 0 -> c = ME.c; ok = true
@@ -381,8 +381,8 @@ inline commit_claim()
 	new_version()
 }
 
-/* A claim that is given up in its own transaction leaves the lease as it was. */
-inline commit_claim_given_up()
+/* A claim that its own transaction releases leaves the lease as it was. */
+inline commit_claim_released()
 {
 	if
 	:: new_life -> remove(row); lost = high
@@ -424,7 +424,7 @@ inline commit_release()
 	:: CAN_MAKE ->
 		row.attempt = (PARKED -> row.attempt - 1 : row.attempt);
 		make_token();
-#ifndef RELEASE_KEEPS_TOKEN		/* MUTANT P2: who has released can still finish */
+#ifndef RELEASE_KEEPS_TOKEN		/* MUTANT P2: a session that has released can still finish */
 		row.tok = t;
 #endif
 		row.lease_until = c; row.park = false; row.worker = 0;
@@ -455,7 +455,7 @@ inline commit()
 	:: ME.op == CLAIM -> judge_again();
 		if
 		:: ok -> commit_claim()
-		:: ok -> commit_claim_given_up()
+		:: ok -> commit_claim_released()
 		:: else
 		fi
 	:: ME.op == FINISH -> commit_finish()
@@ -550,8 +550,8 @@ end:	do
 
 /*
  * P4 as a promise about time: if workers keep asking and the clock goes on,
- * the key gets finished (or parked or exhausted), and everybody who is alive
- * is told so.  That needs a clock that only goes forwards, and a bound on
+ * the key gets finished (or parked or exhausted), and every worker that is
+ * alive gets that answer.  That needs a clock that only goes forwards, and a bound on
  * misfortune: CRASHES times a worker dies, loses an answer or is rolled back,
  * none of it when the clock is at its end, so that the last lease can run out,
  * and one worker at least is never gone for good.
@@ -575,7 +575,7 @@ active [SESSIONS] proctype worker_session()
 		:: ME.tok > 0 && !HOLDS ->
 			printf("session %d: drops token %d\n", _pid, ME.tok);
 			ME.tok = 0
-		:: ME.tok == 0 && TO_BE_HAD -> begin(LEASE)
+		:: ME.tok == 0 && CLAIMABLE -> begin(LEASE)
 		:: ME.tok == 0 && LIVE_LEASE && row.worker == _pid + 1 ->
 			ME.tok = row.tok;
 			printf("session %d: resumes, clock %d, token %d\n", _pid, c, ME.tok)

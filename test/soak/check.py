@@ -225,12 +225,12 @@ class Checker:
     def all_known(self):
         for job_id in set(self.ledger.log) | set(self.ledger.left):
             if job_id not in self.ledger.jobs or not self.ledger.jobs[job_id].created:
-                yield 'nobody was told job %d' % job_id, []
+                yield 'no client was told of job %d' % job_id, []
         for job in self.ledger.jobs.values():
             if job.created and job.created.outcome not in ('enqueued', 'rerun'):
                 yield 'job %d: first told %s' % (job.job_id, job.created.outcome), job.rows
             if not job.created and any(row.what == 'fetch' for row in job.rows):
-                yield 'job %d was fetched, and nobody was told' % job.job_id, job.rows
+                yield 'job %d was fetched, but no client was told that it was enqueued' % job.job_id, job.rows
 
     def died_of_attempts(self):
         """A life that ended by itself has used its attempts."""

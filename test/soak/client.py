@@ -502,7 +502,7 @@ class Client:
         return 'k%d-%d' % (self.counter // 100, self.random.randrange(4))
 
     def claim(self):
-        """A plain claim: finished, given up, or left as it is."""
+        """A plain claim: finished, released, or left as it is."""
         self.begin()
         key = self.key_name()
         if self.chance(0.3):
@@ -564,7 +564,7 @@ class Client:
 
 
 def end_prepared(cursor, gid):
-    """Commits or rolls back, by its name.  Somebody else may have done it."""
+    """Ends a prepared transaction; its name decides how.  Another client may have ended it before."""
     verb = 'ROLLBACK' if random.Random(gid).random() < 0.2 else 'COMMIT'
     try:
         cursor.execute(verb + ' PREPARED %s', (gid,))

@@ -1,6 +1,6 @@
 # The background worker in bad times.
 #
-#   W2  it waits for nobody, and DDL waits for it for one batch at most
+#   W2  it waits for no session, and DDL waits for it for one batch at most
 #   W7  what fails is logged once when it begins and once when it is over,
 #       is tried again later and later, and recovers by itself
 #
@@ -124,7 +124,7 @@ $s->query('COMMIT');
 $ddl->receive;
 is($ddl->{sqlstate}, '00000', 'W2: the waiting session has the lock');
 cleanup_round($node);
-is($ddl->query($left), '1|0|0|0', 'W2: the worker waits for nobody');
+is($ddl->query($left), '1|0|0|0', 'W2: the worker waits for no session');
 $ddl->query('ROLLBACK');
 cleanup_round($node, 'busy');
 is(run($left, db => 'busy'), '0|0|0|0', 'W2: all is removed afterwards');

@@ -132,8 +132,8 @@ run(
 		SELECT counter_of(status)
 		  FROM idem_claim('b ' || trunc(random() * 100), ttl => '1 us', wait => some_wait()) $$;
 
-	-- A lease, and what is done with it; an old token now and then.  Whoever has a second
-	-- attempt has taken over.
+	-- A lease, and what its holder does with it; an old token now and then.  A lease with a
+	-- second attempt is a takeover.
 	CREATE FUNCTION op_lease() RETURNS text LANGUAGE plpgsql AS $$
 	DECLARE
 		k text := 'l ' || trunc(random() * 60);
@@ -238,7 +238,7 @@ run(
 				answer := answer || ' stale_tokens';
 				t := NULL;
 			END;
-			-- no job is left over without a lease, or it would be given up some time, and nobody told
+			-- complete every job fetched: a job left behind could become dead in a later call, which would not report that
 			IF t IS DISTINCT FROM j.token THEN
 				ids := ids || j.job_id;
 				tokens := tokens || j.token;
