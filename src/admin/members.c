@@ -7,7 +7,7 @@
  * functions and types are open to PUBLIC, and ALTER DEFAULT PRIVILEGES of the
  * role that runs the command may add others.  The install script calls
  * idem_close_members() after it has created all objects and before it grants
- * any privilege.  Update scripts do this too.
+ * any privilege.  Update scripts do this, too.
  *
  * Only objects that became members in this transaction are changed.  So an
  * update keeps what idem_grant() has granted on older members, and a call outside

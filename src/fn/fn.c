@@ -2,8 +2,8 @@
  * fn.c
  *		Declaration and result of an SQL function.
  *
- * Every SQL function calls idem_fn_begin() first.  It and idem_fn_row_desc() or
- * idem_fn_row_set() compare the declaration of the function with what the C code
+ * Every SQL function calls idem_fn_begin() first.  idem_fn_begin(), idem_fn_row_desc()
+ * and idem_fn_row_set() compare the declaration of the function with what the C code
  * expects.  So a library and SQL objects of different versions, or a function that
  * a superuser has declared with other types, lead to an error and not to a crash.
  *

@@ -297,7 +297,7 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 		new_payload = false;
 	}
 
-	/* J8: an earlier duplicate moves run_at forward, unless a worker has fetched the job */
+	/* J8: a duplicate with an earlier time sets run_at, unless a worker has fetched the job */
 	if (*outcome != IDEM_OUTCOME_POSTPONED && idem_row_isnull(jobs, IDEM_JOBS_TOKEN))
 		new_run_at = Min(run_at, enqueue->run_at);
 	/* moving a job that is already due would write a row for nothing */

@@ -5,8 +5,8 @@
  * There is shared memory only if the library is preloaded.  Only the counters and
  * the background worker depend on it.
  *
- * Everything but the counters and the flag "used" is read and written under the
- * lock.  A process holds the lock for moments and never while it waits.  The
+ * Everything but the counters and the flag "used" is read and written under one
+ * LWLock.  A process holds the lock for moments and never while it waits.  The
  * postmaster takes no lock: it is alone when it loads and saves the counters.
  *
  * Counters are added to without the lock.  A backend looks its entry up once,

@@ -2,9 +2,9 @@
  * backlog.c
  *		Estimate how many expired rows a sweep has left.
  *
- * The estimate comes from the statistics of the table, so it costs no scan.  It
- * is shown in idem.cleanup_progress, and the launcher adapts the pauses of the
- * worker to it.
+ * The estimate comes from the statistics of the table, so it costs no scan.
+ * idem.cleanup_progress shows it.  The number of live rows, which is estimated here,
+ * too, helps the launcher to decide whether the worker keeps up (schedule.c).
  */
 #include "postgres.h"
 

@@ -7,8 +7,9 @@
  * - If a visit leaves rows to remove, the next one follows at once, after other
  *   databases that are due.
  * - If the extension is not installed or cleanup is off, the next visit is ten
- *   minutes later.  A session that uses the functions in a database without the
- *   extension makes it due when the launcher reads the list of databases next.
+ *   minutes later, or a naptime later if that is longer.  A session that uses the
+ *   functions in a database without the extension makes the database due when the
+ *   launcher reads the list of databases next.
  * - After a failure the next visit is one second later, then two, four, and so
  *   on up to ten minutes (W7).
  * - A reload makes every database due.
@@ -300,7 +301,7 @@ note_success(IdemDatabase *database, int64 due)
 	database->due = due;
 }
 
-/* Shorten the pauses of the worker while it does not keep up: lag and number of rows grow */
+/* Shorten the pauses while the worker does not keep up: the lag grows, the rows do not get fewer */
 static void
 adapt_pause(IdemDatabase *database, const IdemVisitReport *report)
 {
