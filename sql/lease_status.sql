@@ -88,3 +88,19 @@ SELECT s.key, s.status, g.status AS got
 RESET idem.clock_offset;
 RESET client_min_messages;
 TRUNCATE idem.keys;
+-- status and lease_left of a row belong to the same moment, also if the clock moves during the query
+SET client_min_messages = warning;
+SELECT status FROM idem_lease('agree:1', '30 s');
+SELECT status FROM idem_lease('agree:2', '30 s');
+SELECT key, (status = 'live') = (lease_left > '0') AS agree, set_config('idem.clock_offset', '60', false) IS NOT NULL AS moved
+  FROM idem.key_status;
+RESET idem.clock_offset;
+-- a lease that this transaction has finished expires as any other
+BEGIN;
+SELECT idem_finish('agree:1', token => token) FROM idem_get('agree:1');
+SET LOCAL idem.clock_offset = '25 h';
+SELECT status FROM idem.key_status WHERE key = 'agree:1';
+SELECT count(*) FROM idem_get('agree:1');
+ROLLBACK;
+RESET client_min_messages;
+TRUNCATE idem.keys;

@@ -66,7 +66,7 @@ idem_args_wait(FunctionCallInfo fcinfo, int arg)
 	{
 		wait.forever = false;
 		wait.until = GetCurrentTimestamp() +
-			idem_value_span(PG_GETARG_DATUM(arg), "wait", IDEM_SPAN_ANY);
+			idem_value_span(PG_GETARG_DATUM(arg), "wait", IDEM_SPAN_NOT_NEGATIVE);
 	}
 	return wait;
 }

@@ -27,7 +27,7 @@ static const struct
 	const char *range;
 	const char *hint;
 } span_ranges[] = {
-	[IDEM_SPAN_ANY] = {0, MAX_SPAN, "zero or longer and at most 100 years", SPAN_HINT},
+	[IDEM_SPAN_NOT_NEGATIVE] = {0, MAX_SPAN, "zero or longer and at most 100 years", SPAN_HINT},
 	[IDEM_SPAN_POSITIVE] = {1, MAX_SPAN, "longer than zero and at most 100 years", SPAN_HINT},
 	[IDEM_SPAN_LEASE] = {1, MAX_LEASE, "longer than zero and at most 30 days", LEASE_HINT},
 	[IDEM_SPAN_LEASE_OR_NONE] = {0, MAX_LEASE, "zero or longer and at most 30 days", LEASE_HINT},

@@ -24,7 +24,7 @@ idem_dead_make(IdemTable *jobs, const IdemQueue *queue, text *error, Transaction
 	if (!idem_joblog_write(jobs, "dead", queue->keep_dead, NULL, error, in_the_way))
 		return false;
 	if (idem_write_delete(jobs, true) != TM_Ok)
-		elog(ERROR, "a job locked by this transaction was changed by another one");
+		elog(ERROR, "another transaction has changed a job that this transaction has locked");
 	idem_counters_add_queue(queue->name, IDEM_QUEUE_COUNTER_DEAD);
 	return true;
 }

@@ -115,7 +115,7 @@ get_time(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 						   "Pass delay or run_at, not both.");
 	enqueue->now = enqueue->run_at = idem_clock_now();
 	if (!PG_ARGISNULL(ARG_DELAY))
-		enqueue->run_at += idem_value_span(PG_GETARG_DATUM(ARG_DELAY), "delay", IDEM_SPAN_ANY);
+		enqueue->run_at += idem_value_span(PG_GETARG_DATUM(ARG_DELAY), "delay", IDEM_SPAN_NOT_NEGATIVE);
 	if (!PG_ARGISNULL(ARG_RUN_AT))
 		enqueue->run_at = PG_GETARG_TIMESTAMPTZ(ARG_RUN_AT);
 	if (TIMESTAMP_NOT_FINITE(enqueue->run_at))

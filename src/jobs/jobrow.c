@@ -133,7 +133,7 @@ idem_jobrow_store(IdemTable *jobs)
 	if (!idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
 		idem_write_update_hashed(jobs, idem_row_int64(jobs, IDEM_JOBS_KEY_HASH));
 	else if (idem_write_update(jobs) != TM_Ok)
-		elog(ERROR, "a job locked by this transaction was changed by another one");
+		elog(ERROR, "another transaction has changed a job that this transaction has locked");
 }
 
 /*

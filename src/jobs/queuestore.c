@@ -67,7 +67,7 @@ get_span(IdemTable *table, AttrNumber attno, int64 *value)
 	NullableDatum column = idem_row_datum(table, attno);
 
 	if (!column.isnull)
-		*value = idem_value_span(column.value, "interval", IDEM_SPAN_ANY);
+		*value = idem_value_span(column.value, "interval", IDEM_SPAN_NOT_NEGATIVE);
 }
 
 static int

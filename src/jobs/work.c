@@ -154,7 +154,7 @@ idem_fail(PG_FUNCTION_ARGS)
 	job_id = idem_args_job_id(fcinfo, 0);
 	token = idem_args_token(fcinfo, 1);
 	if (!PG_ARGISNULL(3))
-		retry_in = idem_value_span(PG_GETARG_DATUM(3), "retry_in", IDEM_SPAN_ANY);
+		retry_in = idem_value_span(PG_GETARG_DATUM(3), "retry_in", IDEM_SPAN_NOT_NEGATIVE);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
 	hold = idem_workstore_fail(&jobs, job_id, token, PG_ARGISNULL(2) ? NULL : PG_GETARG_TEXT_PP(2),
@@ -180,7 +180,7 @@ idem_snooze(PG_FUNCTION_ARGS)
 	job_id = idem_args_job_id(fcinfo, 0);
 	token = idem_args_token(fcinfo, 1);
 	idem_args_require(fcinfo, 2, "delay", "Pass the time after which the job is due again, such as '90 s'.");
-	delay = idem_value_span(PG_GETARG_DATUM(2), "delay", IDEM_SPAN_ANY);
+	delay = idem_value_span(PG_GETARG_DATUM(2), "delay", IDEM_SPAN_NOT_NEGATIVE);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
 	hold = idem_workstore_snooze(&jobs, job_id, token, delay, &run_at);

@@ -118,7 +118,7 @@ give_back(IdemTable *jobs, TimestampTz run_at, int attempt, text *error)
  * not retried together.
  */
 static int64
-get_retry_delay(const IdemQueue *queue, int attempt)
+compute_retry_delay(const IdemQueue *queue, int attempt)
 {
 	int64 delay = queue->backoff;
 
@@ -159,7 +159,7 @@ idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, con
 		(void) idem_dead_make(jobs, &queue, error, NULL);
 	else
 	{
-		delay = retry_in != NULL ? *retry_in : get_retry_delay(&queue, attempt);
+		delay = retry_in != NULL ? *retry_in : compute_retry_delay(&queue, attempt);
 		give_back(jobs, idem_clock_now() + delay, attempt, error);
 	}
 	idem_counters_add_queue(queue.name, IDEM_QUEUE_COUNTER_FAILED);

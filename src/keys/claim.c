@@ -38,8 +38,8 @@ IDEM_FUNCTION(idem_finish, BOOLOID, TEXTOID, JSONBOID, INT8OID, TEXTOID);
 IDEM_FUNCTION(idem_release, BOOLOID, TEXTOID, INT8OID, TEXTOID);
 IDEM_FUNCTION(idem_get, RECORDOID, TEXTOID, TEXTOID);
 IDEM_FUNCTION(idem_forget, BOOLOID, TEXTOID, TEXTOID);
-IDEM_FUNCTION(idem_key_state, TEXTOID, XIDOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
-			  BOOLOID, INT4OID, INT4OID);
+IDEM_FUNCTION(idem_key_state, TEXTOID, TIMESTAMPTZOID, XIDOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
+			  TIMESTAMPTZOID, BOOLOID, INT4OID, INT4OID);
 IDEM_FUNCTION(idem_claim_many, RECORDOID, TEXTARRAYOID, JSONBARRAYOID, INTERVALOID, INTERVALOID,
 			  TEXTOID);
 IDEM_FUNCTION(idem_finish_many, INT4OID, TEXTARRAYOID, JSONBARRAYOID, TEXTOID);
@@ -387,7 +387,8 @@ idem_finish_many(PG_FUNCTION_ARGS)
 }
 
 /*
- * State of a row of idem.keys, for the view idem.key_status.  A row so old that its
+ * State of a row of idem.keys at a time, for the view idem.key_status, whose other
+ * columns are computed for the same time.  A row so old that its
  * xmin is also the xid of this transaction may show as held.  This affects only the
  * view.
  */
@@ -397,16 +398,17 @@ idem_key_state(PG_FUNCTION_ARGS)
 	IdemKeyFacts facts = {0};
 
 	idem_fn_begin(fcinfo, &idem_key_state_signature, NULL);
-	if (PG_ARGISNULL(0) || PG_ARGISNULL(2))
+	if (PG_ARGISNULL(0) || PG_ARGISNULL(1) || PG_ARGISNULL(3))
 		PG_RETURN_NULL();
-	facts.is_mine = TransactionIdIsCurrentTransactionId(DatumGetTransactionId(PG_GETARG_DATUM(0)));
-	facts.is_finished = !PG_ARGISNULL(1);
-	facts.expires_at = PG_GETARG_TIMESTAMPTZ(2);
-	facts.is_leased = !PG_ARGISNULL(3);
+	facts.now = PG_GETARG_TIMESTAMPTZ(0);
+	facts.is_mine = TransactionIdIsCurrentTransactionId(DatumGetTransactionId(PG_GETARG_DATUM(1)));
+	facts.is_finished = !PG_ARGISNULL(2);
+	facts.expires_at = PG_GETARG_TIMESTAMPTZ(3);
+	facts.is_leased = !PG_ARGISNULL(4);
 	if (facts.is_leased)
-		facts.lease_until = PG_GETARG_TIMESTAMPTZ(3);
-	facts.park = !PG_ARGISNULL(4) && PG_GETARG_BOOL(4);
-	facts.attempt = PG_ARGISNULL(5) ? 0 : PG_GETARG_INT32(5);
-	facts.max_attempts = PG_ARGISNULL(6) ? 0 : PG_GETARG_INT32(6);
+		facts.lease_until = PG_GETARG_TIMESTAMPTZ(4);
+	facts.park = !PG_ARGISNULL(5) && PG_GETARG_BOOL(5);
+	facts.attempt = PG_ARGISNULL(6) ? 0 : PG_GETARG_INT32(6);
+	facts.max_attempts = PG_ARGISNULL(7) ? 0 : PG_GETARG_INT32(7);
 	PG_RETURN_TEXT_P(cstring_to_text(idem_keyrow_status_name(idem_keyrow_judge_facts(&facts))));
 }

@@ -38,20 +38,16 @@ idem_keyrow_is_leased(IdemTable *table)
 IdemKeyStatus
 idem_keyrow_judge_facts(const IdemKeyFacts *facts)
 {
-	TimestampTz now;
-
 	if (!facts->is_leased && facts->is_mine)
 		return facts->is_finished ? IDEM_KEY_FINISHED : IDEM_KEY_HELD;
-
-	now = idem_clock_now();
 	if (facts->is_leased && !facts->is_finished)
 	{
-		if (facts->lease_until > now)
+		if (facts->lease_until > facts->now)
 			return IDEM_KEY_LIVE;
 		if (facts->park)
 			return IDEM_KEY_PARKED;
 	}
-	if (facts->expires_at <= now)
+	if (facts->expires_at <= facts->now)
 		return IDEM_KEY_GONE;
 	if (facts->is_finished || !facts->is_leased)
 		return IDEM_KEY_FINISHED;
@@ -68,6 +64,7 @@ IdemKeyStatus
 idem_keyrow_judge(IdemTable *table, int max_attempts)
 {
 	IdemKeyFacts facts = {
+		.now = idem_clock_now(),
 		.is_mine = idem_row_is_mine(table),
 		.is_finished = !idem_row_isnull(table, IDEM_KEYS_FINISHED_AT),
 		.is_leased = idem_keyrow_is_leased(table),

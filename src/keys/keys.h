@@ -88,10 +88,11 @@ typedef enum IdemKeyStatus
 	IDEM_KEY_GONE	  /* the key is past its ttl: it counts as absent */
 } IdemKeyStatus;
 
-/* The state of a key depends on these facts and on the clock */
+/* The facts that the state of a key depends on */
 typedef struct IdemKeyFacts
 {
-	bool is_mine; /* this transaction has written the row */
+	TimestampTz now; /* by the clock of idem */
+	bool is_mine;	 /* this transaction has written the row */
 	bool is_finished;
 	bool is_leased;
 	TimestampTz expires_at;

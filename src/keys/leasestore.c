@@ -41,7 +41,7 @@ refuse_stale_token(IdemTable *table, bool exists)
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_STALE_TOKEN),
 			errmsg("stale fencing token"),
-			errdetail("The key was leased again " INT64_FORMAT " s ago, as attempt %d.",
+			errdetail("The key has another token, set " INT64_FORMAT " s ago, at attempt %d.",
 					  idem_row_age(table, IDEM_KEYS_LEASED_AT),
 					  idem_row_int32(table, IDEM_KEYS_ATTEMPT)),
 			errhint("Stop this work, and roll back what belongs to it: another worker has taken over, or the lease was released."));
@@ -105,7 +105,7 @@ lock_lease(IdemTable *table, const IdemKey *key, int64 token)
 
 /* How long the key is kept after its lease has expired, or after a late finish */
 static int64
-get_row_ttl(IdemTable *table)
+compute_ttl(IdemTable *table)
 {
 	return idem_row_timestamp(table, IDEM_KEYS_EXPIRES_AT) -
 		idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL);
@@ -120,7 +120,7 @@ restart_lease(IdemTable *table, TupleTableSlot *slot, int64 length)
 
 	idem_row_set(slot, IDEM_KEYS_LEASED_AT, TimestampTzGetDatum(now));
 	idem_row_set(slot, IDEM_KEYS_LEASE_UNTIL, TimestampTzGetDatum(until));
-	idem_row_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(until + get_row_ttl(table)));
+	idem_row_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(until + compute_ttl(table)));
 	return until;
 }
 
@@ -153,7 +153,7 @@ finish_found(IdemTable *table, const IdemKey *key, Jsonb *result)
 	slot = idem_keyrow_copy_finished(table, result, now);
 	if (!has_expired(table, now))
 		return idem_write_update(table) == TM_Ok;
-	idem_row_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(now + get_row_ttl(table)));
+	idem_row_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(now + compute_ttl(table)));
 	idem_write_update_hashed(table, idem_keytable_hash(key));
 	return true;
 }

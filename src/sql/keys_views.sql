@@ -6,6 +6,7 @@
  * keyrow.c.
  */
 CREATE FUNCTION pg_catalog.idem_key_state(
+	now timestamp with time zone,
 	xmin xid,
 	finished_at timestamp with time zone,
 	expires_at timestamp with time zone,
@@ -17,13 +18,13 @@ RETURNS text
 LANGUAGE C VOLATILE PARALLEL RESTRICTED
 AS 'MODULE_PATHNAME', 'idem_key_state';
 COMMENT ON FUNCTION pg_catalog.idem_key_state IS
-	'state of a row of idem.keys: held, finished, live, parked, exhausted or expired';
+	'state of a row of idem.keys at a time: held, finished, live, parked, exhausted or expired';
 
 CREATE VIEW idem.key_status AS
 SELECT k.key,
 	   k.scope,
 	   k.owner,
-	   idem_key_state(k.xmin, k.finished_at, k.expires_at, k.lease_until, k.park, k.attempt, k.max_attempts) AS status,
+	   idem_key_state(c.now, k.xmin, k.finished_at, k.expires_at, k.lease_until, k.park, k.attempt, k.max_attempts) AS status,
 	   c.now - k.created_at AS age,
 	   k.expires_at - c.now AS time_left,
 	   k.worker,

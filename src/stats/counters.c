@@ -110,10 +110,12 @@ idem_counters_add(IdemDatabaseCounter counter)
 static void
 create_queue_slots(void)
 {
-	if (queue_context != NULL)
-		MemoryContextDelete(queue_context);
-	queue_context = AllocSetContextCreate(TopMemoryContext, "idem queue counters",
-										  ALLOCSET_SMALL_SIZES);
+	/* an error below must not leave a pointer to memory that was freed */
+	queue_slots = NULL;
+	if (queue_context == NULL)
+		queue_context = AllocSetContextCreate(TopMemoryContext, "idem queue counters",
+											  ALLOCSET_SMALL_SIZES);
+	MemoryContextReset(queue_context);
 	queue_slots = queueslots_create(queue_context, 16, NULL);
 }
 

@@ -6,17 +6,20 @@
  * the background worker depend on it.
  *
  * Everything but the counters and the flag "used" is read and written under one
- * LWLock.  A process holds the lock for moments and never while it waits.  The
- * postmaster takes no lock: it is alone when it loads and saves the counters.
+ * LWLock.  A process holds the lock for moments and never while it waits.  There are
+ * two exceptions: the postmaster takes no lock, because it is alone when it loads
+ * and saves the counters; and a process asks without the lock whether it is the
+ * worker, because no other process writes its pid.
  *
  * Counters are added to without the lock.  A backend looks its entry up once,
  * and an entry stays in its place as long as its database exists.  Counters are
  * atomic variables.  There are several sets of them per entry, each in cache
  * lines of its own, so that two backends rarely write the same line.
  *
- * The launcher is the only process that writes its own state, and the worker of a
- * visit the only one that writes the report and the progress of its database.
- * Each keeps a copy and publishes it as a whole.
+ * During a visit only the worker writes the report, and the progress of cleanup in
+ * its database.  Before and after the visit the launcher does.  The state of the
+ * launcher is written by the launcher alone.  Each of them keeps a copy and publishes
+ * it as a whole.
  */
 #include "postgres.h"
 
@@ -37,13 +40,16 @@
 /* Length of the queue name in the entry of a database itself */
 #define NO_QUEUE (-1)
 
-/* A database, or a queue in it; bytes that are not used are zero */
+/* A database, or a queue in it; unused bytes are zero, and there is no padding */
 typedef struct EntryKey
 {
 	Oid database;
 	int queue_len;
-	char queue[IDEM_MAX_QUEUE_LEN];
+	char queue[IDEM_MAX_QUEUE_LEN + 1];
 } EntryKey;
+
+StaticAssertDecl(sizeof(EntryKey) == sizeof(Oid) + sizeof(int) + IDEM_MAX_QUEUE_LEN + 1,
+				 "a key of the hash table has no padding");
 
 typedef struct StatsEntry
 {
@@ -294,28 +300,50 @@ copy_entry(StatsEntry *entry, IdemStatsSnapshot *snapshot)
 	}
 }
 
-/* Allocate copies of this size, one for each entry; the caller holds the lock */
-static void *
-alloc_copies(Size size)
+/*
+ * The entries of databases, or of queues; the caller holds the lock.
+ *
+ * After an immediate shutdown the postmaster reads a hash table that a backend may
+ * have left in the middle of a change.  A scan can then return entries that are not
+ * in use.  So this never returns more entries than the table counts.
+ */
+static StatsEntry **
+list_entries(bool of_queues, int *n)
 {
-	return palloc_extended(mul_size(Max(hash_get_num_entries(entries), 1), size), MCXT_ALLOC_HUGE);
-}
-
-/* Copies of the counters of all databases and queues */
-IdemStatsSnapshot *
-idem_shmem_copy_counters(int *n)
-{
-	IdemStatsSnapshot *copies;
+	int max = hash_get_num_entries(entries);
+	StatsEntry **list = palloc_array(StatsEntry *, Max(max, 1));
 	HASH_SEQ_STATUS seq;
 	StatsEntry *entry;
 
 	*n = 0;
-	lock_shared(LW_SHARED);
-	copies = alloc_copies(sizeof(IdemStatsSnapshot));
 	hash_seq_init(&seq, entries);
 	while ((entry = hash_seq_search(&seq)) != NULL)
-		copy_entry(entry, &copies[(*n)++]);
+	{
+		if (*n == max)
+		{
+			hash_seq_term(&seq);
+			break;
+		}
+		if (OidIsValid(entry->key.database) && (entry->key.queue_len != NO_QUEUE) == of_queues)
+			list[(*n)++] = entry;
+	}
+	return list;
+}
+
+/* Copies of the counters of all databases, or of all queues */
+IdemStatsSnapshot *
+idem_shmem_copy_counters(bool of_queues, int *n)
+{
+	StatsEntry **list;
+	IdemStatsSnapshot *copies;
+
+	lock_shared(LW_SHARED);
+	list = list_entries(of_queues, n);
+	copies = palloc_extended(mul_size(Max(*n, 1), sizeof(IdemStatsSnapshot)), MCXT_ALLOC_HUGE);
+	for (int i = 0; i < *n; i++)
+		copy_entry(list[i], &copies[i]);
 	unlock_shared();
+	pfree(list);
 	return copies;
 }
 
@@ -375,7 +403,11 @@ idem_shmem_list_databases(void)
 	lock_shared(LW_SHARED);
 	hash_seq_init(&seq, entries);
 	while ((entry = hash_seq_search(&seq)) != NULL)
-		databases = lappend_oid(databases, entry->key.database);
+	{
+		/* mostly queues of the same few databases */
+		if (databases == NIL || llast_oid(databases) != entry->key.database)
+			databases = lappend_oid(databases, entry->key.database);
+	}
 	unlock_shared();
 	list_sort(databases, list_oid_cmp);
 	list_deduplicate_oid(databases);
@@ -404,22 +436,19 @@ idem_shmem_forget_database(Oid database)
 IdemDatabaseProgress *
 idem_shmem_copy_progress(int *n)
 {
+	StatsEntry **list;
 	IdemDatabaseProgress *copies;
-	HASH_SEQ_STATUS seq;
-	StatsEntry *entry;
 
-	*n = 0;
 	lock_shared(LW_SHARED);
-	copies = alloc_copies(sizeof(IdemDatabaseProgress));
-	hash_seq_init(&seq, entries);
-	while ((entry = hash_seq_search(&seq)) != NULL)
+	list = list_entries(false, n);
+	copies = palloc_array(IdemDatabaseProgress, Max(*n, 1));
+	for (int i = 0; i < *n; i++)
 	{
-		if (entry->key.queue_len != NO_QUEUE)
-			continue;
-		copies[*n].database = entry->key.database;
-		copies[(*n)++].progress = entry->progress;
+		copies[i].database = list[i]->key.database;
+		copies[i].progress = list[i]->progress;
 	}
 	unlock_shared();
+	pfree(list);
 	return copies;
 }
 
@@ -452,12 +481,29 @@ idem_shmem_set_progress(Oid database, const IdemProgress *progress)
 	unlock_shared();
 }
 
-/* is_full: a queue or database got no entry */
+/* Show the failure of a worker that has not reported, from the launcher */
 void
-idem_shmem_get_launcher(IdemLauncher *launcher, bool *is_full)
+idem_shmem_set_failure(Oid database, const char *error)
+{
+	EntryKey key = make_key(database, NULL, NO_QUEUE);
+	StatsEntry *entry = get_entry(&key);
+
+	if (entry == NULL)
+		return;
+	lock_shared(LW_EXCLUSIVE);
+	entry->progress.phase = IDEM_PHASE_FAILING;
+	entry->progress.error_at = GetCurrentTimestamp();
+	strlcpy(entry->progress.error, error, IDEM_ERROR_TEXT_LEN);
+	unlock_shared();
+}
+
+/* Launcher and visit at one moment; is_full: a queue or database got no entry */
+void
+idem_shmem_get_status(IdemLauncher *launcher, IdemVisit *visit, bool *is_full)
 {
 	lock_shared(LW_SHARED);
 	*launcher = shared->launcher;
+	*visit = shared->visit;
 	*is_full = shared->is_full;
 	unlock_shared();
 }

@@ -4,7 +4,8 @@
  *		progress of cleanup, requests of the launcher and reports of the worker.
  *
  * Only shmem.c sees the layout of the shared memory.  The other files read and
- * write it through the functions below.
+ * write it through the functions below.  Only counters are added to directly, at the
+ * place that idem_shmem_get_slot() returns.
  */
 #ifndef IDEM_STATS_H
 #define IDEM_STATS_H
@@ -206,7 +207,7 @@ extern bool idem_shmem_exists(void);
 extern IdemCounterSlot idem_shmem_get_slot(Oid database, const text *queue);
 extern bool idem_shmem_take_use(void);
 extern bool idem_shmem_is_used(Oid database);
-extern IdemStatsSnapshot *idem_shmem_copy_counters(int *n);
+extern IdemStatsSnapshot *idem_shmem_copy_counters(bool of_queues, int *n);
 extern void idem_shmem_restore_counters(const IdemStatsSnapshot *snapshot);
 extern void idem_shmem_reset_counters(void);
 extern List *idem_shmem_list_databases(void);
@@ -214,7 +215,8 @@ extern void idem_shmem_forget_database(Oid database);
 extern IdemDatabaseProgress *idem_shmem_copy_progress(int *n);
 extern bool idem_shmem_get_progress(Oid database, IdemProgress *progress);
 extern void idem_shmem_set_progress(Oid database, const IdemProgress *progress);
-extern void idem_shmem_get_launcher(IdemLauncher *launcher, bool *is_full);
+extern void idem_shmem_set_failure(Oid database, const char *error);
+extern void idem_shmem_get_status(IdemLauncher *launcher, IdemVisit *visit, bool *is_full);
 extern void idem_shmem_set_launcher(const IdemLauncher *launcher);
 extern void idem_shmem_get_visit(IdemVisit *visit);
 extern void idem_shmem_request_visit(const IdemVisitRequest *request);

@@ -38,21 +38,36 @@ is_zero(const IdemStatsSnapshot *snapshot)
 	return true;
 }
 
-/* The content of the file before its checksum.  Entries without counts are left out. */
-static SavedFile *
-make_content(Size *size)
+/* Entries without counts are left out */
+static void
+add_entries(SavedFile *saved, const IdemStatsSnapshot *copies, int n)
 {
-	int n;
-	IdemStatsSnapshot *copies = idem_shmem_copy_counters(&n);
-	SavedFile *saved = palloc0(offsetof(SavedFile, entries) + n * sizeof(IdemStatsSnapshot));
-
-	saved->magic = STATS_MAGIC;
 	for (int i = 0; i < n; i++)
 	{
 		if (!is_zero(&copies[i]))
 			saved->entries[saved->nentries++] = copies[i];
 	}
-	pfree(copies);
+}
+
+/*
+ * The content of the file before its checksum.  Databases come first: they must
+ * find room at the next start even if idem.stats_max is lower then (S2).
+ */
+static SavedFile *
+make_content(Size *size)
+{
+	int ndatabases;
+	int nqueues;
+	IdemStatsSnapshot *databases = idem_shmem_copy_counters(false, &ndatabases);
+	IdemStatsSnapshot *queues = idem_shmem_copy_counters(true, &nqueues);
+	SavedFile *saved = palloc0(offsetof(SavedFile, entries) +
+							   (ndatabases + nqueues) * sizeof(IdemStatsSnapshot));
+
+	saved->magic = STATS_MAGIC;
+	add_entries(saved, databases, ndatabases);
+	add_entries(saved, queues, nqueues);
+	pfree(databases);
+	pfree(queues);
 	*size = offsetof(SavedFile, entries) + saved->nentries * sizeof(IdemStatsSnapshot);
 	return saved;
 }
@@ -120,22 +135,6 @@ are_all_valid(const SavedFile *saved)
 	return true;
 }
 
-/* Databases first: they need room even if idem.stats_max is lower than at the last start (S2) */
-static void
-restore_entries(const SavedFile *saved)
-{
-	for (int i = 0; i < saved->nentries; i++)
-	{
-		if (saved->entries[i].queue_len < 0)
-			idem_shmem_restore_counters(&saved->entries[i]);
-	}
-	for (int i = 0; i < saved->nentries; i++)
-	{
-		if (saved->entries[i].queue_len >= 0)
-			idem_shmem_restore_counters(&saved->entries[i]);
-	}
-}
-
 /* False: the file is damaged, or could not be read */
 static bool
 read_content(FILE *file)
@@ -156,8 +155,8 @@ read_content(FILE *file)
 			(size_t) header.nentries &&
 		fread(&crc, sizeof(crc), 1, file) == 1 && getc(file) == EOF && !ferror(file) &&
 		EQ_CRC32C(crc, compute_checksum(saved, size)) && are_all_valid(saved);
-	if (is_good)
-		restore_entries(saved);
+	for (int i = 0; is_good && i < saved->nentries; i++)
+		idem_shmem_restore_counters(&saved->entries[i]);
 	pfree(saved);
 	return is_good;
 }

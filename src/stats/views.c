@@ -30,6 +30,9 @@ static const char *const phase_names[] = {
 static const char *const state_names[] = {
 	"stopped", "sleeping", "working", "waiting for a free slot", "failing"};
 
+StaticAssertDecl(lengthof(phase_names) == IDEM_PHASE_SUBSCRIBED + 1, "every phase has a name");
+StaticAssertDecl(lengthof(state_names) == IDEM_LAUNCHER_FAILING + 1, "every state has a name");
+
 static const Oid cleanup_types[CLEANUP_NATTS] = {
 	OIDOID, TEXTOID, INT8OID, FLOAT8OID, INT8OID, TIMESTAMPTZOID,
 	TIMESTAMPTZOID, TEXTOID, TIMESTAMPTZOID};
@@ -193,13 +196,11 @@ put_counters(FunctionCallInfo fcinfo, IdemSignature *signature, bool of_queues)
 		return (Datum) 0;
 	/* make an entry, so that this database has a row even before the first count */
 	(void) idem_shmem_get_slot(MyDatabaseId, NULL);
-	copies = idem_shmem_copy_counters(&n);
+	copies = idem_shmem_copy_counters(of_queues, &n);
 	for (int i = 0; i < n; i++)
 	{
 		const IdemStatsSnapshot *snapshot = &copies[i];
 
-		if ((snapshot->queue_len >= 0) != of_queues)
-			continue;
 		add_column(&row, ObjectIdGetDatum(snapshot->database), false);
 		if (of_queues)
 			add_text(&row, snapshot->database, snapshot->queue, snapshot->queue_len);
@@ -265,7 +266,7 @@ idem_stat_cleanup(PG_FUNCTION_ARGS)
 
 /* Number of running background workers, of all extensions and of the server */
 static int
-count_slots(void)
+count_workers(void)
 {
 	int used = 0;
 
@@ -286,10 +287,7 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 	idem_fn_begin(fcinfo, &idem_stat_worker_signature, NULL);
 	row.rsinfo = idem_fn_row_set(fcinfo, worker_types, WORKER_NATTS);
 	if (preloaded)
-	{
-		idem_shmem_get_launcher(&launcher, &is_full);
-		idem_shmem_get_visit(&visit);
-	}
+		idem_shmem_get_status(&launcher, &visit, &is_full);
 	add_column(&row, BoolGetDatum(preloaded), false);
 	add_column(&row, CStringGetTextDatum(IDEM_VERSION), false);
 	add_column(&row, CStringGetTextDatum(state_names[launcher.state]), false);
@@ -299,7 +297,7 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 	add_time(&row, launcher.last_visit_at);
 	add_column(&row, ObjectIdGetDatum(visit.request.database), visit.pid == 0);
 	add_column(&row, Int32GetDatum(visit.pid), visit.pid == 0);
-	add_column(&row, Int32GetDatum(count_slots()), false);
+	add_column(&row, Int32GetDatum(count_workers()), false);
 	add_time(&row, launcher.no_slot_since);
 	add_time(&row, launcher.clock_back_at);
 	add_column(&row, Float8GetDatum(launcher.clock_back_by / 1e6), launcher.clock_back_at == 0);

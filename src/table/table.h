@@ -78,7 +78,7 @@ typedef enum IdemFound
 typedef struct IdemProbeResult
 {
 	IdemFound found;
-	TransactionId xwait; /* the open transaction that is changing the row, or invalid */
+	TransactionId xwait; /* open transaction that has inserted or is changing the row, or invalid */
 } IdemProbeResult;
 
 /* Open transactions that have locked, updated or deleted a row; invalid: there is none */

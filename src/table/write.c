@@ -207,7 +207,7 @@ idem_write_update_hashed(IdemTable *table, int64 hash)
 	result = idem_write_update(table);
 	idem_table_unlock_hash(table, hash);
 	if (result != TM_Ok)
-		elog(ERROR, "another transaction has changed a row that this one has locked");
+		elog(ERROR, "another transaction has changed a row that this transaction has locked");
 }
 
 /*

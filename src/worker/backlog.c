@@ -2,9 +2,9 @@
  * backlog.c
  *		Estimate how many expired rows a sweep has left.
  *
- * The estimate comes from the statistics of the table, so it costs no scan.
- * idem.cleanup_progress shows it.  The number of live rows, which is estimated here,
- * too, helps the launcher to decide whether the worker keeps up (schedule.c).
+ * The estimate comes from the statistics of the table, so it costs no scan.  The
+ * number of expired rows is shown in idem.cleanup_progress.  From the number of live
+ * rows the launcher sees whether cleanup keeps up (adapt_pause).
  */
 #include "postgres.h"
 
@@ -21,7 +21,7 @@
  * the histogram of the column; 1 if there is no histogram.
  */
 static double
-get_share_expired(IdemTable *table, AttrNumber expires_at, TimestampTz from)
+compute_share_expired(IdemTable *table, AttrNumber expires_at, TimestampTz from)
 {
 	TimestampTz now = idem_clock_now();
 	HeapTuple stats =
@@ -51,13 +51,13 @@ get_share_expired(IdemTable *table, AttrNumber expires_at, TimestampTz from)
 
 /* Estimate the number of live rows, and of expired rows from the cursor on */
 void
-idem_backlog_estimate(IdemTable *table, AttrNumber expires_at, IdemCleanup *cleanup)
+idem_backlog_estimate(IdemTable *table, AttrNumber expires_at, IdemSweepBatch *batch)
 {
 	int64 rows =
 		DatumGetInt64(DirectFunctionCall1(pg_stat_get_live_tuples,
 										  ObjectIdGetDatum(RelationGetRelid(table->heap))));
-	double share = get_share_expired(table, expires_at, cleanup->cursor.from);
+	double share = compute_share_expired(table, expires_at, batch->cursor.from);
 
-	cleanup->rows = rows > 0 ? rows : (int64) Max(table->heap->rd_rel->reltuples, 0);
-	cleanup->left = (int64) (cleanup->rows * share);
+	batch->rows = rows > 0 ? rows : (int64) Max(table->heap->rd_rel->reltuples, 0);
+	batch->left = (int64) (batch->rows * share);
 }

@@ -18,22 +18,22 @@ IDEM_FUNCTION(idem_cleanup, INT4OID, INT4OID);
 
 /* Run a batch of a sweep; returns the number of rows removed.  Adds a skipped table to the list. */
 static int
-run_sweep(const IdemSweep *sweep, int batch, StringInfo skipped)
+run_sweep(const IdemSweep *sweep, int max, StringInfo skipped)
 {
 	/* each session begins with a random page, so that calls from short sessions reach all pages */
 	static uint32 page = 0;
 	static bool is_first = true;
-	IdemCleanup cleanup = {.batch = batch, .cursor.from = DT_NOBEGIN};
+	IdemSweepBatch batch = {.max = max, .cursor.from = DT_NOBEGIN};
 
 	if (is_first)
 		page = pg_prng_uint32(&pg_global_prng_state);
 	is_first = false;
-	cleanup.cursor.page = page;
-	idem_sweep_run(sweep, &cleanup);
-	page = cleanup.cursor.page;
-	if (cleanup.is_subscribed)
+	batch.cursor.page = page;
+	idem_sweep_run(sweep, &batch);
+	page = batch.cursor.page;
+	if (batch.is_subscribed)
 		appendStringInfo(skipped, "%sidem.%s", skipped->len > 0 ? ", " : "", sweep->tables[0]);
-	return cleanup.removed;
+	return batch.removed;
 }
 
 static int

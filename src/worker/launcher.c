@@ -96,7 +96,7 @@ note_no_slot(void)
 		launcher.no_slot_since = GetCurrentTimestamp();
 	}
 	slot_delay =
-		idem_schedule_double_delay(slot_delay, Min(idem_schedule_naptime(), IDEM_MAX_DELAY));
+		idem_worker_double_delay(slot_delay, Min(idem_worker_naptime(), IDEM_MAX_DELAY));
 	slot_due = idem_clock_steady() + slot_delay;
 	publish_state(IDEM_LAUNCHER_NO_SLOT);
 }
@@ -121,7 +121,7 @@ start_worker(const IdemDatabase *database)
 	IdemVisitRequest request = {
 		.database = database->oid, .continues = database->continues, .pause = database->pause};
 
-	idem_process_describe(&worker, "idem cleanup", "idem_cleanup_main");
+	idem_process_describe(&worker, "idem cleanup", "idem_visit_main");
 	worker.bgw_flags |= BGWORKER_INTERRUPTIBLE;
 	worker.bgw_main_arg = ObjectIdGetDatum(database->oid);
 	worker.bgw_notify_pid = MyProcPid;
@@ -203,7 +203,7 @@ watch_worker(int64 now)
 
 /* Is a worker of an earlier launcher still running?  There is never more than one (W3). */
 static bool
-is_left_over(void)
+is_old_worker_running(void)
 {
 	IdemVisit visit;
 
@@ -220,12 +220,12 @@ do_what_is_due(void)
 
 	if (worker_handle != NULL)
 		return watch_worker(now);
-	if (is_left_over())
+	if (is_old_worker_running())
 		return now + USECS_PER_SEC / 10;
 	if (now >= next_list)
 	{
 		idem_schedule_read_databases();
-		next_list = now + idem_schedule_naptime();
+		next_list = now + idem_worker_naptime();
 	}
 	if (visit_next(now, &next_due))
 		return 0;
@@ -243,7 +243,7 @@ note_error(const ErrorData *error)
 				errcode(error->sqlerrcode),
 				errmsg("idem launcher failed: %s", error->message),
 				errdetail("It tries again after ten minutes at most. The failure is not logged again until the launcher has worked."));
-	error_delay = idem_schedule_double_delay(error_delay, IDEM_MAX_DELAY);
+	error_delay = idem_worker_double_delay(error_delay, IDEM_MAX_DELAY);
 	launcher.error_at = GetCurrentTimestamp();
 	idem_shmem_copy_error(launcher.error, error->message);
 	publish_state(IDEM_LAUNCHER_FAILING);

@@ -251,20 +251,6 @@ idem_schedule_access(Oid oid)
 	return access;
 }
 
-/* Show the failure in idem.cleanup_progress, for a worker that has not reported */
-static void
-show_failure(Oid oid, const char *error)
-{
-	IdemProgress progress;
-
-	(void) idem_shmem_get_slot(oid, NULL);
-	(void) idem_shmem_get_progress(oid, &progress);
-	progress.phase = IDEM_PHASE_FAILING;
-	progress.error_at = GetCurrentTimestamp();
-	strlcpy(progress.error, error, IDEM_ERROR_TEXT_LEN);
-	idem_shmem_set_progress(oid, &progress);
-}
-
 /* W7: log a failure if it has just begun, and double the delay until the next visit */
 static void
 note_failure(IdemDatabase *database, const char *error)
@@ -274,7 +260,7 @@ note_failure(IdemDatabase *database, const char *error)
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("idem cleanup failed in database \"%s\": %s", database->name, error),
 				errdetail("The launcher tries again after ten minutes at most. The failure is not logged again until cleanup has worked."));
-	database->delay = idem_schedule_double_delay(database->delay, IDEM_MAX_DELAY);
+	database->delay = idem_worker_double_delay(database->delay, IDEM_MAX_DELAY);
 }
 
 /* W7: the worker has ended without a report */
@@ -285,7 +271,7 @@ note_lost(IdemDatabase *database, const IdemVisit *visit)
 
 	if (error[0] == '\0')
 		error = visit->report.connected ? "the worker was terminated" : "the worker could not connect";
-	show_failure(database->oid, error);
+	idem_shmem_set_failure(database->oid, error);
 	note_failure(database, error);
 }
 
@@ -324,7 +310,7 @@ schedule_next_visit(IdemDatabase *database, const IdemVisit *visit)
 {
 	const IdemVisitReport *report = &visit->report;
 	int64 now = idem_clock_steady();
-	int64 naptime = idem_schedule_naptime();
+	int64 naptime = idem_worker_naptime();
 
 	adapt_pause(database, report);
 	if (report->outcome != IDEM_VISIT_LOCKED)

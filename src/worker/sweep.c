@@ -31,12 +31,12 @@
 
 /* May the batch look at another row (W2)?  If not, there may be more to remove. */
 static bool
-may_continue(IdemCleanup *cleanup)
+may_continue(IdemSweepBatch *batch)
 {
 	CHECK_FOR_INTERRUPTS();
-	cleanup->more = cleanup->removed >= cleanup->batch ||
-		(cleanup->deadline != 0 && idem_clock_steady() >= cleanup->deadline);
-	return !cleanup->more;
+	batch->more = batch->removed >= batch->max ||
+		(batch->deadline != 0 && idem_clock_steady() >= batch->deadline);
+	return !batch->more;
 }
 
 static IndexScanDesc
@@ -59,24 +59,24 @@ begin_expired(IdemTable *table, Relation index, Snapshot snapshot, TimestampTz f
  */
 static void
 sweep_expired(IdemTable *table, AttrNumber expires_at, bool (*remove)(IdemTable *),
-			  IdemCleanup *cleanup)
+			  IdemSweepBatch *batch)
 {
 	const char *hint = psprintf("Run CREATE INDEX CONCURRENTLY ON idem.%s (expires_at).",
 								table->def->name);
 	Relation index = idem_table_find_index(table, &expires_at, 1,
 										   "There is no index that orders the rows by expires_at.",
 										   hint);
-	IndexScanDesc scan = begin_expired(table, index, cleanup->snapshot, cleanup->cursor.from);
+	IndexScanDesc scan = begin_expired(table, index, batch->snapshot, batch->cursor.from);
 
-	while (may_continue(cleanup) && index_getnext_slot(scan, ForwardScanDirection, table->found))
+	while (may_continue(batch) && index_getnext_slot(scan, ForwardScanDirection, table->found))
 	{
-		cleanup->cursor.from = idem_row_timestamp(table, expires_at);
+		batch->cursor.from = idem_row_timestamp(table, expires_at);
 		if (remove(table))
-			cleanup->removed++;
+			batch->removed++;
 	}
 	index_endscan(scan);
-	if (cleanup->more)
-		idem_backlog_estimate(table, expires_at, cleanup);
+	if (batch->more)
+		idem_backlog_estimate(table, expires_at, batch);
 }
 
 /*
@@ -98,12 +98,12 @@ remove_key(IdemTable *table)
 
 /* Keys past their ttl */
 static void
-sweep_keys(IdemCleanup *cleanup)
+sweep_keys(IdemSweepBatch *batch)
 {
 	IdemTable keys;
 
 	idem_keytable_open(&keys, RowExclusiveLock);
-	sweep_expired(&keys, IDEM_KEYS_EXPIRES_AT, remove_key, cleanup);
+	sweep_expired(&keys, IDEM_KEYS_EXPIRES_AT, remove_key, batch);
 	idem_table_close(&keys);
 }
 
@@ -118,12 +118,12 @@ remove_job_key(IdemTable *keys)
 
 /* Keys of jobs that are done, past their ttl: they no longer absorb duplicates */
 static void
-sweep_job_keys(IdemCleanup *cleanup)
+sweep_job_keys(IdemSweepBatch *batch)
 {
 	IdemTable keys;
 
 	idem_jobtable_open_keys(&keys, RowExclusiveLock);
-	sweep_expired(&keys, IDEM_JOB_KEYS_EXPIRES_AT, remove_job_key, cleanup);
+	sweep_expired(&keys, IDEM_JOB_KEYS_EXPIRES_AT, remove_job_key, batch);
 	idem_table_close(&keys);
 }
 
@@ -138,12 +138,12 @@ remove_log(IdemTable *log)
 
 /* History of jobs that has expired */
 static void
-sweep_job_history(IdemCleanup *cleanup)
+sweep_job_history(IdemSweepBatch *batch)
 {
 	IdemTable log;
 
 	idem_jobtable_open_log(&log, RowExclusiveLock);
-	sweep_expired(&log, IDEM_JOB_LOG_EXPIRES_AT, remove_log, cleanup);
+	sweep_expired(&log, IDEM_JOB_LOG_EXPIRES_AT, remove_log, batch);
 	idem_table_close(&log);
 }
 
@@ -171,7 +171,7 @@ make_dead_if_expired(IdemTable *jobs, IdemQueue *queue, TimestampTz now)
 /* Make spent jobs dead on the pages from begin to before end, as long as the batch may continue */
 static void
 sweep_pages(IdemTable *jobs, BlockNumber begin, BlockNumber end, IdemQueue *queue,
-			IdemCleanup *cleanup)
+			IdemSweepBatch *batch)
 {
 	TimestampTz now = idem_clock_now();
 	ItemPointerData mintid;
@@ -180,17 +180,17 @@ sweep_pages(IdemTable *jobs, BlockNumber begin, BlockNumber end, IdemQueue *queu
 
 	ItemPointerSet(&mintid, begin, 1);
 	ItemPointerSet(&maxtid, end - 1, MaxOffsetNumber);
-	scan = idem_compat_beginscan_tidrange(jobs->heap, cleanup->snapshot, &mintid, &maxtid);
+	scan = idem_compat_beginscan_tidrange(jobs->heap, batch->snapshot, &mintid, &maxtid);
 	while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, jobs->found))
 	{
-		cleanup->cursor.page = ItemPointerGetBlockNumber(&jobs->found->tts_tid);
-		if (!may_continue(cleanup))
+		batch->cursor.page = ItemPointerGetBlockNumber(&jobs->found->tts_tid);
+		if (!may_continue(batch))
 			break;
 		if (make_dead_if_expired(jobs, queue, now))
-			cleanup->removed++;
+			batch->removed++;
 	}
-	if (!cleanup->more)
-		cleanup->cursor.page = end;
+	if (!batch->more)
+		batch->cursor.page = end;
 	table_endscan(scan);
 }
 
@@ -202,7 +202,7 @@ sweep_pages(IdemTable *jobs, BlockNumber begin, BlockNumber end, IdemQueue *queu
  * next one continues behind them.
  */
 static void
-sweep_spent_jobs(IdemCleanup *cleanup)
+sweep_spent_jobs(IdemSweepBatch *batch)
 {
 	IdemTable jobs;
 	IdemQueue queue = {0};
@@ -212,13 +212,13 @@ sweep_spent_jobs(IdemCleanup *cleanup)
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
 	nblocks = RelationGetNumberOfBlocks(jobs.heap);
-	begin = nblocks > 0 ? cleanup->cursor.page % nblocks : 0;
+	begin = nblocks > 0 ? batch->cursor.page % nblocks : 0;
 	npages = Min(nblocks, MAX_PAGES_TO_SEARCH);
 	if (npages > 0)
-		sweep_pages(&jobs, begin, Min(begin + npages, nblocks), &queue, cleanup);
+		sweep_pages(&jobs, begin, Min(begin + npages, nblocks), &queue, batch);
 	/* continue at the beginning of the table */
-	if (!cleanup->more && begin + npages > nblocks)
-		sweep_pages(&jobs, 0, begin + npages - nblocks, &queue, cleanup);
+	if (!batch->more && begin + npages > nblocks)
+		sweep_pages(&jobs, 0, begin + npages - nblocks, &queue, batch);
 	idem_table_close(&jobs);
 }
 
@@ -253,12 +253,12 @@ is_subscribed(const IdemSweep *sweep)
  * a session creates a subscription while the batch runs.
  */
 void
-idem_sweep_run(const IdemSweep *sweep, IdemCleanup *cleanup)
+idem_sweep_run(const IdemSweep *sweep, IdemSweepBatch *batch)
 {
-	cleanup->snapshot = RegisterSnapshot(GetLatestSnapshot());
-	cleanup->is_subscribed = is_subscribed(sweep);
-	if (!cleanup->is_subscribed)
-		sweep->run(cleanup);
-	UnregisterSnapshot(cleanup->snapshot);
-	cleanup->snapshot = NULL;
+	batch->snapshot = RegisterSnapshot(GetLatestSnapshot());
+	batch->is_subscribed = is_subscribed(sweep);
+	if (!batch->is_subscribed)
+		sweep->run(batch);
+	UnregisterSnapshot(batch->snapshot);
+	batch->snapshot = NULL;
 }

@@ -52,7 +52,7 @@ typedef struct Visit
 	bool failed;
 	char error[IDEM_ERROR_TEXT_LEN]; /* the first one */
 	IdemPhase next;					 /* the sweep whose turn it is */
-	IdemCleanup sweeps[IDEM_LAST_SWEEP + 1];
+	IdemSweepBatch batches[IDEM_LAST_SWEEP + 1];
 } Visit;
 
 /* Progress of cleanup in this database, as published */
@@ -125,13 +125,13 @@ report_outcome(IdemVisitOutcome outcome, const Visit *visit)
 
 	for (int i = IDEM_FIRST_SWEEP; i <= IDEM_LAST_SWEEP; i++)
 	{
-		const IdemCleanup *sweep = &visit->sweeps[i];
+		const IdemSweepBatch *batch = &visit->batches[i];
 
-		report.more |= sweep->more;
-		report.rows += sweep->rows;
-		backlog += sweep->left;
-		if (sweep->more && !TIMESTAMP_NOT_FINITE(sweep->cursor.from))
-			oldest = Min(oldest, sweep->cursor.from);
+		report.more |= batch->more;
+		report.rows += batch->rows;
+		backlog += batch->left;
+		if (batch->more && !TIMESTAMP_NOT_FINITE(batch->cursor.from))
+			oldest = Min(oldest, batch->cursor.from);
 	}
 	report.lag = TIMESTAMP_NOT_FINITE(oldest) ? 0 : idem_clock_now() - oldest;
 	strlcpy(report.error, visit->error, IDEM_ERROR_TEXT_LEN);
@@ -206,7 +206,7 @@ lock_tables(Visit *visit, const IdemSweep *sweep, Oid *owner)
  * table, in a restricted security context (W8).
  */
 static void
-run_batch(Visit *visit, const IdemSweep *sweep, IdemCleanup *cleanup)
+run_batch(Visit *visit, const IdemSweep *sweep, IdemSweepBatch *batch)
 {
 	Oid user;
 	int sec_context;
@@ -221,8 +221,8 @@ run_batch(Visit *visit, const IdemSweep *sweep, IdemCleanup *cleanup)
 	{
 		GetUserIdAndSecContext(&user, &sec_context);
 		SetUserIdAndSecContext(owner, sec_context | SECURITY_RESTRICTED_OPERATION);
-		idem_sweep_run(sweep, cleanup);
-		visit->was_subscribed |= cleanup->is_subscribed;
+		idem_sweep_run(sweep, batch);
+		visit->was_subscribed |= batch->is_subscribed;
 		SetUserIdAndSecContext(user, sec_context);
 	}
 	PopActiveSnapshot();
@@ -244,10 +244,10 @@ begin_round(bool continues, Visit *visit)
 	visit->next = progress.next != IDEM_PHASE_IDLE ? progress.next : IDEM_FIRST_SWEEP;
 	for (int i = IDEM_FIRST_SWEEP; i <= IDEM_LAST_SWEEP; i++)
 	{
-		visit->sweeps[i].more = true;
-		visit->sweeps[i].cursor = progress.cursors[i];
+		visit->batches[i].more = true;
+		visit->batches[i].cursor = progress.cursors[i];
 		if (!continues || !is_known)
-			visit->sweeps[i].cursor.from = DT_NOBEGIN;
+			visit->batches[i].cursor.from = DT_NOBEGIN;
 	}
 	if (!continues)
 	{
@@ -258,11 +258,11 @@ begin_round(bool continues, Visit *visit)
 }
 
 static void
-publish_batch(IdemPhase phase, const IdemCleanup *cleanup, int64 took)
+publish_batch(IdemPhase phase, const IdemSweepBatch *batch, int64 took)
 {
-	progress.removed += cleanup->removed;
+	progress.removed += batch->removed;
 	progress.working += took;
-	progress.cursors[phase] = cleanup->cursor;
+	progress.cursors[phase] = batch->cursor;
 	publish_progress();
 }
 
@@ -299,20 +299,20 @@ pause_for(Visit *visit, int64 length)
 static void
 run_sweep(Visit *visit, IdemPhase phase)
 {
-	IdemCleanup *cleanup = &visit->sweeps[phase];
+	IdemSweepBatch *batch = &visit->batches[phase];
 	int64 start = idem_clock_steady();
 	int64 took;
 
-	cleanup->batch = idem_guc_cleanup_batch_size;
-	cleanup->deadline = visit->until;
-	cleanup->removed = cleanup->rows = cleanup->left = 0;
-	cleanup->more = false;
+	batch->max = idem_guc_cleanup_batch_size;
+	batch->deadline = visit->until;
+	batch->removed = batch->rows = batch->left = 0;
+	batch->more = false;
 	progress.phase = phase;
 	publish_progress();
-	run_batch(visit, &idem_sweeps[phase], cleanup);
+	run_batch(visit, &idem_sweeps[phase], batch);
 	took = idem_clock_steady() - start;
-	publish_batch(phase, cleanup, took);
-	if (cleanup->more)
+	publish_batch(phase, batch, took);
+	if (batch->more)
 		pause_for(visit, took * visit->pause);
 }
 
@@ -349,13 +349,13 @@ try_sweep(Visit *visit, IdemPhase phase)
 	PG_CATCH();
 	{
 		recover_from_error(visit, context);
-		visit->sweeps[phase].more = false;
-		visit->sweeps[phase].removed = 0;
+		visit->batches[phase].more = false;
+		visit->batches[phase].removed = 0;
 		/* skip the page, so that one job that cannot be made dead does not block the rest */
 		if (phase == IDEM_PHASE_JOBS)
 		{
-			visit->sweeps[phase].cursor.page++;
-			publish_batch(phase, &visit->sweeps[phase], 0);
+			visit->batches[phase].cursor.page++;
+			publish_batch(phase, &visit->batches[phase], 0);
 		}
 	}
 	PG_END_TRY();
@@ -366,7 +366,7 @@ has_more(const Visit *visit)
 {
 	for (int phase = IDEM_FIRST_SWEEP; phase <= IDEM_LAST_SWEEP; phase++)
 	{
-		if (visit->sweeps[phase].more)
+		if (visit->batches[phase].more)
 			return true;
 	}
 	return false;
@@ -385,7 +385,7 @@ run_sweeps(Visit *visit)
 		IdemPhase phase = visit->next;
 
 		visit->next = phase < IDEM_LAST_SWEEP ? phase + 1 : IDEM_FIRST_SWEEP;
-		if (visit->sweeps[phase].more)
+		if (visit->batches[phase].more)
 			try_sweep(visit, phase);
 	}
 }
@@ -443,7 +443,7 @@ try_database(const IdemVisitRequest *request)
 	PG_CATCH();
 	{
 		recover_from_error(&visit, context);
-		memset(visit.sweeps, 0, sizeof(visit.sweeps));
+		memset(visit.batches, 0, sizeof(visit.batches));
 		(void) idem_shmem_get_slot(MyDatabaseId, NULL);
 	}
 	PG_END_TRY();
@@ -455,7 +455,7 @@ try_database(const IdemVisitRequest *request)
  * this visit, or another worker has it: there is never more than one (W3).
  */
 void
-idem_cleanup_main(Datum arg)
+idem_visit_main(Datum arg)
 {
 	Oid database = DatumGetObjectId(arg);
 	IdemVisitRequest request;

@@ -16,9 +16,9 @@
 #define IDEM_MAX_DELAY (10 * USECS_PER_MINUTE)
 
 /* One batch of a sweep: how much to remove, and what became of it */
-typedef struct IdemCleanup
+typedef struct IdemSweepBatch
 {
-	int batch;				  /* rows to remove at most */
+	int max;				  /* rows to remove at most */
 	int64 deadline;			  /* when to stop, by the steady clock; 0: never */
 	IdemCleanupCursor cursor; /* where to begin; then where to continue */
 	Snapshot snapshot;		  /* shows the rows to look at; set by idem_sweep_run() */
@@ -27,7 +27,7 @@ typedef struct IdemCleanup
 	bool more;	/* stopped before the end: there may be more rows to remove */
 	int64 rows; /* if so: estimated number of live rows in the table */
 	int64 left; /* and of expired rows among them */
-} IdemCleanup;
+} IdemSweepBatch;
 
 /* One kind of rows that cleanup removes */
 typedef struct IdemSweep
@@ -35,7 +35,7 @@ typedef struct IdemSweep
 	const char *activity;	/* for pg_stat_activity */
 	const char *tables[4];	/* those that it writes, then NULL; it sweeps the first one */
 	const char *read_table; /* one that it only reads, or NULL */
-	void (*run)(IdemCleanup *cleanup);
+	void (*run)(IdemSweepBatch *batch);
 } IdemSweep;
 
 /* A database as the launcher sees it; times by the steady clock, in microseconds */
@@ -64,11 +64,11 @@ typedef enum IdemAccess
 } IdemAccess;
 
 /* backlog.c */
-extern void idem_backlog_estimate(IdemTable *table, AttrNumber expires_at, IdemCleanup *cleanup);
+extern void idem_backlog_estimate(IdemTable *table, AttrNumber expires_at, IdemSweepBatch *batch);
 
 /* sweep.c */
 extern const IdemSweep idem_sweeps[IDEM_LAST_SWEEP + 1];
-extern void idem_sweep_run(const IdemSweep *sweep, IdemCleanup *cleanup);
+extern void idem_sweep_run(const IdemSweep *sweep, IdemSweepBatch *batch);
 
 /* process.c */
 extern void idem_process_describe(BackgroundWorker *worker, const char *name, const char *function);
@@ -77,7 +77,7 @@ extern void idem_process_limit_lock_waits(void);
 extern void idem_process_take_database_settings(void);
 
 /* visit.c */
-extern PGDLLEXPORT void idem_cleanup_main(Datum arg);
+extern PGDLLEXPORT void idem_visit_main(Datum arg);
 
 /* schedule.c */
 extern void idem_schedule_init(void);
@@ -93,14 +93,14 @@ extern void idem_launcher_register(void);
 extern PGDLLEXPORT void idem_launcher_main(Datum arg);
 
 static inline int64
-idem_schedule_naptime(void)
+idem_worker_naptime(void)
 {
 	return idem_guc_cleanup_naptime * USECS_PER_SEC;
 }
 
 /* The delay before the next attempt: it doubles after each failure (W7) */
 static inline int64
-idem_schedule_double_delay(int64 delay, int64 max)
+idem_worker_double_delay(int64 delay, int64 max)
 {
 	return Min(Max(2 * delay, IDEM_MIN_DELAY), max);
 }

@@ -279,7 +279,7 @@ is(cleanup_logged('broken', $offset), '1 0', 'W7: one line in twelve rounds (tim
 is(log_count($node, qr/(?:LOG|WARNING|ERROR|FATAL): .*idem(?!.*"stuck")/, $offset),
 	'1', 'W7: and nothing else');
 like( slurp_file($node->logfile, $offset),
-	qr/fails in database "broken": unexpected definition of table "idem.keys"\n.*DETAIL:  It is tried again/,
+	qr/failed in database "broken": unexpected definition of table "idem.keys"\n.*DETAIL:  The launcher tries again/,
 	'W7: it says what is wrong');
 is( progress('broken', 'phase, last_error, last_error_at > last_finished_at'),
 	'failing|unexpected definition of table "idem.keys"|t',
