@@ -374,7 +374,7 @@ has_more(const Visit *visit)
 
 /*
  * Run the sweeps in turn, one batch each, until nothing is left or the visit ends
- * (W2).  The next visit begins with the sweep whose turn it is, so that a table
+ * (W2).  The next visit begins with the sweep whose turn it is then, so that a table
  * with a large backlog does not delay the others.
  */
 static void
@@ -403,9 +403,9 @@ extension_exists(void)
 }
 
 /*
- * Clean up the database that this process is connected to (W5).  The flag that a
- * session has used the functions is cleared before the look for the extension: if
- * the functions are used later, the launcher sees it.
+ * Clean up the database that this process is connected to (W5).  The worker clears
+ * the flag "used" before it looks for the extension.  If a session uses the functions
+ * after that, it sets the flag again, and the launcher sees it.
  */
 static IdemVisitOutcome
 clean_database(const IdemVisitRequest *request, Visit *visit)
