@@ -7,10 +7,10 @@
  * itself waits for five seconds before such a command fails (W2).
  *
  * Each batch is a transaction of its own, with a snapshot of its own.  A pause
- * follows, a multiple of the time that the batch took, in which the worker has no
- * transaction and no lock.  The worker locks a table only if no other session
- * holds or awaits a conflicting lock, so DDL goes first.  It touches only members
- * of the extension (W8).
+ * follows, which lasts for a multiple of the time of the batch.  During the
+ * pause the worker has no transaction and no lock.  The worker locks a table
+ * only if no other session holds or awaits a conflicting lock, so DDL goes
+ * first.  It touches only members of the extension (W8).
  *
  * After an error the batch is rolled back.  Its sweep ends for this visit, and
  * the other sweeps continue.  The views show the error.  The worker reports it to
