@@ -43,7 +43,7 @@
 #define PGDLLEXPORT __attribute__((visibility("default")))
 #endif
 
-/* 18: stands first in a declaration */
+/* 18: pg_noreturn, which stands first in a declaration */
 #if PG_VERSION_NUM < 180000
 #define pg_noreturn pg_attribute_noreturn()
 #endif
@@ -69,7 +69,7 @@ object_aclcheck(Oid classid, Oid objectid, Oid roleid, AclMode mode)
 }
 #endif
 
-/* 16: being a member and being able to SET ROLE to the role are two things */
+/* 16: a member of a role may lack the privilege to SET ROLE to it */
 #if PG_VERSION_NUM < 160000
 #define member_can_set_role(member, role) is_member_of_role(member, role)
 #endif

@@ -20,14 +20,14 @@
  * A stream of such transactions could keep the job from ever starting.  So a job drains,
  * that is, it absorbs no more duplicates, if another open transaction has locked it this
  * way, and it has been due for longer than idem.drain_after or a session waits to cancel
- * it.  An overdue job also drains if this backend has locked it this way in one transaction
- * after another for as long.  The duplicate then goes to another waiting job, or to a new
- * one.
+ * it.  A job that has been due for so long also drains if this backend has locked it this
+ * way, in one transaction after another, for idem.drain_after.  The duplicate then goes to
+ * another waiting job, or to a new one.
  *
  * A job that a worker has fetched with a lease absorbs nothing by a row lock, not even
- * after the lease has expired, because the worker may still complete it.  If it was the
- * last attempt, the job will not run again: an enqueue that would rely on it makes it dead
- * first, under the lock on the hash.
+ * after the lease has expired, because the worker may still complete it.  If the lease of
+ * the last attempt has expired, the job will not run again: an enqueue that would rely on
+ * it makes it dead first, under the lock on the hash.
  *
  * An enqueue waits for an open transaction that
  * - has inserted a job of the key, or has changed the waiting job;

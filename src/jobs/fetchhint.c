@@ -5,7 +5,7 @@
  * fetchstore.c sets and uses the hints.  A hint says only where to start in the
  * index; the row of a job says whether it is due.  Any queue may use any slot, and
  * the hint that expires first is replaced.  So fetches from a few other queues do
- * not remove the hints of this one.
+ * not remove the hints of a queue.
  */
 #include "postgres.h"
 

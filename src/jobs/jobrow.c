@@ -25,8 +25,8 @@ is_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key)
 /*
  * Does the row found have the key?  Its hash is the same, but different keys can
  * have the same hash.  An enqueue reads the jobs of all keys that have its hash,
- * so the number of such keys is limited; they are collected in others.  Works
- * for idem.jobs and idem.job_keys, where the key is the column after the queue.
+ * so the number of such keys is limited; *others collects them.  Works for
+ * idem.jobs and idem.job_keys, where the key is the column after the queue.
  */
 bool
 idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key,
@@ -54,8 +54,8 @@ idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text 
 }
 
 /*
- * Does a worker have the job?  It may complete the job even after the lease has
- * expired, until another worker fetches the job or it is made dead (J11).
+ * Does a worker have the job?  The worker may complete the job even after the lease
+ * has expired, until another worker fetches the job or it is made dead (J11).
  */
 bool
 idem_jobrow_is_leased(IdemTable *jobs)

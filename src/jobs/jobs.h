@@ -217,8 +217,9 @@ typedef struct IdemKeyedEnqueue
 } IdemKeyedEnqueue;
 
 /*
- * The job of the key that decides about the enqueue.  If there are several kinds, the
- * first kind in this order does (for one exception see sum_up()).
+ * The kind of job of the key that decides about the enqueue.  If the key has jobs of
+ * several kinds, the first of these kinds in this order decides (for one exception see
+ * sum_up()).
  */
 typedef enum IdemKeyScanFound
 {

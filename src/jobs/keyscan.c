@@ -205,8 +205,8 @@ note_committed(KeyJobs *list, IdemTable *jobs, TransactionId xmax, const IdemKey
 /*
  * List the jobs of the key.  Returns false if the scan must be repeated, in two cases.  The
  * scan saw only the new version of a job, which an open transaction has written, and missed
- * the committed version.  Or the new version shows that this transaction has fetched the
- * job: the next scan counts the job as running.
+ * the committed version.  Or the new version shows that the open transaction has fetched
+ * the job: the next scan counts the job as running.
  */
 static bool
 list_jobs(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, KeyJobs *list)

@@ -387,10 +387,10 @@ idem_finish_many(PG_FUNCTION_ARGS)
 }
 
 /*
- * State of a row of idem.keys at a time, for the view idem.key_status, whose other
- * columns are computed for the same time.  A row so old that its
- * xmin is also the xid of this transaction may show as held.  This affects only the
- * view.
+ * State of a row of idem.keys at the given time, for the view idem.key_status, whose
+ * other columns are computed for the same time.  The function does not see whether a
+ * row is frozen.  So a very old row, whose xmin equals the xid of this transaction
+ * after a wraparound, may show as held.  This affects only the view.
  */
 Datum
 idem_key_state(PG_FUNCTION_ARGS)

@@ -1,9 +1,9 @@
 /*
  * keyhint.c
- *		Backend memory of the place of the row that the last claim wrote.
+ *		Hint of this backend: the place of the row that its last claim wrote.
  *
- * A finish mostly follows the claim of the same key.  So the row is first looked
- * up at that place, which saves a scan of the index.  The place is only a hint: a
+ * A finish mostly follows the claim of the same key.  So finish and release look for
+ * the row at that place first, which saves a scan of the index.  The place is only a hint: a
  * row of another key, or no row, may be there by now.  So the key in the row is
  * compared, and the state of the key is read from the row as always.
  */

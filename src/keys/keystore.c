@@ -31,8 +31,9 @@
  * - Cleanup (sweep.c) waits for no transaction.
  *
  * Rows are looked up with a dirty snapshot (probe.c), which may miss a row that
- * another transaction is updating at this moment.  The claim then tries to insert,
- * and the unique index reports the conflict.
+ * another transaction is updating at this moment.  The claim then locks the hash and
+ * probes again.  Only an update that does not hold this lock, a finish that is not
+ * HOT, can be missed once more: then the unique index reports the conflict.
  */
 #include "postgres.h"
 

@@ -3,11 +3,11 @@
 /*
  * idem.jobs holds live jobs only.  A job that ends is removed, and kept in
  * idem.job_log for as long as its queue says.  There is no state column: the state
- * follows from run_at, lease_until and row locks.  Columns that never change come
- * first; the row of a job that was never fetched ends with the payload.  Every job
- * leaves dead entries at the head of an index, so autovacuum starts early.  The low
- * fillfactor leaves room for the new row versions of a whole fetched batch on the
- * same page.
+ * follows from run_at, lease_until, after_job and row locks.  Columns that a fetch
+ * does not change come first; the row of a job that was never fetched usually ends
+ * with the payload.  Every job leaves dead entries at the head of an index, so
+ * autovacuum starts early.  The low fillfactor leaves room for the new row versions
+ * of a whole fetched batch on the same page.
  */
 CREATE SEQUENCE idem.jobs_job_id_seq AS bigint;
 COMMENT ON SEQUENCE idem.jobs_job_id_seq IS 'source of job_id';

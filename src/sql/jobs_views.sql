@@ -3,7 +3,7 @@
 /*
  * idem.job_status shows keys and is for administrators; idem.queue_status is for
  * monitors.  Neither shows a payload.  The states are the same as in jobrow.c.  A
- * job that an open transaction runs is shown as waiting.
+ * job that an open transaction has fetched is shown in the state that it had before.
  */
 CREATE VIEW idem.job_status AS
 SELECT s.job_id,
@@ -13,7 +13,7 @@ SELECT s.job_id,
 	   s.priority,
 	   s.age,
 	   s.attempt,
-	   /* the default, as in queuestore.c */
+	   /* IDEM_DEFAULT_MAX_ATTEMPTS of jobs.h */
 	   COALESCE(s.max_attempts, q.max_attempts, 25) AS max_attempts,
 	   s.worker,
 	   s.last_error,

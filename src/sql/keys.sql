@@ -1,8 +1,8 @@
 /* src/sql/keys.sql: the table of keys */
 
 /*
- * One row per key.  Columns that never change come first, so that the WAL record
- * of a finish contains little more than the result.  The columns of leases come
+ * One row per key.  Columns that a finish does not change come first, so that the
+ * WAL record of a finish contains little more than the result.  The columns of leases come
  * last: the row of a plain claim ends before them.
  */
 CREATE TABLE idem.keys (
@@ -26,7 +26,7 @@ CREATE TABLE idem.keys (
 	prior_expires_at timestamp with time zone,
 	CONSTRAINT keys_pkey PRIMARY KEY (key, scope)
 ) USING heap WITH (fillfactor = 70);
-/* an update would take a key that is stored in the TOAST table for a changed key */
+/* if a key were stored in the TOAST table, an update would treat it as changed */
 ALTER TABLE idem.keys ALTER COLUMN key SET STORAGE MAIN, ALTER COLUMN scope SET STORAGE MAIN;
 CREATE INDEX keys_expires_at_idx ON idem.keys USING btree (expires_at);
 

@@ -8,8 +8,8 @@
  * and BEGIN ATOMIC functions store the OIDs of the objects that they use.  So the
  * script does not qualify operators, functions, types and catalogs of pg_catalog; a
  * test installs it beside hostile objects.  Only the names of new functions, in
- * CREATE, COMMENT and GRANT, are qualified, and commands in string literals:
- * operators run the fixes of idem_doctor() later, under another search_path.
+ * CREATE, COMMENT and GRANT, are qualified, and commands in string literals: an
+ * administrator runs the fixes of idem_doctor() later, under another search_path.
  */
 
 /*

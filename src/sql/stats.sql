@@ -60,7 +60,7 @@ COMMENT ON COLUMN idem.stats.parked IS 'claims that were answered parked: an ope
 COMMENT ON COLUMN idem.stats.exhausted IS 'claims that were answered exhausted: no attempts are left';
 COMMENT ON COLUMN idem.stats.mismatches IS 'claims that were refused because the request differed (ID001)';
 COMMENT ON COLUMN idem.stats.takeovers IS 'claims that took over an expired lease';
-COMMENT ON COLUMN idem.stats.stale_tokens IS 'calls with the token of a lease or a job that another caller holds by now (ID003)';
+COMMENT ON COLUMN idem.stats.stale_tokens IS 'calls with the token of a lease or a job that the caller no longer holds (ID003, or stale)';
 COMMENT ON COLUMN idem.stats.expired_keys IS 'keys that cleanup removed';
 COMMENT ON COLUMN idem.stats.abandoned_leases IS 'those of expired_keys that were unfinished leases';
 COMMENT ON COLUMN idem.stats.expired_job_keys IS 'keys of jobs that cleanup removed';

@@ -8,8 +8,8 @@
  * Everything but the counters and the flag "used" is read and written under one
  * LWLock.  A process holds the lock for moments and never while it waits.  There are
  * two exceptions: the postmaster takes no lock, because it is alone when it loads
- * and saves the counters; and a process asks without the lock whether it is the
- * worker, because no other process writes its pid.
+ * and saves the counters; and a process checks without the lock whether it is the
+ * worker, because no other process writes its pid there.
  *
  * Counters are added to without the lock.  A backend looks its entry up once,
  * and an entry stays in its place as long as its database exists.  Counters are

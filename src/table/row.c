@@ -61,7 +61,7 @@ idem_row_is_locked(IdemTable *table)
 	return !(get_header(table)->t_infomask & HEAP_XMAX_INVALID);
 }
 
-/* What a transaction that alone is the xmax of a row does to the row */
+/* What xmax does to the row, if it is a single transaction and not a multixact */
 static MultiXactStatus
 get_single_status(uint16 infomask, uint16 infomask2)
 {

@@ -4,8 +4,8 @@
  *
  * idem writes its tables without ExecInsert() and related functions, which handle
  * triggers, rules, policies, partition bounds and expressions.  So a table that
- * has any of these is refused.  Indexes are checked when they need an entry, the
- * rest in every call.
+ * has any of these is refused.  Indexes other than the primary key are checked when
+ * idem_table_open_indexes() opens them, the rest in every call.
  */
 #include "postgres.h"
 
@@ -102,8 +102,9 @@ idem_shape_is_on_pkey(const IdemTableDef *def, Form_pg_index form)
 
 /*
  * Is the index the copy of the primary key that REINDEX CONCURRENTLY builds?
- * No other unique index may exist.  If one took other keys for equal, a key
- * could be absent in the primary key and in conflict there, over and over.
+ * No other unique index may exist.  An index that treats different keys as equal
+ * would refuse a key that the primary key does not contain, and the caller would
+ * look the key up and insert it again without end.
  */
 static bool
 is_copy_of_pkey(IdemTable *table, Relation index)

@@ -4,8 +4,8 @@
  *
  * The rows of such a table belong to the publisher.  If the subscriber deleted
  * an expired key, its apply worker would find no row for the update by which a
- * claim on the publisher takes the key over, and the key would run again after
- * the cutover.  So cleanup skips such a table (W1), and functions that write it
+ * claim on the publisher takes the key over, and the work of the key would run
+ * again after the cutover.  So cleanup skips such a table (W1), and functions that write it
  * are refused, as on a standby (K13).  A disabled subscription counts as well:
  * it can be enabled and continue where it stopped.
  */
@@ -24,8 +24,9 @@
 static uint64 nchanges = 0;
 
 /*
- * Reads pg_subscription_rel as it is now, without waiting for an invalidation.
- * If this returns false, no snapshot taken before shows a row that a
+ * Does a subscription write the table?  Reads the latest committed rows of
+ * pg_subscription_rel, even if an invalidation has not arrived yet.
+ * If this returns false, no snapshot taken before the call shows a row that a
  * subscription has written.
  */
 bool
@@ -54,9 +55,10 @@ count_change(Datum arg, SysCacheIdentifier cacheid, uint32 hashvalue)
 }
 
 /*
- * Raise an error if a subscription writes the table (K13).  Looks again only if
- * pg_subscription_rel has changed.  The caller has opened the table and passes its
- * OID, because an invalidation may have cleared the OID in the cache.
+ * Raise an error if a subscription writes the table (K13).  Reads the catalog again
+ * only if pg_subscription_rel has changed since the last check.  The caller has opened
+ * the table and passes its OID, because an invalidation may have cleared the OID in
+ * the cache.
  */
 void
 idem_subscription_refuse(const IdemTableDef *def, Oid relid)

@@ -123,7 +123,7 @@ idem_table_open_indexes(IdemTable *table)
 
 	if (table->indexes != NULL)
 		return;
-	/* K5: wait for a lock of another session on the TOAST table now, not while we hold a hash */
+	/* K5: wait for a lock of another session on the TOAST table now, not under a hash lock */
 	if (OidIsValid(table->heap->rd_rel->reltoastrelid))
 		LockRelationOid(table->heap->rd_rel->reltoastrelid, RowExclusiveLock);
 	oldcontext = MemoryContextSwitchTo(table->context);

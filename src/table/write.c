@@ -108,6 +108,7 @@ insert_index_entry(IdemTable *table, int i, IndexUniqueCheck check, bool unchang
 		if (!isnull[j])
 			values[j] = slot_getattr(table->written, attno, &isnull[j]);
 	}
+	/* the index omits rows whose first column is null, see skips_nulls() */
 	if (isnull[0] && info->ii_Predicate != NIL)
 		return true;
 	unique = index_insert(index, values, isnull, &table->written->tts_tid, table->heap,

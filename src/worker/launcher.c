@@ -55,7 +55,7 @@ publish_state(IdemLauncherState state)
 	idem_shmem_set_launcher(&launcher);
 }
 
-/* For idem_doctor(): a launcher that does not wake up is stuck */
+/* For idem_doctor(): a launcher that does not wake up at this time is stuck */
 static void
 publish_awake_at(int64 time)
 {

@@ -4,8 +4,8 @@
  *
  * Each database has a due time, by the steady clock (W5):
  * - A database is visited once per naptime.
- * - If a visit leaves rows to remove, the next one follows at once, after other
- *   databases that are due.
+ * - If a visit leaves rows to remove, the next one follows at once, or after the
+ *   rest of the last pause, and after other databases that are due.
  * - If the extension is not installed or cleanup is off, the next visit is ten
  *   minutes later, or a naptime later if that is longer.  A session that uses the
  *   functions in a database without the extension makes the database due when the
@@ -46,7 +46,7 @@
 #define LOCKED_DELAY (10 * USECS_PER_SEC)
 #define MAX_LOCKED	 USECS_PER_MINUTE
 
-/* The first visits begin and end at these times after the start of the launcher */
+/* The first visits begin between these two times after the start of the launcher */
 #define FIRST_VISIT USECS_PER_SEC
 #define LAST_VISIT	(5 * USECS_PER_SEC)
 

@@ -7,10 +7,10 @@
  * itself waits for five seconds before such a command fails (W2).
  *
  * Each batch is a transaction of its own, with a snapshot of its own.  A pause
- * follows, a multiple of the time that the batch took, in which the worker has no
- * transaction and no lock.  The worker locks a table only if no other session
- * holds or awaits a conflicting lock, so DDL goes first.  It touches only members
- * of the extension (W8).
+ * follows, which lasts for a multiple of the time of the batch.  During the
+ * pause the worker has no transaction and no lock.  The worker locks a table
+ * only if no other session holds or awaits a conflicting lock, so DDL goes
+ * first.  It touches only members of the extension (W8).
  *
  * After an error the batch is rolled back.  Its sweep ends for this visit, and
  * the other sweeps continue.  The views show the error.  The worker reports it to
@@ -374,7 +374,7 @@ has_more(const Visit *visit)
 
 /*
  * Run the sweeps in turn, one batch each, until nothing is left or the visit ends
- * (W2).  The next visit begins with the sweep whose turn it is, so that a table
+ * (W2).  The next visit begins with the sweep whose turn it is then, so that a table
  * with a large backlog does not delay the others.
  */
 static void
@@ -403,9 +403,9 @@ extension_exists(void)
 }
 
 /*
- * Clean up the database that this process is connected to (W5).  The flag that a
- * session has used the functions is cleared before the look for the extension: if
- * the functions are used later, the launcher sees it.
+ * Clean up the database that this process is connected to (W5).  The worker clears
+ * the flag "used" before it looks for the extension.  If a session uses the functions
+ * after that, it sets the flag again, and the launcher sees it.
  */
 static IdemVisitOutcome
 clean_database(const IdemVisitRequest *request, Visit *visit)

@@ -46,7 +46,7 @@ typedef struct IdemDatabase
 	int64 due;
 	int64 delay;		/* until the next try after a failure; 0: the last visit was fine */
 	int64 locked_since; /* all visits since then met a locked table; 0: the last one did not */
-	int64 lag;			/* time since the oldest row left has expired */
+	int64 lag;			/* how long ago the oldest row left expired */
 	int64 rows;			/* live rows in the tables that have rows left to remove */
 	int pause;			/* length of a pause as a multiple of the batch before it */
 	bool continues;		/* the last visit left rows to remove */
