@@ -21,6 +21,7 @@ OBJS = \
 	src/fn/values.o \
 	src/fn/args.o \
 	src/fn/arrays.o \
+	src/stats/exchange.o \
 	src/stats/shmem.o \
 	src/stats/statsfile.o \
 	src/stats/counters.o \

@@ -1,31 +1,28 @@
 /*
  * shmem.c
- *		The shared memory of idem, and the functions that read and write it.
+ *		The entries of databases and queues in shared memory: counters, and the
+ *		progress of cleanup.
  *
  * There is shared memory only if the library is preloaded.  Only the counters and
  * the background worker depend on it.
  *
- * Everything but the counters and the flag "used" is read and written under one
- * LWLock.  A process holds the lock for moments and never while it waits.  There are
- * two exceptions: the postmaster takes no lock, because it is alone when it loads
- * and saves the counters; and a process checks without the lock whether it is the
- * worker, because no other process writes its pid there.
+ * The entries are in a hash table of the server.  Everything but the counters and the
+ * flag "used" is read and written under one LWLock.  A process holds the lock for
+ * moments and never while it waits.  The postmaster takes no lock, because it is
+ * alone when it loads and saves the counters.
  *
  * Counters are added to without the lock.  A backend looks its entry up once,
  * and an entry stays in its place as long as its database exists.  Counters are
  * atomic variables.  There are several sets of them per entry, each in cache
  * lines of its own, so that two backends rarely write the same line.
  *
- * During a visit only the worker writes the report, and the progress of cleanup in
- * its database.  Before and after the visit the launcher does.  The state of the
- * launcher is written by the launcher alone.  Each of them keeps a copy and publishes
- * it as a whole.
+ * During a visit only the worker writes the progress of cleanup in its database.
+ * After the visit the launcher does, if the worker has not reported.
  */
 #include "postgres.h"
 
 #include "common/hashfn.h"
 #include "common/pg_prng.h"
-#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "storage/lwlock.h"
@@ -70,8 +67,6 @@ typedef struct Shared
 	LWLock *lock;
 	bool is_full; /* a queue or database got no entry */
 	uint64 seed;  /* of the hash of entries */
-	IdemLauncher launcher;
-	IdemVisit visit;
 } Shared;
 
 static Shared *shared = NULL;
@@ -107,9 +102,10 @@ hash_entry_key(const void *key, Size keysize)
 void
 idem_shmem_request(void)
 {
-	RequestAddinShmemSpace(add_size(MAXALIGN(sizeof(Shared)),
-									hash_estimate_size(idem_guc_stats_max, sizeof(StatsEntry))));
-	RequestNamedLWLockTranche("idem", 1);
+	RequestAddinShmemSpace(MAXALIGN(sizeof(Shared)));
+	RequestAddinShmemSpace(hash_estimate_size(idem_guc_stats_max, sizeof(StatsEntry)));
+	RequestAddinShmemSpace(idem_exchange_size());
+	RequestNamedLWLockTranche("idem", 2);
 }
 
 /* Shared memory has been allocated: attach to it; true if this process created it */
@@ -118,14 +114,17 @@ idem_shmem_attach(void)
 {
 	HASHCTL ctl = {
 		.keysize = sizeof(EntryKey), .entrysize = sizeof(StatsEntry), .hash = hash_entry_key};
+	LWLockPadded *locks;
 	bool found;
 
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	locks = GetNamedLWLockTranche("idem");
+	idem_exchange_attach(&locks[1].lock);
 	shared = ShmemInitStruct("idem", sizeof(Shared), &found);
 	if (!found)
 	{
 		memset(shared, 0, sizeof(*shared));
-		shared->lock = &GetNamedLWLockTranche("idem")->lock;
+		shared->lock = &locks[0].lock;
 		shared->seed = pg_prng_uint64(&pg_global_prng_state);
 	}
 	entries = idem_compat_shmem_hash("idem entries", idem_guc_stats_max, &ctl,
@@ -202,6 +201,18 @@ make_entry(const EntryKey *key, TimestampTz stats_reset)
 	entry->used = true;
 	entry->stats_reset = stats_reset;
 	return entry;
+}
+
+/* Did a queue or database get no entry? */
+bool
+idem_shmem_is_full(void)
+{
+	bool is_full;
+
+	lock_shared(LW_SHARED);
+	is_full = shared->is_full;
+	unlock_shared();
+	return is_full;
 }
 
 /* Find an entry, or make it; NULL: there is no room */
@@ -495,116 +506,4 @@ idem_shmem_set_failure(Oid database, const char *error)
 	entry->progress.error_at = GetCurrentTimestamp();
 	strlcpy(entry->progress.error, error, IDEM_ERROR_TEXT_LEN);
 	unlock_shared();
-}
-
-/* Launcher and visit at one moment; is_full: a queue or database got no entry */
-void
-idem_shmem_get_status(IdemLauncher *launcher, IdemVisit *visit, bool *is_full)
-{
-	lock_shared(LW_SHARED);
-	*launcher = shared->launcher;
-	*visit = shared->visit;
-	*is_full = shared->is_full;
-	unlock_shared();
-}
-
-void
-idem_shmem_set_launcher(const IdemLauncher *launcher)
-{
-	lock_shared(LW_EXCLUSIVE);
-	shared->launcher = *launcher;
-	unlock_shared();
-}
-
-void
-idem_shmem_get_visit(IdemVisit *visit)
-{
-	lock_shared(LW_SHARED);
-	*visit = shared->visit;
-	unlock_shared();
-}
-
-/* The launcher calls this before it starts the worker */
-void
-idem_shmem_request_visit(const IdemVisitRequest *request)
-{
-	lock_shared(LW_EXCLUSIVE);
-	memset(&shared->visit, 0, sizeof(shared->visit));
-	shared->visit.request = *request;
-	shared->visit.report.outcome = IDEM_VISIT_LOST;
-	unlock_shared();
-}
-
-/* Become the worker (W3); false if the worker of an earlier launcher still runs */
-bool
-idem_shmem_begin_visit(Oid database, IdemVisitRequest *request)
-{
-	IdemVisit *visit = &shared->visit;
-	bool is_free;
-
-	lock_shared(LW_EXCLUSIVE);
-	is_free = visit->pid == 0 && visit->request.database == database;
-	if (is_free)
-		visit->pid = MyProcPid;
-	*request = visit->request;
-	unlock_shared();
-	return is_free;
-}
-
-void
-idem_shmem_set_report(const IdemVisitReport *report)
-{
-	lock_shared(LW_EXCLUSIVE);
-	shared->visit.report = *report;
-	unlock_shared();
-}
-
-/*
- * Is this process the worker of the visit?  If so, and if there is a message,
- * report the error that ends the process.  Why a process could not connect is often
- * in the detail.  May be called at any moment, also while this process holds the
- * lock; then nothing is reported.
- */
-bool
-idem_shmem_set_visit_error(const char *message, const char *detail)
-{
-	IdemVisitReport *report = &shared->visit.report;
-	char text[2 * IDEM_ERROR_TEXT_LEN];
-
-	if (shared->visit.pid != MyProcPid)
-		return false;
-	if (message == NULL || LWLockHeldByMe(shared->lock))
-		return true;
-	if (!report->connected && detail != NULL)
-		snprintf(text, sizeof(text), "%s: %s", message, detail);
-	else
-		strlcpy(text, message, sizeof(text));
-	lock_shared(LW_EXCLUSIVE);
-	idem_shmem_copy_error(report->error, text);
-	unlock_shared();
-	return true;
-}
-
-/* The worker calls this when it exits, normally or after an error */
-void
-idem_shmem_end_visit(void)
-{
-	StatsEntry *entry;
-
-	lock_shared(LW_EXCLUSIVE);
-	if (shared->visit.pid == MyProcPid)
-		shared->visit.pid = 0;
-	entry = find_database(MyDatabaseId);
-	if (entry != NULL && entry->progress.phase <= IDEM_LAST_SWEEP)
-		entry->progress.phase = IDEM_PHASE_IDLE;
-	unlock_shared();
-}
-
-/* Copy a message to a buffer of IDEM_ERROR_TEXT_LEN bytes, clipped at a character */
-void
-idem_shmem_copy_error(char *text, const char *message)
-{
-	int len = pg_mbcliplen(message, strlen(message), IDEM_ERROR_TEXT_LEN - 1);
-
-	strlcpy(text, message, len + 1);
 }

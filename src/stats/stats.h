@@ -3,7 +3,7 @@
  *		State that processes share if the library is preloaded: counters, the
  *		progress of cleanup, requests of the launcher and reports of the worker.
  *
- * Only shmem.c sees the layout of the shared memory.  The other files read and
+ * Only shmem.c and exchange.c see the layout of the shared memory.  The other files read and
  * write it through the functions below.  Only counters are added to directly, at the
  * place that idem_shmem_get_slot() returns.
  */
@@ -12,6 +12,7 @@
 
 #include "nodes/pg_list.h"
 #include "port/atomics.h"
+#include "storage/lwlock.h"
 
 #include "idem.h"
 
@@ -200,10 +201,24 @@ typedef struct IdemLauncher
 	char error[IDEM_ERROR_TEXT_LEN];
 } IdemLauncher;
 
+/* exchange.c */
+extern Size idem_exchange_size(void);
+extern void idem_exchange_attach(LWLock *lock);
+extern void idem_exchange_get_status(IdemLauncher *launcher, IdemVisit *visit);
+extern void idem_exchange_set_launcher(const IdemLauncher *launcher);
+extern void idem_exchange_get_visit(IdemVisit *visit);
+extern void idem_exchange_request_visit(const IdemVisitRequest *request);
+extern bool idem_exchange_begin_visit(Oid database, IdemVisitRequest *request);
+extern void idem_exchange_set_report(const IdemVisitReport *report);
+extern bool idem_exchange_set_visit_error(const char *message, const char *detail);
+extern void idem_exchange_end_visit(void);
+extern void idem_exchange_copy_error(char *text, const char *message);
+
 /* shmem.c */
 extern void idem_shmem_request(void);
 extern bool idem_shmem_attach(void);
 extern bool idem_shmem_exists(void);
+extern bool idem_shmem_is_full(void);
 extern IdemCounterSlot idem_shmem_get_slot(Oid database, const text *queue);
 extern bool idem_shmem_take_use(void);
 extern bool idem_shmem_is_used(Oid database);
@@ -216,15 +231,6 @@ extern IdemDatabaseProgress *idem_shmem_copy_progress(int *n);
 extern bool idem_shmem_get_progress(Oid database, IdemProgress *progress);
 extern void idem_shmem_set_progress(Oid database, const IdemProgress *progress);
 extern void idem_shmem_set_failure(Oid database, const char *error);
-extern void idem_shmem_get_status(IdemLauncher *launcher, IdemVisit *visit, bool *is_full);
-extern void idem_shmem_set_launcher(const IdemLauncher *launcher);
-extern void idem_shmem_get_visit(IdemVisit *visit);
-extern void idem_shmem_request_visit(const IdemVisitRequest *request);
-extern bool idem_shmem_begin_visit(Oid database, IdemVisitRequest *request);
-extern void idem_shmem_set_report(const IdemVisitReport *report);
-extern bool idem_shmem_set_visit_error(const char *message, const char *detail);
-extern void idem_shmem_end_visit(void);
-extern void idem_shmem_copy_error(char *text, const char *message);
 
 /* statsfile.c */
 extern void idem_statsfile_save(void);

@@ -282,12 +282,11 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 	IdemLauncher launcher = {0};
 	IdemVisit visit = {0};
 	bool preloaded = idem_shmem_exists();
-	bool is_full = false;
 
 	idem_fn_begin(fcinfo, &idem_stat_worker_signature, NULL);
 	row.rsinfo = idem_fn_row_set(fcinfo, worker_types, WORKER_NATTS);
 	if (preloaded)
-		idem_shmem_get_status(&launcher, &visit, &is_full);
+		idem_exchange_get_status(&launcher, &visit);
 	add_column(&row, BoolGetDatum(preloaded), false);
 	add_column(&row, CStringGetTextDatum(IDEM_VERSION), false);
 	add_column(&row, CStringGetTextDatum(state_names[launcher.state]), false);
@@ -302,7 +301,7 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 	add_time(&row, launcher.clock_back_at);
 	add_column(&row, Float8GetDatum(launcher.clock_back_by / 1e6), launcher.clock_back_at == 0);
 	add_column(&row, Int64GetDatum(launcher.memory), launcher.pid == 0);
-	add_column(&row, BoolGetDatum(is_full), !preloaded);
+	add_column(&row, BoolGetDatum(preloaded && idem_shmem_is_full()), !preloaded);
 	add_column(&row, Float8GetDatum(Max(idem_clock_steady() - launcher.awake_at, 0) / 1e6),
 			   launcher.pid == 0);
 	if (launcher.error_at != 0)

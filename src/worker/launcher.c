@@ -52,7 +52,7 @@ publish_state(IdemLauncherState state)
 {
 	launcher.state = state;
 	launcher.memory = MemoryContextMemAllocated(TopMemoryContext, true);
-	idem_shmem_set_launcher(&launcher);
+	idem_exchange_set_launcher(&launcher);
 }
 
 /* For idem_doctor(): a launcher that does not wake up at this time is stuck */
@@ -60,7 +60,7 @@ static void
 publish_awake_at(int64 time)
 {
 	launcher.awake_at = time;
-	idem_shmem_set_launcher(&launcher);
+	idem_exchange_set_launcher(&launcher);
 }
 
 /* For idem_doctor(): find out if the clock was set back, because tokens and expiry depend on it */
@@ -76,7 +76,7 @@ watch_clock(void)
 	{
 		launcher.clock_back_at = wall;
 		launcher.clock_back_by = last_ahead - ahead;
-		idem_shmem_set_launcher(&launcher);
+		idem_exchange_set_launcher(&launcher);
 	}
 	last_ahead = ahead;
 	is_first = false;
@@ -126,7 +126,7 @@ start_worker(const IdemDatabase *database)
 	worker.bgw_main_arg = ObjectIdGetDatum(database->oid);
 	worker.bgw_notify_pid = MyProcPid;
 
-	idem_shmem_request_visit(&request);
+	idem_exchange_request_visit(&request);
 	if (!RegisterDynamicBackgroundWorker(&worker, &worker_handle))
 	{
 		worker_handle = NULL;
@@ -174,7 +174,7 @@ end_visit(const IdemVisit *visit)
 	worker_handle = NULL;
 	launcher.visits++;
 	launcher.last_visit_at = GetCurrentTimestamp();
-	idem_shmem_set_launcher(&launcher);
+	idem_exchange_set_launcher(&launcher);
 	idem_schedule_end_visit(visit, visit_is_outdated);
 }
 
@@ -189,7 +189,7 @@ watch_worker(int64 now)
 	pid_t pid;
 	bool has_ended = GetBackgroundWorkerPid(worker_handle, &pid) == BGWH_STOPPED;
 
-	idem_shmem_get_visit(&visit);
+	idem_exchange_get_visit(&visit);
 	if (has_ended)
 	{
 		end_visit(&visit);
@@ -207,7 +207,7 @@ is_old_worker_running(void)
 {
 	IdemVisit visit;
 
-	idem_shmem_get_visit(&visit);
+	idem_exchange_get_visit(&visit);
 	return visit.pid != 0;
 }
 
@@ -245,7 +245,7 @@ note_error(const ErrorData *error)
 				errdetail("It tries again after ten minutes at most. The failure is not logged again until the launcher has worked."));
 	error_delay = idem_worker_double_delay(error_delay, IDEM_MAX_DELAY);
 	launcher.error_at = GetCurrentTimestamp();
-	idem_shmem_copy_error(launcher.error, error->message);
+	idem_exchange_copy_error(launcher.error, error->message);
 	publish_state(IDEM_LAUNCHER_FAILING);
 	return idem_clock_steady() + error_delay;
 }

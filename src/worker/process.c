@@ -70,7 +70,7 @@ report_error(ErrorData *error)
 		bool is_error = error->sqlerrcode != ERRCODE_ADMIN_SHUTDOWN;
 
 		error->output_to_server =
-			is_error && !idem_shmem_set_visit_error(error->message, error->detail);
+			is_error && !idem_exchange_set_visit_error(error->message, error->detail);
 	}
 	if (prev_emit_log_hook)
 		prev_emit_log_hook(error);

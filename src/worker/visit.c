@@ -64,10 +64,16 @@ publish_progress(void)
 	idem_shmem_set_progress(MyDatabaseId, &progress);
 }
 
+/* A worker that is terminated in the middle of a sweep is not at work any more */
 static void
 at_exit(int code, Datum arg)
 {
-	idem_shmem_end_visit();
+	idem_exchange_end_visit();
+	if (progress.phase >= IDEM_FIRST_SWEEP && progress.phase <= IDEM_LAST_SWEEP)
+	{
+		progress.phase = IDEM_PHASE_IDLE;
+		publish_progress();
+	}
 }
 
 /* What the views show after a visit with this outcome */
@@ -135,7 +141,7 @@ report_outcome(IdemVisitOutcome outcome, const Visit *visit)
 	}
 	report.lag = TIMESTAMP_NOT_FINITE(oldest) ? 0 : idem_clock_now() - oldest;
 	strlcpy(report.error, visit->error, IDEM_ERROR_TEXT_LEN);
-	idem_shmem_set_report(&report);
+	idem_exchange_set_report(&report);
 	publish_outcome(visit, &report, backlog);
 }
 
@@ -331,7 +337,7 @@ recover_from_error(Visit *visit, MemoryContext context)
 	MemoryContextSwitchTo(context);
 	pgstat_report_activity(STATE_IDLE, NULL);
 	if (!visit->failed)
-		idem_shmem_copy_error(visit->error, error->message);
+		idem_exchange_copy_error(visit->error, error->message);
 	visit->failed = true;
 	FreeErrorData(error);
 }
@@ -462,11 +468,11 @@ idem_visit_main(Datum arg)
 	IdemVisitReport connected = {.connected = true, .outcome = IDEM_VISIT_LOST};
 
 	idem_process_begin();
-	if (!idem_shmem_begin_visit(database, &request))
+	if (!idem_exchange_begin_visit(database, &request))
 		return;
 	before_shmem_exit(at_exit, (Datum) 0);
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
 	idem_process_limit_lock_waits();
-	idem_shmem_set_report(&connected);
+	idem_exchange_set_report(&connected);
 	try_database(&request);
 }
