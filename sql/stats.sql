@@ -485,6 +485,11 @@ SELECT outcome FROM idem_enqueue('same name');
 SELECT enqueued FROM idem.queue_stats WHERE queue = 'same name' AND datname = current_database();
 DROP DATABASE idem_stats_other;
 
+-- a session that uses many queues counts for each of them
+SELECT count(*) FROM generate_series(1, 100) AS i CROSS JOIN LATERAL idem_enqueue('many ' || i);
+SELECT count(*), min(enqueued), max(enqueued) FROM idem.queue_stats
+ WHERE queue LIKE 'many %' AND datname = current_database();
+
 DROP VIEW shown;
 DROP FUNCTION try, moved, counters, stats_handler;
 DROP TABLE tries, tried, fetched, seen;

@@ -537,15 +537,6 @@ is( counters(db => 'worked', queue => 'f'),
 	'dead=3 enqueued=3 fetched=3',
 	'S1: and counts it once when it has');
 
-# idem_stats_reset() is about the database where it is called.
-run('SELECT idem_stats_reset()');
-is(counters(), '', 'S1: a reset sets the counters of its database to zero');
-is(counters(db => 'worked', queue => 'f'),
-	'dead=3 enqueued=3 fetched=3', 'S1: and leaves those of a queue in another database alone');
-isnt(counters(db => 'worked'), '', 'S1: and those of the other database itself');
-run(q{SELECT idem_claim('after the reset')});
-is(counters(), 'claims=1', 'S1: and counting goes on');
-
 #
 # S3: names of queues, as they are; seen from other databases, too
 #
