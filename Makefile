@@ -10,18 +10,21 @@ OBJS = \
 	src/guc.o \
 	src/clock.o \
 	src/hash.o \
+	src/sha256.o \
 	src/version.o \
 	src/table/subscription.o \
 	src/table/shape.o \
 	src/table/table.o \
 	src/table/write.o \
 	src/table/row.o \
+	src/table/leaf.o \
 	src/table/probe.o \
 	src/fn/fn.o \
 	src/fn/values.o \
 	src/fn/args.o \
 	src/fn/arrays.o \
 	src/stats/exchange.o \
+	src/stats/skips.o \
 	src/stats/shmem.o \
 	src/stats/statsfile.o \
 	src/stats/counters.o \
@@ -37,15 +40,18 @@ OBJS = \
 	src/keys/call.o \
 	src/jobs/jobtable.o \
 	src/jobs/jobrow.o \
+	src/jobs/queuecache.o \
 	src/jobs/queuestore.o \
+	src/jobs/change.o \
 	src/jobs/joblog.o \
 	src/jobs/dead.o \
 	src/jobs/jobstore.o \
 	src/jobs/workstore.o \
-	src/jobs/fetchhint.o \
+	src/jobs/fetchskip.o \
 	src/jobs/fetchstore.o \
 	src/jobs/keyscan.o \
 	src/jobs/dedup.o \
+	src/jobs/bulk.o \
 	src/jobs/queue.o \
 	src/jobs/enqueue.o \
 	src/jobs/work.o \
@@ -86,11 +92,13 @@ REGRESS = \
 	call \
 	many \
 	expiry \
+	key_hash \
 	request \
 	errors \
 	shape \
 	privileges \
 	comments \
+	result_types \
 	settings \
 	require_finish \
 	lease \
@@ -101,6 +109,7 @@ REGRESS = \
 	job_enqueue \
 	job_scheduled \
 	job_fetch \
+	job_skip \
 	job_end \
 	job_many \
 	job_errors \
@@ -178,10 +187,15 @@ ISOLATION = \
 	job-takeover \
 	job-cancel \
 	job-bulk \
+	job-bulk-lock \
 	job-fetch \
+	job-skip \
+	job-skip-chain \
+	job-skip-race \
 	job-prepare \
 	job-pause \
 	job-queue \
+	job-queue-cache \
 	job-owner \
 	job-replace \
 	job-expired \
@@ -230,11 +244,13 @@ help:
 	@echo 'make install        install it into the server that pg_config belongs to'
 	@echo 'make installcheck   run the tests against what was installed, on private servers'
 	@echo 'make test           build and run all tests in a temporary directory; some of them with'
-	@echo '                    SUITES="regress isolation tap", REGRESS="claim lease",'
-	@echo '                    ISOLATION="claim", TESTS="test/t/010_crash.pl"'
+	@echo '                    SUITES="regress isolation tap bench", REGRESS="claim lease",'
+	@echo '                    ISOLATION="claim", TESTS="test/t/010_crash.pl", BENCH="pair"'
 	@echo 'make demo           see it work, on a throw-away server (KEEP=1 leaves it running)'
 	@echo 'make demo-stop      remove what make demo KEEP=1 has left'
-	@echo 'make bench          measure it against SQL written by hand, and other queues'
+	@echo 'make bench          measure it against SQL written by hand, and other queues, and write'
+	@echo '                    doc/bench; BENCH="counts pair" for some lines; QUICK=1 with small'
+	@echo '                    sizes, writes nothing (BENCH_OUT=DIRECTORY: there)'
 	@echo 'make soak           a random load with a ledger, for a minute (SOAK_SECONDS, SOAK_SEED,'
 	@echo '                    SOAK_CLIENTS), and look whether every promise was kept'
 	@echo 'make model          check the model of the lease protocol (Spin)'
@@ -304,8 +320,8 @@ installcheck: not-as-root
 .PHONY: not-as-root
 not-as-root:
 	@if [ "$$(id -u)" = 0 ]; then \
-		echo 'PostgreSQL refuses to run as root: run "make installcheck" as another user' >&2; \
-		echo 'who can write here, or "make test".' >&2; exit 1; fi
+		echo 'PostgreSQL refuses to run as root: run "make installcheck" as another user with' >&2; \
+		echo 'write permission here, or "make test".' >&2; exit 1; fi
 
 $(OBJS) $(OBJS:.o=.bc): $(wildcard $(srcdir)/src/*.h $(srcdir)/src/*/*.h)
 

@@ -7,17 +7,20 @@ SELECT classid, objid
  WHERE refclassid = 'pg_extension'::regclass
    AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem')
    AND deptype = 'e'
-   AND classid <> 'pg_type'::regclass;	-- row types are members from 17 on
+   AND (classid <> 'pg_type'::regclass	-- types of tables and array types are members from 17 on
+		OR objid IN (SELECT reltype FROM pg_class WHERE relkind = 'c'));
 
 SELECT pg_describe_object(classid, objid, 0) AS without_comment
   FROM members
  WHERE obj_description(objid, (SELECT relname FROM pg_class WHERE oid = classid)) IS NULL;
 
--- columns of tables and views
+-- columns of tables, views and types
 SELECT a.attrelid::regclass, a.attname AS without_comment
-  FROM members JOIN pg_attribute AS a ON classid = 'pg_class'::regclass AND a.attrelid = objid
-  JOIN pg_class AS c ON c.oid = objid AND c.relkind <> 'S'	-- those of sequences cannot have any
- WHERE a.attnum > 0 AND NOT a.attisdropped AND col_description(a.attrelid, a.attnum) IS NULL;
+  FROM members JOIN pg_class AS c ON objid = CASE classid WHEN 'pg_class'::regclass THEN c.oid
+														  WHEN 'pg_type'::regclass THEN c.reltype END
+  JOIN pg_attribute AS a ON a.attrelid = c.oid
+ WHERE c.relkind <> 'S'	-- columns of sequences cannot have any
+   AND a.attnum > 0 AND NOT a.attisdropped AND col_description(a.attrelid, a.attnum) IS NULL;
 
 -- indexes and constraints of tables
 SELECT i.indexrelid::regclass AS without_comment

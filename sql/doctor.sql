@@ -104,6 +104,45 @@ SELECT * FROM doctor();
 CALL anew();
 
 --
+-- backlog, expired leases and parked keys count the keys that idem.key_status shows in
+-- these states, at any time
+--
+CREATE FUNCTION compare(clocks text[], OUT clock text, OUT "check" text, OUT doctor bigint, OUT view bigint) RETURNS SETOF record LANGUAGE plpgsql AS $$
+BEGIN
+	FOREACH clock IN ARRAY clocks LOOP
+		PERFORM set_config('idem.clock_offset', clock, true);
+		RETURN QUERY
+			SELECT clock, d."check", coalesce(substring(d.detail FROM '^\d+'), '0')::bigint, v.keys
+			  FROM idem_doctor() AS d
+			  JOIN (SELECT x."check", count(s.key)
+					  FROM (VALUES ('backlog'), ('expired leases'), ('parked keys')) AS x ("check")
+					  LEFT JOIN idem.key_status AS s
+						ON x."check" = CASE
+						   WHEN s.status = 'parked' THEN 'parked keys'
+						   WHEN s.status = 'expired' AND s.time_left <= '0' THEN 'backlog'
+						   WHEN s.status IN ('expired', 'exhausted') THEN 'expired leases'
+						   END
+					 GROUP BY x."check") AS v ("check", keys) USING ("check")
+			 ORDER BY 2;
+	END LOOP;
+END $$;
+SELECT status FROM idem_claim('plain', ttl => '1 h');
+SELECT idem_finish('finished', token => token) FROM idem_lease('finished', '30 min', ttl => '1 h');
+SELECT idem_finish('finished, park', token => token) FROM idem_lease('finished, park', '30 min', ttl => '1 h', on_expiry => 'park');
+SELECT status FROM idem_lease('live', '10 h');
+SELECT status FROM idem_lease('expired', '30 min', ttl => '1 h');
+SELECT status FROM idem_lease('expired, short ttl', '30 min', ttl => '1 s');
+SELECT status FROM idem_lease('exhausted', '30 min', ttl => '1 h', max_attempts => 1);
+SELECT status FROM idem_lease('parked', '30 min', ttl => '1 h', on_expiry => 'park');
+SELECT status FROM idem_lease('parked, exhausted', '30 min', ttl => '1 s', on_expiry => 'park', max_attempts => 1);
+SELECT idem_release('released', token) FROM idem_lease('released', '30 min', ttl => '1 h', on_expiry => 'park');
+SELECT status FROM idem_lease('claimed after a lease', '1 us', ttl => '1 h');
+SELECT status FROM idem_claim('claimed after a lease', ttl => '1 h');
+SELECT *, doctor = view AS agree FROM compare('{0, 10 min, 45 min, 2 h, 30 h}');
+DROP FUNCTION compare;
+CALL anew();
+
+--
 -- dead jobs
 --
 SELECT count(*) FROM idem_enqueue_many('q', '{1,2}');
@@ -178,8 +217,9 @@ CALL reload();
 -- are vacuumed, the index is rebuilt
 --
 ALTER TABLE idem.keys SET (autovacuum_enabled = off);
-INSERT INTO idem.keys (created_at, expires_at, owner, key, scope)
-SELECT now() - interval '2 h', now() - interval '1 h', current_user::regrole, rpad(md5(i::text), 400, md5(i::text)), ''
+CREATE INDEX keys_key_idx ON idem.keys (key);
+INSERT INTO idem.keys (created_at, expires_at, key_hash, owner, nth, key, scope)
+SELECT now() - interval '2 h', now() - interval '1 h', i, current_user::regrole, 0, rpad(md5(i::text), 400, md5(i::text)), ''
   FROM generate_series(1, 100000) AS i;
 SELECT * FROM doctor('backlog');
 SELECT outcome FROM idem_enqueue('k', NULL, 'k', dedup => 'until_expired', key_ttl => '1 h');
@@ -202,6 +242,7 @@ SELECT fix FROM idem_doctor() WHERE "check" = 'index bloat' \gset
 \echo :fix
 :fix
 SELECT * FROM doctor('index bloat');
+DROP INDEX idem.keys_key_idx;
 ALTER TABLE idem.keys RESET (autovacuum_enabled);
 SELECT * FROM doctor();
 

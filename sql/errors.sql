@@ -1,6 +1,6 @@
 --
 -- Every error has a SQLSTATE, a detail and a hint, and changes nothing:
--- section 7 of the contract, rules K7, K11, K12
+-- "Errors" of the contract, rules K7, K11, K12
 --
 SELECT claimed FROM idem_claim('errors:1', '{"card": "4242"}');
 SELECT status FROM idem_lease('errors:5', '30 s', worker => 'w1');

@@ -93,6 +93,103 @@ COMMIT;
 SELECT key FROM idem.keys;
 RESET idem.clock_offset;
 
+-- each call continues where the last one stopped, also in one transaction; after a rollback the oldest come first again
+CREATE FUNCTION left_keys() RETURNS text LANGUAGE sql AS
+	$$ SELECT string_agg(key, ' ' ORDER BY expires_at) FROM idem.keys $$;
+CREATE PROCEDURE ten_keys() LANGUAGE sql AS $$
+	TRUNCATE idem.keys;
+	SELECT count(claimed) FROM generate_series(1, 10) AS i, LATERAL idem_claim(i::text, ttl => i * interval '1 min');
+$$;
+CALL ten_keys();
+SET idem.clock_offset = '1 h';
+BEGIN;
+SELECT idem_cleanup(3), idem_cleanup(2);
+ROLLBACK;
+SELECT idem_cleanup(1), left_keys();
+BEGIN;
+SELECT idem_cleanup(2);
+SAVEPOINT s;
+SELECT idem_cleanup(2);
+ROLLBACK TO s;
+SELECT idem_cleanup(1), left_keys();
+SAVEPOINT s;
+SELECT idem_cleanup(1), left_keys();
+RELEASE s;
+SELECT idem_cleanup(1), left_keys();
+COMMIT;
+SELECT idem_cleanup(1), left_keys();
+-- prepared, and rolled back
+BEGIN;
+SELECT idem_cleanup(2);
+PREPARE TRANSACTION 'cleanup';
+ROLLBACK PREPARED 'cleanup';
+SELECT idem_cleanup(1), left_keys();
+RESET idem.clock_offset;
+-- when there is nothing more to remove from that place on, the call begins again with the oldest
+CALL ten_keys();
+BEGIN;
+ROLLBACK;
+SET idem.clock_offset = '1 h';
+SELECT idem_cleanup(8), left_keys();
+SET idem.clock_offset = '-24 h';
+SELECT count(claimed) FROM generate_series(1, 4) AS i, LATERAL idem_claim('old ' || i, ttl => i * interval '1 min');
+SET idem.clock_offset = '1 h';
+SELECT idem_cleanup(1), left_keys();
+SELECT idem_cleanup(3), left_keys();
+-- this one goes on from there
+SELECT idem_cleanup(1), left_keys();
+SELECT idem_cleanup(3), left_keys();
+RESET idem.clock_offset;
+-- the clock may go back
+CALL ten_keys();
+BEGIN;
+ROLLBACK;
+SET idem.clock_offset = '1 h';
+SELECT idem_cleanup(5), left_keys();
+SET idem.clock_offset = '-24 h';
+SELECT claimed FROM idem_claim('old', ttl => '1 min');
+RESET idem.clock_offset;
+SELECT idem_cleanup(5), left_keys();
+-- after a call that leaves nothing the next one begins with the oldest, too
+CALL ten_keys();
+BEGIN;
+ROLLBACK;
+SET idem.clock_offset = '1 h';
+SELECT idem_cleanup(100), left_keys();
+RESET idem.clock_offset;
+CALL ten_keys();
+SET idem.clock_offset = '1 h';
+SELECT idem_cleanup(1), left_keys();
+RESET idem.clock_offset;
+-- so the entries of keys that were removed are not read again.  The number of pages shows it: each of the keys is on
+-- another page than the key that expires before it.
+CREATE FUNCTION pages(query text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+	plan json;
+BEGIN
+	EXECUTE 'EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) ' || query INTO plan;
+	RETURN (plan #>> '{0,Plan,Shared Hit Blocks}')::bigint + (plan #>> '{0,Plan,Shared Read Blocks}')::bigint;
+END $$;
+CALL anew();
+SELECT count(claimed) FROM generate_series(0, 4999) AS i, LATERAL idem_claim(i::text, ttl => (3 * i % 5000 + 1) * interval '1 s');
+SET idem.clock_offset = '24 h';
+BEGIN;
+ROLLBACK;
+BEGIN;
+SELECT idem_cleanup(3000);
+SELECT pages('SELECT idem_cleanup(10)') < 1000 AS few;
+SAVEPOINT s;
+SELECT idem_cleanup(10);
+ROLLBACK TO s;
+SELECT pages('SELECT idem_cleanup(10)') > 2000 AS many;
+SELECT pages('SELECT idem_cleanup(10)') < 1000 AS few;
+COMMIT;
+SELECT pages('SELECT idem_cleanup(10)') < 1000 AS few;
+SELECT idem_cleanup(5000), idem_cleanup(5000);
+RESET idem.clock_offset;
+DROP FUNCTION pages, left_keys;
+DROP PROCEDURE ten_keys;
+
 -- bad input
 SELECT idem_cleanup(0);
 SELECT idem_cleanup(-1);

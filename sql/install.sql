@@ -8,7 +8,8 @@ SELECT pg_describe_object(classid, objid, objsubid) AS member
  WHERE refclassid = 'pg_extension'::regclass
    AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem')
    AND deptype = 'e'
-   AND classid <> 'pg_type'::regclass	-- row types are members from 17 on
+   AND (classid <> 'pg_type'::regclass	-- types of tables and array types are members from 17 on
+		OR objid IN (SELECT reltype FROM pg_class WHERE relkind = 'c'))
  ORDER BY 1;
 
 -- every function can be called unqualified, under any search_path, and no other

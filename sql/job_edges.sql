@@ -99,3 +99,31 @@ SELECT count(*), min(job_id) = :first AS with_first FROM idem.jobs WHERE queue =
 SELECT job_id = :first AS first, payload FROM idem_fetch('stream');
 DROP PROCEDURE enqueue_until;
 RESET idem.drain_after;
+
+-- VACUUM does not truncate the table when the queues are empty: it would have to lock it
+CALL anew();
+SELECT count(*) FROM idem_enqueue_many('drain', (SELECT array_agg(to_jsonb((SELECT string_agg(md5(i::text || j), '') FROM generate_series(1, 100) AS j))) FROM generate_series(1, 100) AS i));
+SELECT count(idem_complete(job_id, token)) FROM idem_fetch('drain', 100);
+VACUUM idem.jobs;
+SELECT pg_relation_size(oid) > 0 AS heap, pg_relation_size(reltoastrelid) > 0 AS toast FROM pg_class WHERE oid = 'idem.jobs'::regclass;
+CALL anew();
+
+-- Each retry writes new entries into all indexes.  The index on the hash of the key removes entries of dead versions
+-- itself, before VACUUM comes.
+CREATE PROCEDURE retry_often(n int) LANGUAGE plpgsql AS $$
+DECLARE
+	job record;
+BEGIN
+	FOR i IN 1 .. n LOOP
+		SELECT * INTO job FROM idem_fetch('often', lease => '1 h');
+		PERFORM idem_fail(job.job_id, job.token, retry_in => '0');
+		COMMIT;
+	END LOOP;
+END $$;
+SET client_min_messages = warning;
+SELECT outcome FROM idem_enqueue('often', key => 'k', max_attempts => 100000);
+CALL retry_often(5000);
+RESET client_min_messages;
+SELECT pg_relation_size('idem.jobs_key_idx') / current_setting('block_size')::int < 5 AS small;
+DROP PROCEDURE retry_often;
+CALL anew();

@@ -1,6 +1,6 @@
 --
 -- Every error of the job functions has a SQLSTATE, a detail and a hint, and
--- changes nothing: section 7 of the contract
+-- changes nothing: "Errors" of the contract
 --
 CALL anew();
 CREATE TABLE bad (n serial, call text);

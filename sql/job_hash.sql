@@ -65,5 +65,16 @@ UPDATE idem.job_keys SET expires_at = now() WHERE key = 'other 32';
 DELETE FROM idem.jobs WHERE key = 'k';
 SELECT outcome FROM idem_enqueue('q', key => 'k', dedup => 'until_expired', key_ttl => '1 h');
 
+-- many at once: other keys with the hash of one of them are not duplicates
+TRUNCATE idem.jobs, idem.job_keys;
+SELECT same_hash(:key_hash, 'q', 'other'), same_hash(:key_hash, 'other', 'k');
+SELECT ord, outcome FROM idem_enqueue_many('q', '{1, 2, 3, 4}', '{a, k, b, k}');
+SELECT ord, outcome FROM idem_enqueue_many('q', '{1, 2, 3, 4}', '{a, k, b, c}');
+-- J9: these two keys have different hashes, but share a lock
+SELECT ord, outcome FROM idem_enqueue_many('q', '{1, 2, 3}', '{31837642, x, 4785731}');
+SELECT count(DISTINCT key_hash), count(DISTINCT key_hash >> 16) FROM idem.jobs WHERE key IN ('31837642', '4785731');
+SELECT ord, outcome FROM idem_enqueue_many('q', '{1, 2, 3}', '{4785731, 31837642, y}');
+SELECT count(*) FROM pg_locks WHERE locktype = 'object' AND classid = 'idem.jobs'::regclass;
+
 DROP FUNCTION same_hash;
 TRUNCATE idem.jobs, idem.job_keys, idem.job_log, idem.queues;

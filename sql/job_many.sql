@@ -79,6 +79,70 @@ SELECT bool_and(job_id = (payload #>> '{}')::int + 1 AND key = 'k' || (payload #
 BEGIN;
 SELECT count(*), min(job_id), max(job_id), bool_and(token > 0) AS tokens FROM idem_fetch('bulk', 10000);
 ROLLBACK;
+-- new keys are written in runs and batches: none is left out, all numbers and fetches are in the order of the array
+CALL anew();
+CREATE FUNCTION enqueue_some(queue text, n int, every int DEFAULT 1, size int DEFAULT 0, OUT outcome text, OUT count bigint, OUT in_order bool)
+RETURNS SETOF record LANGUAGE sql AS $$
+	SELECT e.outcome, count(*), bool_and(e.ord = o) FROM (
+		SELECT array_agg(to_jsonb(i || repeat('x', size)) ORDER BY i) AS payloads, array_agg(CASE WHEN i % every = 0 THEN 'k' || i END ORDER BY i) AS keys FROM generate_series(1, n) AS i) AS a,
+		LATERAL idem_enqueue_many(queue, payloads, keys) WITH ORDINALITY AS e (ord, job_id, outcome, result, o) GROUP BY 1 ORDER BY 1
+$$;
+CREATE FUNCTION fetched(queue text, OUT count bigint, OUT in_order bool) LANGUAGE sql AS $$
+	SELECT count(*), bool_and(o::text = trim('x' FROM payload #>> '{}')) FROM idem_fetch(queue, 10000, lease => '1 h') WITH ORDINALITY AS f (id, token, attempt, max, queue, payload, key, at, lsn, o)
+$$;
+SELECT n, e.* FROM unnest('{1,2,31,32,33,63,64,65,1023,1024,1025,3000}'::int[]) AS n, LATERAL enqueue_some('run ' || n, n) AS e ORDER BY n;
+SELECT n, e.* FROM unnest('{1,2,31,32,33,63,64,65,1023,1024,1025,3000}'::int[]) AS n, LATERAL enqueue_some('run ' || n, n) AS e ORDER BY n;
+SELECT n, f.* FROM unnest('{1,2,31,32,33,63,64,65,1023,1024,1025,3000}'::int[]) AS n, LATERAL fetched('run ' || n) AS f ORDER BY n;
+-- with and without keys
+SELECT * FROM enqueue_some('mixed', 100, 3);
+SELECT count(*), count(key), count(key_hash) FROM idem.jobs WHERE queue = 'mixed';
+SELECT * FROM fetched('mixed');
+SELECT * FROM enqueue_some('mixed', 100, 3);
+-- rows of every size, also toasted ones
+SELECT size, e.* FROM unnest('{1000,3000,30000,1000000}'::int[]) AS size, LATERAL enqueue_some('size ' || size, 1000000 / size + 2, 1, size) AS e ORDER BY size;
+SELECT size, f.* FROM unnest('{1000,3000,30000,1000000}'::int[]) AS size, LATERAL fetched('size ' || size) AS f ORDER BY size;
+SELECT outcome, count(*) FROM (SELECT string_agg(md5(i::text), '') AS s FROM generate_series(1, 31250) AS i) AS x,
+  LATERAL idem_enqueue_many('toast', ARRAY[to_jsonb(s), '2', to_jsonb(s || 'x')], ARRAY['a', 'b', 'c']) GROUP BY 1;
+SELECT key, length(payload #>> '{}') FROM idem_fetch('toast', 10);
+-- every second key is a duplicate
+SELECT * FROM enqueue_some('half', 200, 2);
+DELETE FROM idem.jobs WHERE queue = 'half' AND key IS NULL;
+SELECT * FROM enqueue_some('half', 200, 1);
+SELECT count(*), count(DISTINCT key) FROM idem.jobs WHERE queue = 'half';
+-- each key twice: the second one replaces the payload, also where the row has to move
+SELECT outcome, count(*), count(DISTINCT job_id) FROM (SELECT array_agg(to_jsonb(repeat(i::text, 50)) ORDER BY i) AS payloads, array_agg('k' || i % 500 ORDER BY i) AS keys FROM generate_series(1, 1000) AS i) AS a,
+  LATERAL idem_enqueue_many('moved', payloads, keys, on_duplicate => 'replace') GROUP BY 1 ORDER BY 1;
+SELECT count(*), count(DISTINCT key), bool_and(left(payload #>> '{}', 3)::int >= 500 OR payload #>> '{}' ~ '^(1000)+$') AS newest FROM idem.jobs WHERE queue = 'moved';
+SELECT count(*), count(DISTINCT job_id) FROM idem_fetch('moved', 10000);
+-- done keys
+SELECT outcome, count(*) FROM (SELECT array_agg(to_jsonb(i)) AS payloads, array_agg('k' || i) AS keys FROM generate_series(1, 100) AS i) AS a,
+  LATERAL idem_enqueue_many('elapsed', payloads, keys, 'until_expired', key_ttl => '1 h') GROUP BY 1;
+SELECT count(idem_complete(job_id, token, payload)) FROM idem_fetch('elapsed', 50);
+SELECT outcome, count(*), bool_and(result::text::int = ord) AS results FROM (SELECT array_agg(to_jsonb(i)) AS payloads, array_agg('k' || i) AS keys FROM generate_series(1, 150) AS i) AS a,
+  LATERAL idem_enqueue_many('elapsed', payloads, keys, 'until_expired', key_ttl => '1 h') GROUP BY 1 ORDER BY 1;
+-- an additional index gets all entries; a lookup by number finds all jobs
+CALL anew();
+CREATE INDEX extra ON idem.jobs (payload);
+SELECT * FROM enqueue_some('extra', 100, 2);
+SET enable_seqscan = off;
+SET enable_bitmapscan = off;
+SELECT count(*) FROM idem.jobs WHERE payload >= '"1"' AND queue = 'extra';
+SELECT count(*) FROM idem.jobs WHERE queue = 'extra';
+RESET enable_seqscan;
+RESET enable_bitmapscan;
+SELECT count(*) FROM idem.jobs AS j, LATERAL idem_job(j.job_id) WHERE j.queue = 'extra';
+DROP INDEX idem.extra;
+DROP FUNCTION enqueue_some, fetched;
+-- the counters count each job once
+SELECT queue, enqueued, absorbed, replaced, done FROM idem.queue_stats WHERE queue IN ('half', 'elapsed', 'moved') ORDER BY queue;
+-- a number that is in use: nothing is enqueued
+CALL anew();
+SELECT count(*) FROM idem_enqueue_many('first', array_fill('1'::jsonb, '{3}'));
+ALTER SEQUENCE idem.jobs_job_id_seq RESTART 1;
+DELETE FROM idem.jobs WHERE job_id IN (1, 2);
+SELECT state, message, context FROM fails($$ SELECT idem_enqueue_many('second', array_fill('1'::jsonb, '{5}'), ARRAY['a', 'b', 'c', 'd', 'e']) $$);
+SELECT job_id, queue FROM idem.jobs;
+CALL anew();
 -- undone with the transaction, or the savepoint
 BEGIN;
 SAVEPOINT s;

@@ -1,6 +1,6 @@
 --
--- Privileges of jobs: section 9 of the contract.  The test privileges lists what
--- each set contains.
+-- Privileges of jobs: "Job functions" and "idem_queue_set, ..." of the contract.  The
+-- test privileges lists what each set contains.
 --
 \set VERBOSITY sqlstate
 CALL anew();

@@ -36,6 +36,34 @@ SELECT max_attempts FROM idem_job(4);
 SELECT job_id FROM idem_enqueue('Q');
 SELECT max_attempts FROM idem_job(5);
 
+-- several calls in one statement: each one sees the settings that the one before it has left
+CALL anew();
+SELECT idem_queue_set('many', max_attempts => 5);
+SELECT job_id FROM idem_enqueue('many');
+SELECT (SELECT max_attempts FROM idem_job(1)) AS a, idem_queue_set('many', max_attempts => 6), (SELECT max_attempts FROM idem_job(1)) AS b,
+	   idem_pause('many'), (SELECT count(*) FROM idem_fetch('many')) AS fetched, idem_resume('many');
+-- a session reads settings again only if they have changed or a second has passed
+CREATE FUNCTION scans() RETURNS bigint LANGUAGE sql AS
+	$$ SELECT pg_stat_get_xact_numscans('idem.queues_pkey'::regclass) $$;
+BEGIN;
+SELECT scans() AS before \gset
+SELECT count(max_attempts) FROM generate_series(1, 100) AS i, LATERAL idem_job(1 + 0 * i);
+SELECT count(outcome) FROM generate_series(1, 100) AS i, LATERAL idem_enqueue('undeclared ' || i % 50);
+SELECT scans() - :before < 200 AS cached;
+ROLLBACK;
+-- with more queues than it caches, and with names of all lengths
+SELECT count(*) FROM generate_series(1, 255) AS i, LATERAL idem_queue_set(repeat('x', i), max_attempts => i);
+SELECT count(outcome) FROM generate_series(1, 255) AS i, LATERAL idem_enqueue(repeat('x', i));
+SELECT count(*) FROM idem.jobs AS j, LATERAL idem_job(job_id) AS i WHERE i.max_attempts = length(j.queue);
+-- rows that are written without the functions of idem count after a second at the latest
+UPDATE idem.queues SET max_attempts = 7 WHERE queue = 'many';
+CALL wait_for($$ max_attempts = 7 FROM idem_job(1) $$);
+DELETE FROM idem.queues WHERE queue = 'many';
+CALL wait_for($$ max_attempts = 25 FROM idem_job(1) $$);
+INSERT INTO idem.queues (queue, max_attempts) VALUES ('many', 8);
+CALL wait_for($$ max_attempts = 8 FROM idem_job(1) $$);
+DROP FUNCTION scans;
+
 -- dedup
 CALL anew();
 SELECT idem_queue_set('dedup', dedup => 'until_executed');

@@ -1,5 +1,5 @@
 --
--- Privileges: section 9 of the contract
+-- Privileges: "Scope and owner" and "idem_grant, idem_revoke" of the contract
 --
 \set VERBOSITY sqlstate
 
@@ -10,6 +10,10 @@ SELECT p.oid::regprocedure AS open_to_public
 SELECT c.oid::regclass AS open_to_public
   FROM pg_class AS c, aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) AS a
  WHERE c.relnamespace = 'idem'::regnamespace AND c.relkind IN ('r', 'v', 'm', 'S', 'p') AND a.grantee = 0;
+SELECT t.oid::regtype AS open_to_public
+  FROM pg_type AS t, aclexplode(coalesce(t.typacl, acldefault('T', t.typowner))) AS a
+ WHERE t.oid IN (SELECT reltype FROM pg_class WHERE relkind = 'c' AND relnamespace = 'idem'::regnamespace)
+   AND a.grantee = 0;
 SELECT nspname AS open_to_public
   FROM pg_namespace AS n, aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS a
  WHERE nspname = 'idem' AND a.grantee = 0;
@@ -220,7 +224,7 @@ RESET ROLE;
 SELECT owner FROM idem_get('privileges:9');
 RESET idem.clock_offset;
 
--- leases: other roles get neither the key nor a takeover, whatever the token (section 9)
+-- leases: other roles get neither the key nor a takeover, even with the token
 SET ROLE idem_alice;
 SELECT token FROM idem_lease('privileges:10', '30 s', worker => 'w') \gset
 SET ROLE idem_bob;

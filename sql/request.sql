@@ -9,6 +9,16 @@ SELECT status FROM idem_claim('request:1', '{"currency":"EUR",   "amount":9900}'
 -- the SHA-256 of its text form is stored
 SELECT request = sha256('{"amount": 9900, "currency": "EUR"}'::jsonb::text::bytea) AS sha256
   FROM idem.keys WHERE key = 'request:1';
+-- every length up to the third block of SHA-256 and beyond: numbers of n digits; other bytes; a long one
+SELECT count(claimed) FROM generate_series(1, 300) AS n, LATERAL idem_claim('number:' || n, to_jsonb(left(repeat('1234567890', 30), n)::numeric));
+SELECT count(claimed) FROM generate_series(1, 60) AS n, LATERAL idem_claim('euro:' || n, to_jsonb(repeat('€', n)));
+SELECT claimed FROM idem_claim('text', to_jsonb(repeat('ab', 500000)));
+SELECT count(*) FROM generate_series(1, 300) AS n, idem.keys
+ WHERE key = 'number:' || n AND request = sha256(left(repeat('1234567890', 30), n)::bytea);
+SELECT count(*) FROM generate_series(1, 60) AS n, idem.keys
+ WHERE key = 'euro:' || n AND request = sha256(convert_to('"' || repeat('€', n) || '"', 'UTF8'));
+SELECT sha256('abc') = '\xba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad' AS fips_180;
+SELECT request = sha256(to_jsonb(repeat('ab', 500000))::text::bytea) AS sha256 FROM idem.keys WHERE key = 'text';
 -- another request
 SELECT * FROM idem_claim('request:1', '{"amount": 9901, "currency": "EUR"}');
 SELECT * FROM idem_claim('request:1', 'null');
@@ -58,6 +68,8 @@ SELECT status, result, replayed FROM idem_call('request:6', 'request_echo', '{"a
 SELECT status, result, replayed FROM idem_call('request:6', 'request_other', '{"a": 1}');
 SELECT status, result, replayed FROM idem_call('request:6', 'request_other', '{"a": 2}');
 SELECT status, result, replayed FROM idem_call('request:6', 'request_schema.request_echo', '{"a": 1}');
+-- what is stored: half of the digest of the name, and the digest of the payload
+SELECT request = substr(sha256('public\000request_echo'), 1, 16) || sha256('{"a": 1}') AS stored FROM idem.keys WHERE key = 'request:6';
 -- a null payload is a request, too, and differs from a JSON null
 SELECT status, result, replayed FROM idem_call('request:6', 'request_echo');
 SELECT status, result, replayed FROM idem_call('request:7', 'request_echo');

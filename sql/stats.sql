@@ -2,7 +2,7 @@
 -- Statistics: rule S1, every answer adds one to one counter; idem_stats_reset();
 -- which roles may see them, and that they show no keys (S3).
 --
--- After each step moved() tells which counters of this database and its queues
+-- After each step moved() shows which counters of this database and its queues
 -- have moved since it was last asked, and by how much.
 --
 \set VERBOSITY sqlstate

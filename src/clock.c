@@ -4,7 +4,8 @@
  */
 #include "postgres.h"
 
-#include "portability/instr_time.h"
+#include <time.h>
+
 #include "utils/timestamp.h"
 
 #include "idem.h"
@@ -19,14 +20,18 @@ idem_clock_now(void)
 	return GetCurrentTimestamp() + idem_guc_clock_offset * USECS_PER_SEC;
 }
 
-/* Microseconds of a clock that is never set back, to measure how long something takes */
+/*
+ * Microseconds of a clock that is never set back, to measure how long something takes.  It is
+ * the same in all processes; instr_time is not, because a session can choose its source
+ * (timing_clock_source).
+ */
 int64
 idem_clock_steady(void)
 {
-	instr_time now;
+	struct timespec now;
 
-	INSTR_TIME_SET_CURRENT(now);
-	return (int64) INSTR_TIME_GET_MICROSEC(now);
+	(void) clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * USECS_PER_SEC + now.tv_nsec / 1000;
 }
 
 /*

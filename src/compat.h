@@ -10,8 +10,10 @@
 
 #include "access/amapi.h"
 #include "access/genam.h"
+#include "access/nbtree.h"
 #include "access/tableam.h"
 #include "catalog/pg_database.h"
+#include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
 #include "storage/shmem.h"
@@ -108,6 +110,54 @@ idem_compat_index_beginscan(Relation heap, Relation index, Snapshot snapshot, in
 	return index_beginscan(heap, index, snapshot, NULL, nkeys, 0);
 #else
 	return index_beginscan(heap, index, snapshot, nkeys, 0);
+#endif
+}
+
+/* 16: the table; 17: no snapshot; 19: an argument asks for the stack */
+static inline void
+idem_compat_bt_search(Relation index, Relation heap, BTScanInsert key, Buffer *leaf)
+{
+#if PG_VERSION_NUM >= 190000
+	(void) _bt_search(index, heap, key, leaf, BT_READ, false);
+#elif PG_VERSION_NUM >= 170000
+	_bt_freestack(_bt_search(index, heap, key, leaf, BT_READ));
+#elif PG_VERSION_NUM >= 160000
+	_bt_freestack(_bt_search(index, heap, key, leaf, BT_READ, NULL));
+#else
+	(void) heap;
+	_bt_freestack(_bt_search(index, key, leaf, BT_READ, NULL));
+#endif
+}
+
+/* 19: a process that sets hints has the page for itself meanwhile; before, they may be lost */
+static inline bool
+idem_compat_begin_hint(Buffer buffer)
+{
+#if PG_VERSION_NUM >= 190000
+	return BufferBeginSetHintBits(buffer);
+#else
+	return BufferIsValid(buffer);
+#endif
+}
+
+static inline void
+idem_compat_finish_hint(Buffer buffer)
+{
+#if PG_VERSION_NUM >= 190000
+	BufferFinishSetHintBits(buffer, true, true);
+#else
+	MarkBufferDirtyHint(buffer, true);
+#endif
+}
+
+/* 19: flags */
+static inline struct IndexFetchTableData *
+idem_compat_index_fetch_begin(Relation heap)
+{
+#if PG_VERSION_NUM >= 190000
+	return table_index_fetch_begin(heap, SO_NONE);
+#else
+	return table_index_fetch_begin(heap);
 #endif
 }
 

@@ -3,7 +3,7 @@
  *		The hash of a name in a name space: of a key in its scope or queue.
  *
  * It is SipHash-2-4 (Aumasson and Bernstein, 2012) with a fixed key, over the
- * length of the name space as four bytes, the name space and the name.  Bytes
+ * length of the name space as four bytes, the name space and the name, in UTF-8.  Bytes
  * become words in little-endian order on every machine, because the hash is
  * stored: dump, restore, pg_upgrade and logical replication carry it to other
  * machines.  For the same reason the SipHash key cannot differ between databases,
@@ -13,6 +13,9 @@
  * Equal hashes do not prove equal names: callers compare the names as well.
  */
 #include "postgres.h"
+
+#include "mb/pg_wchar.h"
+#include "port/pg_bswap.h"
 
 #include "idem.h"
 
@@ -60,25 +63,36 @@ sip_word(SipState *sip, uint64 word)
 	sip->v0 ^= word;
 }
 
+/* Append up to eight bytes, which are the low bytes of the word */
 static inline void
-sip_byte(SipState *sip, unsigned char byte)
+sip_append(SipState *sip, uint64 bytes, int n)
 {
-	sip->word |= (uint64) byte << (8 * (sip->nbytes % 8));
-	if (++sip->nbytes % 8 == 0)
-	{
-		sip_word(sip, sip->word);
-		sip->word = 0;
-	}
+	int used = sip->nbytes % 8;
+
+	sip->word |= bytes << (8 * used);
+	sip->nbytes += n;
+	if (used + n < 8)
+		return;
+	sip_word(sip, sip->word);
+	/* a shift by 64 bits is undefined, so shift in two steps */
+	sip->word = bytes >> (8 * (7 - used)) >> 8;
 }
 
 static void
-sip_text(SipState *sip, const text *value)
+sip_text(SipState *sip, const char *bytes, Size len)
 {
-	const unsigned char *bytes = (const unsigned char *) VARDATA_ANY(value);
-	Size len = VARSIZE_ANY_EXHDR(value);
+	uint64 word;
 
-	for (Size i = 0; i < len; i++)
-		sip_byte(sip, bytes[i]);
+	for (; len >= sizeof(word); len -= sizeof(word), bytes += sizeof(word))
+	{
+		memcpy(&word, bytes, sizeof(word));
+#ifdef WORDS_BIGENDIAN
+		word = pg_bswap64(word);
+#endif
+		sip_append(sip, word, sizeof(word));
+	}
+	for (; len > 0; len--, bytes++)
+		sip_append(sip, (unsigned char) *bytes, 1);
 }
 
 static uint64
@@ -92,6 +106,37 @@ sip_finish(SipState *sip)
 	return sip->v0 ^ sip->v1 ^ sip->v2 ^ sip->v3;
 }
 
+static bool
+is_ascii(const char *bytes, Size len)
+{
+	for (Size i = 0; i < len; i++)
+	{
+		if (IS_HIGHBIT_SET(bytes[i]))
+			return false;
+	}
+	return true;
+}
+
+/*
+ * The bytes to hash: those of UTF-8, so that a dump restored into a database with another
+ * encoding, or a subscriber with another one, finds its keys.  In SQL_ASCII the server
+ * knows of no characters, so the bytes are hashed as they are.
+ */
+static const char *
+get_utf8(const text *value, Size *len)
+{
+	int encoding = GetDatabaseEncoding();
+	char *bytes = VARDATA_ANY(value);
+	char *converted;
+
+	*len = VARSIZE_ANY_EXHDR(value);
+	if (likely(encoding == PG_UTF8) || encoding == PG_SQL_ASCII || is_ascii(bytes, *len))
+		return bytes;
+	converted = pg_server_to_any(bytes, *len, PG_UTF8);
+	*len = strlen(converted);
+	return converted;
+}
+
 int64
 idem_hash_name(const text *name_space, const text *name)
 {
@@ -100,11 +145,12 @@ idem_hash_name(const text *name_space, const text *name)
 		.v1 = SIP_KEY_1 ^ UINT64CONST(0x646f72616e646f6d),
 		.v2 = SIP_KEY_0 ^ UINT64CONST(0x6c7967656e657261),
 		.v3 = SIP_KEY_1 ^ UINT64CONST(0x7465646279746573)};
-	uint32 len = VARSIZE_ANY_EXHDR(name_space);
+	Size len;
+	const char *bytes = get_utf8(name_space, &len);
 
-	for (int i = 0; i < 4; i++)
-		sip_byte(&sip, (unsigned char) (len >> (8 * i)));
-	sip_text(&sip, name_space);
-	sip_text(&sip, name);
+	sip_append(&sip, len, 4);
+	sip_text(&sip, bytes, len);
+	bytes = get_utf8(name, &len);
+	sip_text(&sip, bytes, len);
 	return (int64) sip_finish(&sip);
 }

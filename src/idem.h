@@ -1,9 +1,9 @@
 /*
  * idem.h
- *		Version, limits, settings, clock and hash, for every file of idem.
+ *		Version, limits, settings, clock and hashes, for every file of idem.
  *
- * Every folder has one header.  A header includes only headers of lower layers,
- * and this one is the lowest: see README.md in this directory.
+ * Every folder of C files but admin has one header.  A header includes only headers of
+ * lower layers, and this one is the lowest: see README.md in this directory.
  */
 #ifndef IDEM_H
 #define IDEM_H
@@ -23,6 +23,8 @@
 #define IDEM_MAX_QUEUE_LEN	   255
 #define IDEM_MAX_CLEANUP_BATCH 1000000
 #define IDEM_MAX_STATS		   100000
+#define IDEM_MAX_SAME_HASH	   32
+#define IDEM_SHA256_LEN		   32
 
 /* Values of idem.require_finish */
 typedef enum IdemRequire
@@ -54,6 +56,9 @@ extern int64 idem_clock_next_token(int64 last, TimestampTz now);
 
 /* hash.c */
 extern int64 idem_hash_name(const text *name_space, const text *name);
+
+/* sha256.c */
+extern void idem_sha256_hash(const void *data, size_t len, uint8 *digest);
 
 /* version.c */
 extern bool idem_version_desc_matches(TupleDesc desc, const Oid *types, int natts);

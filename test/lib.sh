@@ -176,7 +176,7 @@ idem_copy_source()
 
 # PostgreSQL finds its files relative to its programs.  So real copies of the
 # programs and links to everything else, in the same layout, are an
-# installation of their own, and its pg_config tells its own paths.
+# installation of their own, and its pg_config prints its own paths.
 idem_private_install()
 {
 	local inst=$IDEM_TMP/inst bindir dir

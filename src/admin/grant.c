@@ -24,7 +24,6 @@ IDEM_FUNCTION(idem_revoke, VOIDOID, TEXTOID, TEXTOID);
 /* A set: functions in pg_catalog to execute, relations of schema idem to select from */
 typedef struct PrivilegeSet
 {
-	const char *name;
 	const char *functions[48];
 	const char *relations[16];
 } PrivilegeSet;
@@ -43,28 +42,32 @@ typedef struct PrivilegeSet
 #define MONITOR_RELATIONS \
 	"key_summary", "queue_status", "stats", "queue_stats", "cleanup_progress", "worker_status", "checks", "health"
 
-static const PrivilegeSet privilege_sets[] = {
-	{"app", {APP_FUNCTIONS}, {NULL}},
-	{"admin",
-	 {APP_FUNCTIONS, VIEW_FUNCTIONS, "idem_forget", "idem_cleanup",
-	  "idem_queue_set", "idem_queue_drop", "idem_pause", "idem_resume", "idem_stats_reset"},
-	 {MONITOR_RELATIONS, "key_status", "lease_status", "job_status", "queues"}},
-	{"monitor", {VIEW_FUNCTIONS}, {MONITOR_RELATIONS}},
+enum
+{
+	SET_APP,
+	SET_ADMIN,
+	SET_MONITOR,
+	NSETS
+};
+
+static const char *const set_names[NSETS + 1] = {
+	[SET_APP] = "app", [SET_ADMIN] = "admin", [SET_MONITOR] = "monitor"};
+
+static const PrivilegeSet privilege_sets[NSETS] = {
+	[SET_APP] = {{APP_FUNCTIONS}, {NULL}},
+	[SET_ADMIN] = {{APP_FUNCTIONS, VIEW_FUNCTIONS, "idem_key_hash", "idem_forget", "idem_cleanup",
+					"idem_queue_set", "idem_queue_drop", "idem_pause", "idem_resume", "idem_stats_reset"},
+				   {MONITOR_RELATIONS, "key_status", "lease_status", "job_status", "queues"}},
+	[SET_MONITOR] = {{VIEW_FUNCTIONS}, {MONITOR_RELATIONS}},
 };
 
 static const PrivilegeSet *
-find_privilege_set(const char *name)
+find_privilege_set(const text *name)
 {
-	for (int i = 0; i < (int) lengthof(privilege_sets); i++)
-	{
-		if (strcmp(privilege_sets[i].name, name) == 0)
-			return &privilege_sets[i];
-	}
-	ereport(ERROR,
-			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			errmsg("unknown set of privileges"),
-			errdetail("The sets are \"app\", \"admin\" and \"monitor\"."),
-			errhint("Use \"app\" for applications, \"admin\" for operators, \"monitor\" for monitoring."));
+	int i = idem_value_word(name, "set", set_names,
+							"Use \"app\" for applications, \"admin\" for operators, \"monitor\" for monitoring.");
+
+	return &privilege_sets[i];
 }
 
 /*
@@ -122,7 +125,7 @@ change_privileges(FunctionCallInfo fcinfo, bool is_grant)
 				errdetail("Both arguments are required."),
 				errhint("For example: SELECT pg_catalog.idem_grant('my_app', 'app')."));
 	role = text_to_cstring(PG_GETARG_TEXT_PP(0));
-	set = find_privilege_set(text_to_cstring(PG_GETARG_TEXT_PP(1)));
+	set = find_privilege_set(PG_GETARG_TEXT_PP(1));
 
 	for (int i = 0; set->functions[i] != NULL; i++)
 	{

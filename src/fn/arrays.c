@@ -90,7 +90,7 @@ compare_keys(const void *a, const void *b, void *arg)
 
 /*
  * Order in which to process keys: by their bytes; equal keys, and missing ones
- * (NULL), by their position.  Two calls that follow this order cannot deadlock (J9).
+ * (NULL), by their position.  Two calls that follow this order cannot deadlock.
  */
 int *
 idem_arrays_order(text **keys, int n)

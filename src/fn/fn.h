@@ -7,12 +7,16 @@
 
 #include "nodes/execnodes.h"
 #include "utils/jsonb.h"
+#include "utils/typcache.h"
 
 #include "idem.h"
 
 #define IDEM_MAX_ARGS 16
 
-/* A declaration: type of the result, types of the arguments, then zeros */
+/*
+ * A declaration: type of the result, types of the arguments, then zeros.  RECORDOID
+ * stands for a row: OUT columns, or a composite type.
+ */
 typedef struct IdemSignature
 {
 	Oid types[IDEM_MAX_ARGS + 2];
@@ -25,10 +29,12 @@ typedef struct IdemSignature
 	PG_FUNCTION_INFO_V1(name);                       \
 	static IdemSignature name##_signature = {.types = {__VA_ARGS__}}
 
-/* Descriptor of the row that an SQL function returns, cached for the session */
+/* Descriptor of the rows that an SQL function returns, cached for the session */
 typedef struct IdemRowDesc
 {
 	Oid function;
+	TypeCacheEntry *type; /* type of the row */
+	uint64 version;		  /* the descriptor is right as long as type has this version */
 	TupleDesc desc;
 } IdemRowDesc;
 
@@ -67,7 +73,8 @@ extern void idem_fn_begin(FunctionCallInfo fcinfo, IdemSignature *signature,
 						  const char *write_command);
 extern TupleDesc idem_fn_row_desc(FunctionCallInfo fcinfo, const Oid *types, int natts,
 								  IdemRowDesc *cache);
-extern ReturnSetInfo *idem_fn_row_set(FunctionCallInfo fcinfo, const Oid *types, int natts);
+extern ReturnSetInfo *idem_fn_row_set(FunctionCallInfo fcinfo, const Oid *types, int natts,
+									  IdemRowDesc *cache);
 
 /* values.c */
 extern int64 idem_value_span(Datum interval, const char *name, IdemSpan kind);

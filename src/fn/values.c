@@ -8,7 +8,6 @@
 #include "access/detoast.h"
 #include "lib/stringinfo.h"
 #include "utils/builtins.h"
-#include "utils/fmgrprotos.h"
 #include "utils/timestamp.h"
 
 #include "fn/fn.h"
@@ -135,7 +134,9 @@ idem_value_fingerprint(Datum request)
 {
 	Jsonb *json = DatumGetJsonbP(request);
 	char *str = JsonbToCString(NULL, &json->root, VARSIZE(json));
+	bytea *digest = palloc(VARHDRSZ + IDEM_SHA256_LEN);
 
-	return DatumGetByteaPP(DirectFunctionCall1(sha256_bytea,
-											   PointerGetDatum(cstring_to_text(str))));
+	SET_VARSIZE(digest, VARHDRSZ + IDEM_SHA256_LEN);
+	idem_sha256_hash(str, strlen(str), (uint8 *) VARDATA(digest));
+	return digest;
 }

@@ -25,6 +25,7 @@ idem_dead_make(IdemTable *jobs, const IdemQueue *queue, text *error, Transaction
 		return false;
 	if (idem_write_delete(jobs, true) != TM_Ok)
 		elog(ERROR, "another transaction has changed a job that this transaction has locked");
+	idem_change_note_end(jobs, queue->name);
 	idem_counters_add_queue(queue->name, IDEM_QUEUE_COUNTER_DEAD);
 	return true;
 }

@@ -45,12 +45,19 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
+#include "access/heaptoast.h"
 #include "miscadmin.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "jobs/jobs.h"
+
+/* A job with a smaller payload needs no TOAST table, whatever its queue and its key */
+#define LARGE_PAYLOAD 512
+
+StaticAssertDecl(LARGE_PAYLOAD + IDEM_MAX_KEY_LEN + IDEM_MAX_QUEUE_LEN + 128 <
+					 TOAST_TUPLE_THRESHOLD,
+				 "the row of a job without a large payload is not toasted");
 
 const char *
 idem_dedup_outcome_name(IdemOutcome outcome)
@@ -74,8 +81,8 @@ idem_dedup_outcome_name(IdemOutcome outcome)
 }
 
 /* Raise the error for a new job whose number a live job already has */
-pg_noreturn static void
-refuse_number(void)
+void
+idem_dedup_refuse_number(void)
 {
 	ereport(ERROR,
 			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -85,20 +92,18 @@ refuse_number(void)
 }
 
 /*
- * Insert a new job.  takes_key: it holds its key, so the row has the hash, and with
+ * Fill the row of a new job.  takes_key: it holds its key, so the row has the hash, and with
  * until_expired the end of the ttl (J5).  after_job: the job that it follows, or 0.
  */
-static void
-insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, int64 key_hash,
-		   bool takes_key, int64 after_job, IdemEnqueued *answer)
+void
+idem_dedup_fill_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
+					int64 key_hash, bool takes_key, int64 after_job)
 {
 	bool with_ttl = takes_key && enqueue->policy.dedup == IDEM_DEDUP_UNTIL_EXPIRED;
 	TupleTableSlot *slot =
 		idem_write_new_row(jobs, with_ttl || after_job != 0 || enqueue->max_attempts != 0);
 
-	answer->job_id = job->job_id != 0 ? job->job_id : idem_jobtable_next_id();
-	answer->outcome = after_job != 0 ? IDEM_OUTCOME_RERUN : IDEM_OUTCOME_ENQUEUED;
-	idem_row_set(slot, IDEM_JOBS_JOB_ID, Int64GetDatum(answer->job_id));
+	idem_row_set(slot, IDEM_JOBS_JOB_ID, Int64GetDatum(job->job_id));
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(enqueue->run_at));
 	idem_row_set(slot, IDEM_JOBS_ENQUEUED_AT, TimestampTzGetDatum(enqueue->now));
 	idem_row_set(slot, IDEM_JOBS_PRIORITY, Int32GetDatum(enqueue->priority));
@@ -116,8 +121,23 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, i
 					 TimestampTzGetDatum(enqueue->now + enqueue->policy.key_ttl));
 	if (after_job != 0)
 		idem_row_set(slot, IDEM_JOBS_AFTER_JOB, Int64GetDatum(after_job));
+}
+
+/* Insert a new job; the arguments are those of idem_dedup_fill_row() */
+static void
+insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, int64 key_hash,
+		   bool takes_key, int64 after_job, IdemEnqueued *answer)
+{
+	IdemNewJob numbered = *job;
+
+	if (numbered.job_id == 0)
+		numbered.job_id = idem_jobtable_next_id();
+	idem_dedup_fill_row(jobs, enqueue, &numbered, key_hash, takes_key, after_job);
 	if (!idem_write_insert(jobs))
-		refuse_number();
+		idem_dedup_refuse_number();
+	answer->job_id = numbered.job_id;
+	answer->outcome = after_job != 0 ? IDEM_OUTCOME_RERUN : IDEM_OUTCOME_ENQUEUED;
+	idem_change_note_job(jobs);
 }
 
 /* Raise the error for a duplicate, with on_duplicate => 'error' (J1) */
@@ -144,15 +164,15 @@ find_done(const IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 	IdemTable *keys = keyed->keys;
 	IdemLookup lookup;
 	SnapshotData dirty;
-	IndexScanDesc scan;
+	IdemLeafWalk walk;
 	bool found = false;
 
 	if (keys == NULL)
 		return false;
 	InitDirtySnapshot(dirty);
 	lookup = idem_jobtable_by_key(keys, keys->pkey, keyed->key_hash);
-	scan = idem_probe_begin(keys, &lookup, &dirty);
-	while (!found && index_getnext_slot(scan, ForwardScanDirection, keys->found))
+	idem_probe_walk(&walk, keys, &lookup, &dirty);
+	while (!found && idem_leaf_next_row(&walk))
 		found = !TransactionIdIsValid(dirty.xmin) &&
 			idem_row_timestamp(keys, IDEM_JOB_KEYS_EXPIRES_AT) > keyed->enqueue->now &&
 			idem_jobrow_has_key(keys, IDEM_JOB_KEYS_QUEUE, keyed->enqueue->queue.name,
@@ -163,8 +183,22 @@ find_done(const IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 		answer->outcome = IDEM_OUTCOME_DONE;
 		answer->result = idem_row_jsonb(keys, IDEM_JOB_KEYS_RESULT);
 	}
-	index_endscan(scan);
+	idem_leaf_end(&walk);
 	return found;
+}
+
+/*
+ * Has the key neither a job that matters nor, with until_expired, a done one?  The caller
+ * holds the lock on the hash.
+ */
+bool
+idem_dedup_is_absent(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed)
+{
+	IdemKeyScan scan;
+	IdemEnqueued done;
+
+	idem_keyscan(jobs, index, keyed, &scan);
+	return scan.found == IDEM_KEY_SCAN_NONE && !find_done(keyed, &done);
 }
 
 /*
@@ -338,7 +372,10 @@ absorb_waiting(IdemTable *jobs, IdemKeyedEnqueue *keyed, const IdemKeyScan *scan
 	}
 	/* decide again: the answer may have changed during the wait */
 	if (change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome) != NULL)
+	{
 		idem_jobrow_store(jobs);
+		idem_change_note_job(jobs);
+	}
 	return true;
 }
 
@@ -364,6 +401,7 @@ lock_log(void)
 
 	idem_jobtable_open_log(&log, RowExclusiveLock);
 	idem_table_open_indexes(&log);
+	idem_table_lock_toast(&log);
 	idem_table_close(&log);
 }
 
@@ -414,7 +452,21 @@ enqueue_keyed(IdemTable *jobs, IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 	}
 }
 
-/* Enqueue a job; a scheduled job ignores its key unless include_scheduled is set (J8) */
+/* Lock the TOAST table if the row of the job may need it, before the lock on a hash (K5) */
+void
+idem_dedup_lock_toast(IdemTable *jobs, const IdemNewJob *job)
+{
+	if (!job->payload.isnull && VARSIZE_ANY(DatumGetPointer(job->payload.value)) > LARGE_PAYLOAD)
+		idem_table_lock_toast(jobs);
+}
+
+/* Does the job hold its key?  A scheduled job ignores it unless include_scheduled is set (J8). */
+bool
+idem_dedup_takes_key(const IdemEnqueue *enqueue, const text *key)
+{
+	return key != NULL && (!enqueue->later || enqueue->policy.include_scheduled);
+}
+
 static void
 enqueue_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
 			IdemEnqueued *answer)
@@ -424,13 +476,14 @@ enqueue_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
 	IdemTable keys;
 
 	memset(answer, 0, sizeof(*answer));
-	if (job->key == NULL || (enqueue->later && !enqueue->policy.include_scheduled))
+	if (!idem_dedup_takes_key(enqueue, job->key))
 	{
 		insert_job(jobs, enqueue, job, 0, false, 0, answer);
 		return;
 	}
 	/* acquire every lock that may block before the lock on the hash */
 	idem_jobtable_lock_ids();
+	idem_dedup_lock_toast(jobs, job);
 	keyed.key_hash = idem_hash_name(enqueue->queue.name, job->key);
 	if (enqueue->policy.dedup == IDEM_DEDUP_UNTIL_EXPIRED)
 	{

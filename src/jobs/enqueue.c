@@ -2,9 +2,8 @@
  * enqueue.c
  *		SQL functions that enqueue jobs: idem_enqueue, idem_enqueue_many.
  *
- * They check their arguments, call the store (dedup.c), and form the rows to return.
- * idem_enqueue_many() enqueues its jobs in the order of their keys, so two calls cannot
- * deadlock.  The numbers of the jobs follow the order of the array.
+ * They check their arguments, call the store (dedup.c, bulk.c), and form the rows to return.
+ * The numbers of the jobs of idem_enqueue_many() follow the order of the array.
  */
 #include "postgres.h"
 
@@ -107,6 +106,10 @@ check_policy(FunctionCallInfo fcinfo, IdemPolicy *policy)
 	policy->rerun = policy->rerun && policy->dedup == IDEM_DEDUP_UNTIL_EXECUTED;
 }
 
+/*
+ * When the job becomes due, and whether that makes it a scheduled job.  A run_at at most
+ * MAX_CLOCK_AHEAD ahead does not: the clock of the client may be ahead (J8).
+ */
 static void
 get_time(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 {
@@ -124,7 +127,6 @@ get_time(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 				errmsg("invalid value of \"%s\"", "run_at"),
 				errdetail("The time must be finite."),
 				errhint("Leave it out for a job that is due at once."));
-	/* J8: with a run_at a little ahead the job is not scheduled: the client's clock may be ahead */
 	enqueue->later =
 		enqueue->run_at > enqueue->now + (PG_ARGISNULL(ARG_RUN_AT) ? 0 : MAX_CLOCK_AHEAD);
 }
@@ -184,7 +186,7 @@ idem_enqueue(PG_FUNCTION_ARGS)
 	bool nulls[ENQUEUE_NATTS];
 
 	idem_fn_begin(fcinfo, &idem_enqueue_signature, "idem_enqueue()");
-	desc = idem_fn_row_desc(fcinfo, enqueue_types, ENQUEUE_NATTS, &row_desc);
+	(void) idem_fn_row_desc(fcinfo, enqueue_types, ENQUEUE_NATTS, &row_desc);
 	get_enqueue(fcinfo, &enqueue);
 	if (PG_ARGISNULL(ARG_KEY))
 		check_no_policy(fcinfo);
@@ -201,6 +203,7 @@ idem_enqueue(PG_FUNCTION_ARGS)
 	idem_table_close(&jobs);
 
 	fill_answer(&answer, values, nulls);
+	desc = idem_fn_row_desc(fcinfo, enqueue_types, ENQUEUE_NATTS, &row_desc);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, values, nulls)));
 }
 
@@ -226,46 +229,36 @@ get_keys(FunctionCallInfo fcinfo, int n)
 	return keys;
 }
 
-/* Enqueue the jobs one by one, in the order of their keys (J9) */
+/* Check and number the jobs, and enqueue them */
 static void
 enqueue_jobs(const IdemEnqueue *enqueue, text **keys, const Datum *payloads, const bool *nulls,
 			 IdemEnqueued *answers, int n)
 {
-	MemoryContext job_context =
-		AllocSetContextCreate(CurrentMemoryContext, "idem enqueue", ALLOCSET_DEFAULT_SIZES);
-	int *order = idem_arrays_order(keys, n);
+	IdemNewJob *news = MemoryContextAllocExtended(
+		CurrentMemoryContext, n * sizeof(IdemNewJob), MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
 	IdemElement element = {.array = "payloads"};
 	ErrorContextCallback context = {
 		.previous = error_context_stack, .callback = idem_arrays_say_element, .arg = &element};
 	IdemTable jobs;
 
 	error_context_stack = &context;
-	for (int i = 0; i < n; i++)
-		answers[i].job_id = idem_jobtable_next_id();
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	for (int i = 0; i < n; i++)
+	for (element.ord = 0; element.ord < n; element.ord++)
 	{
-		MemoryContext oldcontext = MemoryContextSwitchTo(job_context);
-		IdemEnqueued *answer = &answers[order[i]];
-		IdemNewJob job = {.job_id = answer->job_id, .key = keys[order[i]]};
-
-		CHECK_FOR_INTERRUPTS();
-		element.ord = order[i];
-		set_payload(&job, payloads[order[i]], nulls[order[i]]);
-		idem_dedup_enqueue(&jobs, enqueue, &job, answer);
-		MemoryContextSwitchTo(oldcontext);
-		if (answer->result != NULL)
-			answer->result = DatumGetJsonbPCopy(JsonbPGetDatum(answer->result));
-		MemoryContextReset(job_context);
+		news[element.ord].key = keys[element.ord];
+		set_payload(&news[element.ord], payloads[element.ord], nulls[element.ord]);
 	}
+	element.ord = 0;
+	idem_jobtable_next_ids(news, n);
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	idem_bulk_enqueue(&jobs, enqueue, news, answers, n, &element.ord);
 	idem_table_close(&jobs);
 	error_context_stack = context.previous;
-	MemoryContextDelete(job_context);
 }
 
 Datum
 idem_enqueue_many(PG_FUNCTION_ARGS)
 {
+	static IdemRowDesc row_desc;
 	ReturnSetInfo *rsinfo;
 	IdemEnqueue enqueue;
 	Datum *payloads;
@@ -275,7 +268,7 @@ idem_enqueue_many(PG_FUNCTION_ARGS)
 	int n;
 
 	idem_fn_begin(fcinfo, &idem_enqueue_many_signature, "idem_enqueue_many()");
-	rsinfo = idem_fn_row_set(fcinfo, enqueue_many_types, ENQUEUE_MANY_NATTS);
+	rsinfo = idem_fn_row_set(fcinfo, enqueue_many_types, ENQUEUE_MANY_NATTS, &row_desc);
 	get_enqueue(fcinfo, &enqueue);
 	idem_arrays_require(fcinfo, ARG_PAYLOAD, "payloads", &payloads, &nulls, &n);
 	keys = get_keys(fcinfo, n);

@@ -89,13 +89,14 @@ put_job(ReturnSetInfo *rsinfo, const IdemJobInfo *info)
 Datum
 idem_job(PG_FUNCTION_ARGS)
 {
+	static IdemRowDesc row_desc;
 	ReturnSetInfo *rsinfo;
 	IdemTable jobs;
 	IdemJobInfo info;
 	int64 job_id;
 
 	idem_fn_begin(fcinfo, &idem_job_signature, NULL);
-	rsinfo = idem_fn_row_set(fcinfo, job_types, JOB_NATTS);
+	rsinfo = idem_fn_row_set(fcinfo, job_types, JOB_NATTS, &row_desc);
 	job_id = idem_args_job_id(fcinfo, 0);
 
 	idem_jobtable_open(&jobs, AccessShareLock);

@@ -17,11 +17,9 @@
  */
 #include "postgres.h"
 
-#include "access/stratnum.h"
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
-#include "utils/fmgroids.h"
 #include "utils/timestamp.h"
 
 #include "jobs/jobs.h"
@@ -174,6 +172,13 @@ idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result,
 	return written;
 }
 
+/* Does the row found in idem.job_keys have the number of the lookup, and not only the hash? */
+static bool
+has_job_id(IdemTable *keys, IdemLookup *lookup)
+{
+	return idem_row_int64(keys, IDEM_JOB_KEYS_JOB_ID) == *(const int64 *) lookup->key;
+}
+
 /* J5: keep the key of a job that is done, so that it absorbs duplicates until its ttl has passed */
 void
 idem_joblog_keep_key(IdemTable *jobs, Jsonb *result)
@@ -196,8 +201,8 @@ idem_joblog_keep_key(IdemTable *jobs, Jsonb *result)
 	if (result != NULL)
 		idem_row_set(slot, IDEM_JOB_KEYS_RESULT, JsonbPGetDatum(result));
 	lookup = idem_jobtable_by_key(&keys, keys.pkey, idem_row_int64(jobs, IDEM_JOBS_KEY_HASH));
-	ScanKeyInit(&lookup.keys[lookup.nkeys++], 2, BTEqualStrategyNumber, F_INT8EQ,
-				Int64GetDatum(job_id));
+	lookup.matches = has_job_id;
+	lookup.key = &job_id;
 	(void) insert_over(&keys, &lookup, job_id, NULL);
 	idem_table_close(&keys);
 }

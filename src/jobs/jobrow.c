@@ -113,6 +113,33 @@ idem_jobrow_waits_for_other(IdemTable *jobs)
 	return waits;
 }
 
+/*
+ * Like idem_jobrow_waits_for_other(), but also tells whether an open transaction, this one
+ * included, is changing or removing the job that the job found follows.
+ */
+IdemBlocked
+idem_jobrow_is_blocked(IdemTable *jobs)
+{
+	TupleTableSlot *found = jobs->found;
+	IdemLookup lookup;
+	IdemProbeResult probe;
+	bool is_settled;
+
+	if (idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB))
+		return IDEM_BLOCKED_NOT;
+	lookup = idem_jobtable_by_id(jobs, idem_row_int64(jobs, IDEM_JOBS_AFTER_JOB));
+	/* the job found stays in its slot */
+	jobs->found = table_slot_create(jobs->heap, NULL);
+	idem_probe(jobs, &lookup, &probe);
+	is_settled = probe.found == IDEM_FOUND_ROW && !TransactionIdIsValid(probe.xwait) &&
+		!idem_row_is_mine(jobs);
+	ExecDropSingleTupleTableSlot(jobs->found);
+	jobs->found = found;
+	if (is_settled)
+		return IDEM_BLOCKED;
+	return idem_jobrow_waits_for_other(jobs) ? IDEM_BLOCKED_FOR_NOW : IDEM_BLOCKED_NOT;
+}
+
 /* Start the row to be written as a copy of the row found.  full: the change needs all columns. */
 TupleTableSlot *
 idem_jobrow_copy(IdemTable *jobs, bool full)

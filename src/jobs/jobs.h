@@ -7,11 +7,13 @@
  *	SQL functions	queue.c, enqueue.c, work.c, job.c: check the arguments, call a
  *					store, form the rows to return
  *	stores			dedup.c (enqueue), which scans the jobs of a key in keyscan.c;
- *					fetchstore.c (fetch), which caches positions in fetchhint.c;
+ *					fetchstore.c (fetch), which shares what it skips in fetchskip.c;
  *					workstore.c (complete, fail, snooze, heartbeat), which finds the job
  *					through jobstore.c (cancel, retry, the state of a job)
  *	shared by these	dead.c (make a job dead), joblog.c (history, kept keys),
- *					queuestore.c (settings and owners of queues),
+ *					change.c (note what a fetch must not skip any more),
+ *					queuestore.c (settings and owners of queues), which caches settings
+ *					in queuecache.c,
  *					jobrow.c (what a row of idem.jobs means)
  *	tables			jobtable.c
  */
@@ -24,7 +26,6 @@
 
 #define IDEM_MAX_FETCH_BATCH 10000
 #define IDEM_MAX_ERROR_LEN	 8192
-#define IDEM_MAX_SAME_HASH	 32
 
 /* How often a job may be fetched if neither the job nor its queue has a limit of its own */
 #define IDEM_DEFAULT_MAX_ATTEMPTS 25
@@ -265,15 +266,38 @@ typedef struct IdemFetched
 	XLogRecPtr lsn; /* WAL position that a replica waits for (J10) */
 } IdemFetched;
 
-/* Position at which the next fetch starts in one priority of a queue; see fetchhint.c */
-typedef struct IdemFetchHint
+/* Why and until when a fetch skips an entry of the index */
+typedef struct IdemSkip
 {
-	uint64 queue_hash;
-	int priority;
-	TimestampTz run_at;
-	int64 job_id;
-	int64 good_until; /* expiry by the steady clock; 0: the slot is free */
-} IdemFetchHint;
+	TimestampTz until; /* DT_NOEND: as long as no transaction changes it */
+	bool is_mine;	   /* this transaction has changed the row and is still open */
+	bool is_blocked;   /* a follow-up job that is blocked */
+} IdemSkip;
+
+/* The walk of a fetch over the index, and what it has skipped; see fetchskip.c */
+typedef struct IdemFetchWalk
+{
+	IdemSkips *skips;
+	bool is_shared; /* the ranges are in shared memory, where writers note changes */
+	TimestampTz now;
+	int64 steady;
+	uint64 id; /* the number of this fetch as walker; 0: it does not collect */
+	bool may_register;
+	bool looks_again;		/* it ignores ranges that are due for another look */
+	bool ignores_ranges;	/* it ignores all of them */
+	bool announced_blocked; /* as this walker */
+	bool has_jumped;
+	IdemSkipRange run; /* since the last job that was taken or held, or since it was published */
+	IdemSkipView view;
+} IdemFetchWalk;
+
+/* Is a follow-up job blocked by the job that it follows (J4)? */
+typedef enum IdemBlocked
+{
+	IDEM_BLOCKED_NOT,
+	IDEM_BLOCKED_FOR_NOW, /* yes, but an open transaction may change that */
+	IDEM_BLOCKED		  /* yes, and no open transaction is changing the other job */
+} IdemBlocked;
 
 /* Does the caller, with its token, hold the job? */
 typedef enum IdemHold
@@ -316,6 +340,7 @@ extern void idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode);
 extern void idem_jobtable_open_log(IdemTable *log, LOCKMODE lockmode);
 extern void idem_jobtable_lock_ids(void);
 extern int64 idem_jobtable_next_id(void);
+extern void idem_jobtable_next_ids(IdemNewJob *jobs, int n);
 extern void idem_jobtable_mark_cancel(IdemTable *jobs, int64 job_id);
 extern void idem_jobtable_unmark_cancel(IdemTable *jobs, int64 job_id);
 extern bool idem_jobtable_is_marked(IdemTable *jobs, int64 job_id);
@@ -332,9 +357,14 @@ extern bool idem_jobrow_is_leased(IdemTable *jobs);
 extern int idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_waits_for_other(IdemTable *jobs);
+extern IdemBlocked idem_jobrow_is_blocked(IdemTable *jobs);
 extern TupleTableSlot *idem_jobrow_copy(IdemTable *jobs, bool full);
 extern const char *idem_jobrow_state_name(IdemTable *jobs);
 extern void idem_jobrow_store(IdemTable *jobs);
+
+/* queuecache.c */
+extern bool idem_queuecache_find(text *name, uint64 version, IdemQueue *queue);
+extern void idem_queuecache_set(const IdemQueue *queue, uint64 version);
 
 /* queuestore.c */
 extern const char *const idem_dedup_words[];
@@ -348,6 +378,11 @@ extern void idem_queuestore_open(IdemTable *queues);
 extern void idem_queuestore_set(IdemTable *queues, text *name, const NullableDatum *columns);
 extern bool idem_queuestore_drop(IdemTable *queues, text *name);
 extern bool idem_queuestore_pause(IdemTable *queues, text *name, bool pause);
+
+/* change.c */
+extern void idem_change_note_job(IdemTable *jobs);
+extern void idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id);
+extern void idem_change_note_end(IdemTable *jobs, const text *queue);
 
 /* joblog.c */
 extern bool idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result,
@@ -378,9 +413,20 @@ extern IdemHold idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 to
 										 IdemQueue *queue, TimestampTz *lease_until);
 pg_noreturn extern void idem_workstore_refuse(IdemHold hold, int64 job_id);
 
-/* fetchhint.c */
-extern const IdemFetchHint *idem_fetchhint_find(uint64 queue_hash, int64 above, int64 now);
-extern void idem_fetchhint_set(const IdemFetchHint *hint);
+/* fetchskip.c */
+extern void idem_fetchskip_begin(IdemFetchWalk *walk, const text *queue, TimestampTz now);
+extern void idem_fetchskip_begin_anew(IdemFetchWalk *walk);
+extern bool idem_fetchskip_goes_back(IdemFetchWalk *walk);
+extern bool idem_fetchskip_collects(const IdemFetchWalk *walk);
+extern void idem_fetchskip_announce_blocked(IdemFetchWalk *walk);
+extern const IdemSkipRange *idem_fetchskip_find(const IdemFetchWalk *walk,
+												const IdemPosition *position);
+extern IdemPosition idem_fetchskip_jump(IdemFetchWalk *walk, const IdemPosition *from);
+extern void idem_fetchskip_add(IdemFetchWalk *walk, const IdemPosition *upto,
+							   const IdemSkip *skip);
+extern void idem_fetchskip_add_pages(IdemFetchWalk *walk, int64 npages);
+extern void idem_fetchskip_stop(IdemFetchWalk *walk, const IdemPosition *position);
+extern void idem_fetchskip_end(IdemFetchWalk *walk, bool at_end, bool is_far);
 
 /* fetchstore.c */
 extern void idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
@@ -394,7 +440,17 @@ extern void idem_keyscan(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keye
 
 /* dedup.c */
 extern const char *idem_dedup_outcome_name(IdemOutcome outcome);
+pg_noreturn extern void idem_dedup_refuse_number(void);
+extern void idem_dedup_fill_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
+								int64 key_hash, bool takes_key, int64 after_job);
+extern bool idem_dedup_is_absent(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed);
+extern void idem_dedup_lock_toast(IdemTable *jobs, const IdemNewJob *job);
+extern bool idem_dedup_takes_key(const IdemEnqueue *enqueue, const text *key);
 extern void idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
 							   IdemEnqueued *answer);
+
+/* bulk.c */
+extern void idem_bulk_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *news,
+							  IdemEnqueued *answers, int n, int *ord);
 
 #endif /* IDEM_JOBS_H */

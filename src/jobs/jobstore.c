@@ -52,13 +52,15 @@ idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 	if (!found)
 		return false;
 	(void) idem_joblog_write(jobs, "cancelled", queue.keep_dead, NULL, NULL, NULL);
+	idem_change_note_end(jobs, queue.name);
 	idem_counters_add_queue(queue.name, IDEM_QUEUE_COUNTER_CANCELLED);
 	return true;
 }
 
 /*
  * Insert the job found in the history into its queue again.  J7: this does not
- * check whether another job of the key exists; if there is one, both run.
+ * check whether another job of the key exists; if there is one, both run.  J8: a
+ * scheduled job that never held its key does not get it now.
  */
 static void
 insert_again(IdemTable *jobs, IdemTable *log)
@@ -78,7 +80,6 @@ insert_again(IdemTable *jobs, IdemTable *log)
 	idem_row_copy_column(log, IDEM_JOB_LOG_ERROR, slot, IDEM_JOBS_ERROR);
 	/* so that no earlier token matches (J11) */
 	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(idem_clock_next_token(0, now)));
-	/* J8: a scheduled job that never held its key does not get it now */
 	if (idem_row_bool(log, IDEM_JOB_LOG_TOOK_KEY))
 		idem_row_set(slot, IDEM_JOBS_KEY_HASH,
 					 Int64GetDatum(idem_hash_name(idem_row_text(log, IDEM_JOB_LOG_QUEUE),
@@ -90,6 +91,7 @@ insert_again(IdemTable *jobs, IdemTable *log)
 				errdetail("Another job with the number " INT64_FORMAT " is live; the job in the history is older.",
 						  idem_row_int64(log, IDEM_JOB_LOG_JOB_ID)),
 				errhint("Enqueue the payload of the older job in idem.job_log as a new job; idem_doctor() shows how to correct the sequence."));
+	idem_change_note_job(jobs);
 }
 
 static bool

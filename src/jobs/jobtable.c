@@ -5,7 +5,6 @@
  */
 #include "postgres.h"
 
-#include "access/stratnum.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_type.h"
 #include "commands/sequence.h"
@@ -112,6 +111,19 @@ idem_jobtable_next_id(void)
 	return nextval_internal(get_sequence(), false);
 }
 
+/* Number new jobs in the order of the array */
+void
+idem_jobtable_next_ids(IdemNewJob *jobs, int n)
+{
+	Oid sequence = get_sequence();
+
+	for (int i = 0; i < n; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		jobs[i].job_id = nextval_internal(sequence, false);
+	}
+}
+
 /*
  * The mark of a cancel: a lock on the number of the job, which a session holds while it
  * waits to cancel the job.  Meanwhile the job absorbs no more duplicates (J1), so that the
@@ -169,9 +181,9 @@ idem_jobtable_wait_for_mark(IdemTable *jobs, int64 job_id)
 IdemLookup
 idem_jobtable_by_id(IdemTable *table, int64 job_id)
 {
-	IdemLookup lookup = {.index = table->pkey, .nkeys = 1};
+	IdemLookup lookup = {
+		.index = table->pkey, .value = Int64GetDatum(job_id), .equal = F_INT8EQ};
 
-	ScanKeyInit(&lookup.keys[0], 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(job_id));
 	return lookup;
 }
 
@@ -179,9 +191,8 @@ idem_jobtable_by_id(IdemTable *table, int64 job_id)
 IdemLookup
 idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash)
 {
-	IdemLookup lookup = {.index = index, .nkeys = 1};
+	IdemLookup lookup = {.index = index, .value = Int64GetDatum(key_hash), .equal = F_INT8EQ};
 
-	ScanKeyInit(&lookup.keys[0], 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(key_hash));
 	return lookup;
 }
 

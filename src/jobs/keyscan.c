@@ -10,7 +10,6 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
 #include "miscadmin.h"
 #include "storage/procarray.h"
 #include "utils/snapmgr.h"
@@ -216,13 +215,13 @@ list_jobs(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, KeyJobs *lis
 	IdemIdSet changing = {0};
 	bool settled = true;
 	SnapshotData dirty;
-	IndexScanDesc scan;
+	IdemLeafWalk walk;
 
 	list->n = 0;
 	keyed->others->n = 0;
 	InitDirtySnapshot(dirty);
-	scan = idem_probe_begin(jobs, &lookup, &dirty);
-	while (index_getnext_slot(scan, ForwardScanDirection, jobs->found))
+	idem_probe_walk(&walk, jobs, &lookup, &dirty);
+	while (idem_leaf_next_row(&walk))
 	{
 		int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
 
@@ -246,7 +245,7 @@ list_jobs(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, KeyJobs *lis
 				settled = false;
 		}
 	}
-	index_endscan(scan);
+	idem_leaf_end(&walk);
 	ExecClearTuple(jobs->found);
 
 	for (int i = 0; i < changing.n; i++)

@@ -5,18 +5,23 @@
  * Every function about jobs gets the settings of each queue that it uses from here.
  * Only require_owner() decides whether a role may use a queue or change its owner.
  *
- * A caller reads the latest committed settings, also if the snapshot of its transaction is
+ * A caller gets the latest committed settings, also if the snapshot of its transaction is
  * older.  A transaction that changes settings locks the table against other such
  * transactions until it ends.  Readers do not wait for it.
+ *
+ * Settings are cached, see queuecache.c.  A transaction that changes settings invalidates the
+ * table.  The server sends the invalidation to the other sessions at commit.  In this session
+ * it applies at once, and again if the transaction or the subtransaction rolls back.
  */
 #include "postgres.h"
 
 #include "access/genam.h"
-#include "access/stratnum.h"
+#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/fmgroids.h"
+#include "utils/inval.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
@@ -51,14 +56,24 @@ idem_queuestore_word(const text *value, const char *name, const char *const *wor
 	return idem_value_word(value, name, words, "Pass one of them, or leave it out for the default.");
 }
 
-/* Find the settings that were declared for a queue; false if there are none */
+/*
+ * Find the settings that were declared for a queue; false if there are none.  An index scan
+ * tells SSI that they were read, also if there are none.
+ */
 static bool
 find_queue(IdemTable *table, text *name)
 {
-	IdemLookup lookup = {.index = table->pkey, .nkeys = 1};
+	IdemLookup lookup = {
+		.index = table->pkey, .value = PointerGetDatum(name), .equal = F_TEXTEQ};
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IndexScanDesc scan;
+	bool found;
 
-	ScanKeyInit(&lookup.keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(name));
-	return idem_probe_latest(table, &lookup, table->found);
+	scan = idem_probe_begin(table, &lookup, snapshot);
+	found = index_getnext_slot(scan, ForwardScanDirection, table->found);
+	index_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	return found;
 }
 
 static void
@@ -100,9 +115,9 @@ read_settings(IdemTable *table, IdemQueue *queue)
 	get_span(table, IDEM_QUEUES_KEEP_DEAD, &queue->keep_dead);
 }
 
-/* Settings of a queue, without a check of privileges */
-void
-idem_queuestore_get(text *name, IdemQueue *queue)
+/* Read the settings of a queue, with the default for each one not declared */
+static void
+read_queue(text *name, IdemQueue *queue)
 {
 	IdemTable table;
 
@@ -118,6 +133,21 @@ idem_queuestore_get(text *name, IdemQueue *queue)
 	if (find_queue(&table, name))
 		read_settings(&table, queue);
 	idem_table_close(&table);
+}
+
+/*
+ * Settings of a queue, without a check of privileges.  SERIALIZABLE reads the table, because
+ * its conflict checks need to know about the read.
+ */
+void
+idem_queuestore_get(text *name, IdemQueue *queue)
+{
+	uint64 version = idem_table_version(&queues_def);
+
+	if (!IsolationIsSerializable() && idem_queuecache_find(name, version, queue))
+		return;
+	read_queue(name, queue);
+	idem_queuecache_set(queue, version);
 }
 
 /* Raise an error if the queue has an owner and the current user lacks its privileges */
@@ -170,10 +200,14 @@ idem_queuestore_open(IdemTable *queues)
 	idem_table_open(queues, &queues_def, ShareRowExclusiveLock);
 }
 
-/* Write the row: update the row found if it exists, else insert a new one */
+/*
+ * Write the row: update the row found if it exists, else insert a new one.  The invalidation
+ * comes first, so that it applies in this session with the end of the write.
+ */
 static void
 store_settings(IdemTable *table, bool exists)
 {
+	CacheInvalidateRelcache(table->heap);
 	if (exists ? idem_write_update(table) != TM_Ok : !idem_write_insert(table))
 		elog(ERROR, "could not store the settings of a queue");
 }
@@ -220,12 +254,11 @@ static bool
 has_jobs(text *queue)
 {
 	IdemTable jobs;
-	IdemLookup lookup = {.nkeys = 1};
+	IdemLookup lookup = {.value = PointerGetDatum(queue), .equal = F_TEXTEQ};
 	IdemProbeResult probe;
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
 	lookup.index = idem_jobtable_fetch_index(&jobs);
-	ScanKeyInit(&lookup.keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(queue));
 	idem_probe_existing(&jobs, &lookup, &probe);
 	idem_table_close(&jobs);
 	return probe.found != IDEM_FOUND_NONE;
@@ -236,14 +269,13 @@ static bool
 has_history(text *queue)
 {
 	IdemTable log;
-	IdemLookup lookup = {0};
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	IndexScanDesc scan;
 	bool found = false;
 
 	idem_jobtable_open_log(&log, AccessShareLock);
-	lookup.index = log.pkey;
-	scan = idem_probe_begin(&log, &lookup, snapshot);
+	scan = idem_compat_index_beginscan(log.heap, log.pkey, snapshot, 0);
+	index_rescan(scan, NULL, 0, NULL, 0);
 	while (!found && index_getnext_slot(scan, ForwardScanDirection, log.found))
 	{
 		CHECK_FOR_INTERRUPTS();
@@ -276,8 +308,12 @@ idem_queuestore_drop(IdemTable *queues, text *name)
 				errmsg("queue belongs to a role"),
 				errdetail("Without its settings it would be open to every role that may call the functions."),
 				errhint("If that is intended, remove the owner first with idem_queue_set(queue, owner => '-')."));
-	if (exists && idem_write_delete(queues, true) != TM_Ok)
-		elog(ERROR, "could not remove the settings of a queue");
+	if (exists)
+	{
+		CacheInvalidateRelcache(queues->heap);
+		if (idem_write_delete(queues, true) != TM_Ok)
+			elog(ERROR, "could not remove the settings of a queue");
+	}
 	return exists;
 }
 

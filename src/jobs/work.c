@@ -90,12 +90,13 @@ put_fetched(const IdemFetched *job, void *arg)
 Datum
 idem_fetch(PG_FUNCTION_ARGS)
 {
+	static IdemRowDesc row_desc;
 	ReturnSetInfo *rsinfo;
 	IdemTable jobs;
 	IdemFetch fetch;
 
 	idem_fn_begin(fcinfo, &idem_fetch_signature, "idem_fetch()");
-	rsinfo = idem_fn_row_set(fcinfo, fetch_types, FETCH_NATTS);
+	rsinfo = idem_fn_row_set(fcinfo, fetch_types, FETCH_NATTS, &row_desc);
 	idem_queuestore_use(idem_args_queue(fcinfo, 0), &fetch.queue);
 	fetch.batch = get_batch_size(fcinfo, 1);
 	fetch.lease = PG_ARGISNULL(2) ?
@@ -252,13 +253,14 @@ put_status(ReturnSetInfo *rsinfo, const Batch *batch, int i, const char *done,
 Datum
 idem_complete_many(PG_FUNCTION_ARGS)
 {
+	static IdemRowDesc row_desc;
 	ReturnSetInfo *rsinfo;
 	IdemTable jobs;
 	IdemQueue queue = {0};
 	Batch batch;
 
 	idem_fn_begin(fcinfo, &idem_complete_many_signature, "idem_complete_many()");
-	rsinfo = idem_fn_row_set(fcinfo, complete_many_types, COMPLETE_MANY_NATTS);
+	rsinfo = idem_fn_row_set(fcinfo, complete_many_types, COMPLETE_MANY_NATTS, &row_desc);
 	get_batch_of_jobs(fcinfo, &batch);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
@@ -282,6 +284,7 @@ idem_complete_many(PG_FUNCTION_ARGS)
 Datum
 idem_heartbeat(PG_FUNCTION_ARGS)
 {
+	static IdemRowDesc row_desc;
 	ReturnSetInfo *rsinfo;
 	IdemTable jobs;
 	IdemQueue queue = {0};
@@ -290,7 +293,7 @@ idem_heartbeat(PG_FUNCTION_ARGS)
 	TimestampTz *lease_until;
 
 	idem_fn_begin(fcinfo, &idem_heartbeat_signature, "idem_heartbeat()");
-	rsinfo = idem_fn_row_set(fcinfo, heartbeat_types, HEARTBEAT_NATTS);
+	rsinfo = idem_fn_row_set(fcinfo, heartbeat_types, HEARTBEAT_NATTS, &row_desc);
 	get_batch_of_jobs(fcinfo, &batch);
 	lease = PG_ARGISNULL(2) ? -1 : idem_args_lease(fcinfo, 2);
 	lease_until = palloc_array(TimestampTz, batch.n);

@@ -87,6 +87,7 @@ idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *resul
 	} while (idem_write_delete(jobs, true) != TM_Ok);
 	(void) idem_joblog_write(jobs, "done", queue->keep, result, NULL, NULL);
 	idem_joblog_keep_key(jobs, result);
+	idem_change_note_end(jobs, queue->name);
 	idem_counters_add_queue(queue->name, IDEM_QUEUE_COUNTER_COMPLETED);
 	return hold;
 }
@@ -110,6 +111,7 @@ give_back(IdemTable *jobs, TimestampTz run_at, int attempt, text *error)
 	if (error != NULL)
 		idem_row_set(slot, IDEM_JOBS_ERROR, PointerGetDatum(error));
 	idem_jobrow_store(jobs);
+	idem_change_note_job(jobs);
 }
 
 /*
@@ -187,6 +189,7 @@ idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease
 						 TimestampTz *lease_until)
 {
 	IdemHold hold = lock_held(jobs, job_id, token, queue);
+	bool is_shorter;
 
 	if (hold != IDEM_HOLD_OK)
 		return hold;
@@ -199,6 +202,9 @@ idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease
 	*lease_until = idem_clock_now() + (lease < 0 ? queue->lease : lease);
 	idem_row_set(idem_jobrow_copy(jobs, true), IDEM_JOBS_LEASE_UNTIL,
 				 TimestampTzGetDatum(*lease_until));
+	is_shorter = *lease_until < idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
 	idem_jobrow_store(jobs);
+	if (is_shorter)
+		idem_change_note_job(jobs);
 	return hold;
 }

@@ -16,7 +16,6 @@
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "utils/builtins.h"
-#include "utils/fmgrprotos.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
@@ -91,8 +90,8 @@ check_handler(Oid handler, bool payload_isnull)
  * SHA-256 of schema and name of the handler.  A null byte separates the two, because
  * a name cannot contain one.
  */
-static bytea *
-digest_handler(Oid handler)
+static void
+digest_handler(Oid handler, uint8 *digest)
 {
 	char *name = get_func_name(handler);
 	char *schema = get_namespace_name_or_temp(get_func_namespace(handler));
@@ -102,12 +101,10 @@ digest_handler(Oid handler)
 	if (name == NULL || schema == NULL)
 		refuse_missing_handler(handler);
 	initStringInfo(&id);
-	appendStringInfoSpaces(&id, VARHDRSZ);
 	appendStringInfoString(&id, schema);
 	appendStringInfoChar(&id, '\0');
 	appendStringInfoString(&id, name);
-	SET_VARSIZE(id.data, id.len);
-	return DatumGetByteaPP(DirectFunctionCall1(sha256_bytea, PointerGetDatum(id.data)));
+	idem_sha256_hash(id.data, id.len, digest);
 }
 
 /*
@@ -118,12 +115,13 @@ digest_handler(Oid handler)
 static bytea *
 make_request(Oid handler, bytea *payload)
 {
-	bytea *digest = digest_handler(handler);
+	uint8 digest[IDEM_SHA256_LEN];
 	int payload_len = payload ? VARSIZE_ANY_EXHDR(payload) : 0;
 	bytea *request = palloc(VARHDRSZ + IDEM_HANDLER_LEN + payload_len);
 
+	digest_handler(handler, digest);
 	SET_VARSIZE(request, VARHDRSZ + IDEM_HANDLER_LEN + payload_len);
-	memcpy(VARDATA(request), VARDATA_ANY(digest), IDEM_HANDLER_LEN);
+	memcpy(VARDATA(request), digest, IDEM_HANDLER_LEN);
 	if (payload != NULL)
 		memcpy(VARDATA(request) + IDEM_HANDLER_LEN, VARDATA_ANY(payload), payload_len);
 	return request;
@@ -196,7 +194,6 @@ idem_call(PG_FUNCTION_ARGS)
 		info.status = IDEM_KEY_FINISHED;
 	}
 
-	/* the handler may have called idem_call() and replaced the cached descriptor */
 	desc = idem_fn_row_desc(fcinfo, call_types, CALL_NATTS, &row_desc);
 	values[0] = CStringGetTextDatum(idem_keyrow_status_name(info.status));
 	values[1] = JsonbPGetDatum(info.result);

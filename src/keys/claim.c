@@ -1,7 +1,8 @@
 /*
  * claim.c
  *		SQL functions of keys: idem_claim, idem_claim_many, idem_finish,
- *		idem_finish_many, idem_release, idem_get, idem_forget, idem_key_state.
+ *		idem_finish_many, idem_release, idem_get, idem_forget, idem_key_state,
+ *		idem_key_hash.
  *
  * They check their arguments, call keystore.c or leasestore.c, and form the rows
  * to return.  idem_claim_many() claims keys in the order of their bytes, whatever
@@ -40,6 +41,7 @@ IDEM_FUNCTION(idem_get, RECORDOID, TEXTOID, TEXTOID);
 IDEM_FUNCTION(idem_forget, BOOLOID, TEXTOID, TEXTOID);
 IDEM_FUNCTION(idem_key_state, TEXTOID, TIMESTAMPTZOID, XIDOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
 			  TIMESTAMPTZOID, BOOLOID, INT4OID, INT4OID);
+IDEM_FUNCTION(idem_key_hash, INT8OID, TEXTOID, TEXTOID);
 IDEM_FUNCTION(idem_claim_many, RECORDOID, TEXTARRAYOID, JSONBARRAYOID, INTERVALOID, INTERVALOID,
 			  TEXTOID);
 IDEM_FUNCTION(idem_finish_many, INT4OID, TEXTARRAYOID, JSONBARRAYOID, TEXTOID);
@@ -87,7 +89,7 @@ idem_claim(PG_FUNCTION_ARGS)
 	bool nulls[CLAIM_NATTS];
 
 	idem_fn_begin(fcinfo, &idem_claim_signature, "idem_claim()");
-	desc = idem_fn_row_desc(fcinfo, claim_types, CLAIM_NATTS, &row_desc);
+	(void) idem_fn_row_desc(fcinfo, claim_types, CLAIM_NATTS, &row_desc);
 	idem_claim_args(fcinfo, 1, &claim);
 
 	idem_keytable_open(&table, RowExclusiveLock);
@@ -95,6 +97,7 @@ idem_claim(PG_FUNCTION_ARGS)
 	idem_table_close(&table);
 
 	fill_claim_values(&info, values, nulls);
+	desc = idem_fn_row_desc(fcinfo, claim_types, CLAIM_NATTS, &row_desc);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, values, nulls)));
 }
 
@@ -203,13 +206,14 @@ put_get_row(ReturnSetInfo *rsinfo, const IdemKeyInfo *info)
 Datum
 idem_get(PG_FUNCTION_ARGS)
 {
+	static IdemRowDesc row_desc;
 	ReturnSetInfo *rsinfo;
 	IdemTable table;
 	IdemKey key;
 	IdemKeyInfo info;
 
 	idem_fn_begin(fcinfo, &idem_get_signature, NULL);
-	rsinfo = idem_fn_row_set(fcinfo, get_types, GET_NATTS);
+	rsinfo = idem_fn_row_set(fcinfo, get_types, GET_NATTS, &row_desc);
 	idem_args_key(fcinfo, 0, 1, &key);
 
 	idem_keytable_open(&table, AccessShareLock);
@@ -311,6 +315,7 @@ claim_items(IdemClaim *claim, text **keys, BatchItem *items, int n)
 Datum
 idem_claim_many(PG_FUNCTION_ARGS)
 {
+	static IdemRowDesc row_desc;
 	ReturnSetInfo *rsinfo;
 	IdemClaim claim;
 	Datum *requests;
@@ -320,7 +325,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	int n;
 
 	idem_fn_begin(fcinfo, &idem_claim_many_signature, "idem_claim_many()");
-	rsinfo = idem_fn_row_set(fcinfo, claim_many_types, CLAIM_MANY_NATTS);
+	rsinfo = idem_fn_row_set(fcinfo, claim_many_types, CLAIM_MANY_NATTS, &row_desc);
 	keys = get_keys(fcinfo, 0, &n);
 	items = MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(BatchItem),
 									   MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
@@ -411,4 +416,15 @@ idem_key_state(PG_FUNCTION_ARGS)
 	facts.attempt = PG_ARGISNULL(6) ? 0 : PG_GETARG_INT32(6);
 	facts.max_attempts = PG_ARGISNULL(7) ? 0 : PG_GETARG_INT32(7);
 	PG_RETURN_TEXT_P(cstring_to_text(idem_keyrow_status_name(idem_keyrow_judge_facts(&facts))));
+}
+
+/* The hash by which a key is found in idem.keys, for operators and checks */
+Datum
+idem_key_hash(PG_FUNCTION_ARGS)
+{
+	IdemKey key;
+
+	idem_fn_begin(fcinfo, &idem_key_hash_signature, NULL);
+	idem_args_key(fcinfo, 0, 1, &key);
+	PG_RETURN_INT64(idem_hash_name(key.scope, key.key));
 }

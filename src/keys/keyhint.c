@@ -22,14 +22,6 @@ idem_keyhint_set(ItemPointerData tid)
 	last_claim = tid;
 }
 
-/* Does the row found have this key? */
-static bool
-is_row_of_key(IdemTable *table, const IdemKey *key)
-{
-	return idem_row_varlena_equals(table, IDEM_KEYS_KEY, key->key) &&
-		idem_row_varlena_equals(table, IDEM_KEYS_SCOPE, key->scope);
-}
-
 /*
  * Look for the row of this key at the remembered place.  If this returns true, the
  * row is the row found.  If not, the place is forgotten.
@@ -44,7 +36,7 @@ idem_keyhint_find(IdemTable *table, const IdemKey *key, IdemProbeResult *probe)
 	if (ItemPointerIsValid(&last_claim) &&
 		ItemPointerGetBlockNumber(&last_claim) < RelationGetNumberOfBlocks(table->heap) &&
 		table_tuple_fetch_row_version(table->heap, &last_claim, &dirty, table->found) &&
-		is_row_of_key(table, key))
+		idem_keytable_has_key(table, key))
 		idem_probe_classify(&dirty, probe);
 	/* do not try a wrong place again for each key of a batch */
 	if (probe->found != IDEM_FOUND_ROW)

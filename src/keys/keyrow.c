@@ -4,9 +4,10 @@
  *
  * The state of a key follows from its row, from the transaction that wrote the row
  * and from the clock.  In C this is the only file that decides it.  The view
- * idem.key_status calls idem_key_state(), which calls this file.  Functions here
- * read the row found and take no locks.  The checks raise an error if the caller
- * must not use the key, or must not use it like this.
+ * idem.key_status calls idem_key_state(), which calls this file.  Three checks in
+ * health.sql repeat some of the rules.  Functions here read the row found and take no
+ * locks.  The checks here raise an error if the caller must not use the key, or must
+ * not use it like this.
  */
 #include "postgres.h"
 
@@ -273,24 +274,24 @@ idem_keyrow_check_serializable(IdemTable *table)
  * removed it may have changed other rows as well, and this transaction does not
  * see these changes.
  *
- * The scan returns all row versions of the key, and each is tested with the
- * snapshot.  A scan with the snapshot itself would make SSI lock a page of the
+ * The walk returns all row versions of the key, and each is tested with the
+ * snapshot.  An index scan with the snapshot itself would make SSI lock a page of the
  * index, and claims of different keys would conflict.
  */
 void
 idem_keyrow_check_absent(IdemTable *table, IdemLookup *lookup)
 {
-	IndexScanDesc scan;
+	IdemLeafWalk walk;
 	bool shown = false;
 
 	if (!IsolationIsSerializable())
 		return;
-	scan = idem_probe_begin(table, lookup, SnapshotAny);
-	while (!shown && index_getnext_slot(scan, ForwardScanDirection, table->found))
+	idem_probe_walk(&walk, table, lookup, SnapshotAny);
+	while (!shown && idem_leaf_next_row(&walk))
 		shown =
 			table_tuple_satisfies_snapshot(table->heap, table->found, GetTransactionSnapshot()) &&
-			idem_keyrow_judge(table, 0) != IDEM_KEY_GONE;
-	index_endscan(scan);
+			lookup->matches(table, lookup) && idem_keyrow_judge(table, 0) != IDEM_KEY_GONE;
+	idem_leaf_end(&walk);
 	if (shown)
 		raise_serialization_failure("The key was removed after this transaction took its snapshot.");
 }

@@ -19,7 +19,7 @@
  * digest of the name of its handler, followed by the digest of the payload unless
  * the payload is null.  So the length says which of the two digests are stored.
  */
-#define IDEM_DIGEST_LEN	 32
+#define IDEM_DIGEST_LEN	 IDEM_SHA256_LEN
 #define IDEM_HANDLER_LEN 16
 
 /*
@@ -31,7 +31,9 @@ enum IdemKeyColumn
 {
 	IDEM_KEYS_CREATED_AT = 1,
 	IDEM_KEYS_EXPIRES_AT,
+	IDEM_KEYS_KEY_HASH,
 	IDEM_KEYS_OWNER,
+	IDEM_KEYS_NTH,
 	IDEM_KEYS_KEY,
 	IDEM_KEYS_SCOPE,
 	IDEM_KEYS_REQUEST,
@@ -126,8 +128,11 @@ typedef struct IdemKeyInfo
 
 /* keytable.c */
 extern void idem_keytable_open(IdemTable *table, LOCKMODE lockmode);
-extern int64 idem_keytable_hash(const IdemKey *key);
+extern bool idem_keytable_has_key(IdemTable *table, const IdemKey *key);
 extern IdemLookup idem_keytable_lookup(IdemTable *table, const IdemKey *key);
+extern int64 idem_keytable_hash(const IdemLookup *lookup);
+extern void idem_keytable_update(IdemTable *table);
+extern int idem_keytable_free_nth(const IdemLookup *lookup);
 
 /* keyrow.c */
 extern bool idem_keyrow_is_leased(IdemTable *table);

@@ -33,10 +33,14 @@
  * Rows are looked up with a dirty snapshot (probe.c), which may miss a row that
  * another transaction is updating at this moment.  The claim then locks the hash and
  * probes again.  Only an update that does not hold this lock, a finish that is not
- * HOT, can be missed once more: then the unique index reports the conflict.
+ * HOT, can be missed once more.  The probe has then met the index entry of the
+ * old row version, so before it inserts a key whose hash has entries, the claim also
+ * looks at a new MVCC snapshot.  The unique index alone would not be enough: for a key
+ * whose nth is not 0, the new row could get another nth.
  */
 #include "postgres.h"
 
+#include "access/heaptoast.h"
 #include "miscadmin.h"
 #include "storage/latch.h"
 #include "utils/snapmgr.h"
@@ -158,6 +162,14 @@ fill_claim(TupleTableSlot *slot, const IdemClaim *claim, TimestampTz now, const 
 		idem_row_clear(slot, IDEM_KEYS_LEASE_UNTIL);
 }
 
+/* Set the primary key */
+static void
+fill_pkey(TupleTableSlot *slot, int64 key_hash, int nth)
+{
+	idem_row_set(slot, IDEM_KEYS_KEY_HASH, Int64GetDatum(key_hash));
+	idem_row_set(slot, IDEM_KEYS_NTH, Int16GetDatum(nth));
+}
+
 /* Keep the two times of a lease that a plain claim overwrites, for restore_lease() (L8) */
 static void
 keep_lease_times(IdemTable *table, TupleTableSlot *slot)
@@ -187,18 +199,27 @@ restore_lease(IdemTable *table)
 	idem_row_clear(slot, IDEM_KEYS_PRIOR_EXPIRES_AT);
 }
 
+StaticAssertDecl(IDEM_MAX_KEY_LEN + IDEM_MAX_SCOPE_LEN + IDEM_MAX_WORKER_LEN + IDEM_HANDLER_LEN +
+						 IDEM_DIGEST_LEN + 256 <
+					 TOAST_TUPLE_THRESHOLD,
+				 "the row of a new key is not toasted, so its insert needs no lock on the TOAST table");
+
 /*
  * Claim a key that is absent, by a row of the caller's transaction (K1).  False if
  * the unique index reports that the key exists.
  */
 static bool
-insert_claim(IdemTable *table, const IdemClaim *claim, Oid owner, IdemKeyInfo *info)
+insert_claim(IdemTable *table, const IdemClaim *claim, const IdemLookup *lookup, Oid owner,
+			 IdemKeyInfo *info)
 {
 	TimestampTz now = idem_clock_now();
+	TupleTableSlot *slot;
 
 	begin_life(0, owner, now, info);
 	grant_key(claim, now, info);
-	fill_claim(idem_write_new_row(table, info->token != 0), claim, now, info);
+	slot = idem_write_new_row(table, info->token != 0);
+	fill_pkey(slot, idem_keytable_hash(lookup), idem_keytable_free_nth(lookup));
+	fill_claim(slot, claim, now, info);
 	return idem_write_insert(table);
 }
 
@@ -212,8 +233,10 @@ get_max_attempts(const IdemClaim *claim)
  * Claim a key that is past its ttl (K9) or whose lease has expired (L1, L8), by
  * updating its row.  The row is locked first.  So the ttl and the lease begin after
  * the wait, and the state is judged again: another claim may have been first (K3).
- * TM_WouldBlock: another transaction has locked the row, and the caller wants no
- * unbounded wait (K5).  Other results than TM_Ok: look the key up again.
+ * A transaction that has fenced the lease holds a lock that conflicts with this one,
+ * so the takeover waits for the end of that transaction (L4).  TM_WouldBlock: another
+ * transaction has locked the row, and the caller wants no unbounded wait (K5).  Other
+ * results than TM_Ok: look the key up again.
  */
 static TM_Result
 take_over(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
@@ -247,8 +270,10 @@ take_over(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 		/* keep the key for at least as long as the holder of the lease has asked for */
 		info->expires_at = Max(info->expires_at, expires_at);
 	}
+	fill_pkey(slot, idem_row_int64(table, IDEM_KEYS_KEY_HASH),
+			  idem_row_int16(table, IDEM_KEYS_NTH));
 	fill_claim(slot, claim, now, info);
-	idem_write_update_hashed(table, idem_keytable_hash(&claim->key));
+	idem_keytable_update(table);
 	if (state == IDEM_KEY_EXPIRED)
 		idem_counters_add(IDEM_DATABASE_COUNTER_TAKEOVERS);
 	return TM_Ok;
@@ -304,7 +329,7 @@ static bool
 probe_or_insert(IdemTable *table, const IdemClaim *claim, IdemProbeResult *probe, IdemKeyInfo *info)
 {
 	IdemLookup lookup = idem_keytable_lookup(table, &claim->key);
-	int64 hash;
+	int64 hash = idem_keytable_hash(&lookup);
 	bool inserted = false;
 	Oid owner;
 
@@ -317,14 +342,16 @@ probe_or_insert(IdemTable *table, const IdemClaim *claim, IdemProbeResult *probe
 	owner = idem_keyrow_current_owner();
 	idem_table_open_indexes(table);
 
-	hash = idem_keytable_hash(&claim->key);
 	idem_table_lock_hash(table, hash);
 	idem_probe(table, &lookup, probe);
+	/* the probe may have missed a row that was not HOT updated without the lock on the hash */
+	if (probe->found == IDEM_FOUND_NONE && probe->nentries > 0)
+		idem_probe_existing(table, &lookup, probe);
 	last_was_new = probe->found == IDEM_FOUND_NONE;
 	if (last_was_new)
 	{
 		idem_keyrow_check_absent(table, &lookup);
-		inserted = insert_claim(table, claim, owner, info);
+		inserted = insert_claim(table, claim, &lookup, owner, info);
 	}
 	idem_table_unlock_hash(table, hash);
 	return inserted;
@@ -439,7 +466,7 @@ is_held(IdemTable *table)
 static void
 find_held_key(IdemTable *table, const IdemKey *key)
 {
-	IdemLookup lookup = idem_keytable_lookup(table, key);
+	IdemLookup lookup;
 	IdemProbeResult probe;
 
 	if (idem_keyhint_find(table, key, &probe) && is_held(table))
@@ -447,6 +474,7 @@ find_held_key(IdemTable *table, const IdemKey *key)
 		idem_keyrow_check_owner(idem_row_oid(table, IDEM_KEYS_OWNER));
 		return;
 	}
+	lookup = idem_keytable_lookup(table, key);
 	idem_probe(table, &lookup, &probe);
 	if (probe.found == IDEM_FOUND_ROW && idem_keyrow_judge(table, 0) != IDEM_KEY_GONE)
 		idem_keyrow_check_owner(idem_row_oid(table, IDEM_KEYS_OWNER));
@@ -483,7 +511,7 @@ idem_keystore_release(IdemTable *table, const IdemKey *key)
 	if (!idem_row_isnull(table, IDEM_KEYS_PRIOR_LEASE_UNTIL))
 	{
 		restore_lease(table);
-		idem_write_update_hashed(table, idem_keytable_hash(key));
+		idem_keytable_update(table);
 	}
 	else if (idem_write_delete(table, true) != TM_Ok)
 		elog(ERROR, "another transaction has changed a key that this transaction holds");
@@ -545,6 +573,8 @@ idem_keystore_get(IdemTable *table, const IdemKey *key, IdemKeyInfo *info)
 	{
 		IdemKeyStatus state = idem_keyrow_judge(table, 0);
 
+		if (!idem_keytable_has_key(table, key))
+			continue;
 		mine = idem_row_is_mine(table);
 		if (state == IDEM_KEY_GONE)
 			continue;

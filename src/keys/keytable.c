@@ -1,19 +1,26 @@
 /*
  * keytable.c
- *		The definition of table idem.keys, how to look a key up, and which hash to lock.
+ *		The definition of table idem.keys, and how to find a key in it.
+ *
+ * A key is found by a 64-bit hash of scope and key: the index is less than half as
+ * large as one on the text, and a search compares integers.  Different keys can have
+ * the same hash, so the text of the row is compared, too.  "nth" tells such keys
+ * apart in the primary key: it is 0 for the first key of a hash, and for another key of
+ * the same hash the least number that no such key has.
  */
 #include "postgres.h"
 
-#include "access/stratnum.h"
 #include "catalog/pg_type.h"
+#include "port/pg_bitutils.h"
 #include "utils/fmgroids.h"
 
 #include "keys/keys.h"
 
 /* Types of the columns, in the order of IdemKeyColumn */
 static const Oid column_types[IDEM_KEYS_NATTS] = {
-	TIMESTAMPTZOID, TIMESTAMPTZOID, REGROLEOID, TEXTOID,
-	TEXTOID, BYTEAOID, TIMESTAMPTZOID, JSONBOID,
+	TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID, REGROLEOID,
+	INT2OID, TEXTOID, TEXTOID, BYTEAOID,
+	TIMESTAMPTZOID, JSONBOID,
 	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT4OID,
 	INT4OID, BOOLOID, TEXTOID, JSONBOID,
 	TIMESTAMPTZOID, TIMESTAMPTZOID};
@@ -26,9 +33,9 @@ static const IdemTableDef keys_def = {
 	.natts = IDEM_KEYS_NATTS,
 	.short_natts = IDEM_KEYS_PLAIN_NATTS,
 	.nullable = IDEM_COLUMNS_FROM(IDEM_KEYS_REQUEST),
-	.pkey = {IDEM_KEYS_KEY, IDEM_KEYS_SCOPE},
+	.pkey = {IDEM_KEYS_KEY_HASH, IDEM_KEYS_NTH},
 	.npkey = 2,
-	.pkey_hint = "Run ALTER TABLE idem.keys ADD CONSTRAINT keys_pkey PRIMARY KEY (key, scope).",
+	.pkey_hint = "Run ALTER TABLE idem.keys ADD CONSTRAINT keys_pkey PRIMARY KEY (key_hash, nth).",
 	.cache = &keys_cache};
 
 void
@@ -37,25 +44,71 @@ idem_keytable_open(IdemTable *table, LOCKMODE lockmode)
 	idem_table_open(table, &keys_def, lockmode);
 }
 
-/*
- * The hash to lock while an entry for the key is added to the unique index (K3).
- * An insert holds the lock from the probe that finds the key absent until the entry
- * exists.  An update that needs new entries holds it while it updates.  So a backend
- * that holds the lock misses no row.  INSERT ... ON CONFLICT needs no such lock,
- * but it writes a second WAL record for each row.
- */
-int64
-idem_keytable_hash(const IdemKey *key)
+/* Does the row found have the key? */
+bool
+idem_keytable_has_key(IdemTable *table, const IdemKey *key)
 {
-	return idem_hash_name(key->scope, key->key);
+	return idem_row_varlena_equals(table, IDEM_KEYS_KEY, key->key) &&
+		idem_row_varlena_equals(table, IDEM_KEYS_SCOPE, key->scope);
+}
+
+/* The same for a lookup.  If the row has another key of the same hash, note its nth. */
+static bool
+matches_key(IdemTable *table, IdemLookup *lookup)
+{
+	int nth;
+
+	if (idem_keytable_has_key(table, lookup->key))
+		return true;
+	nth = idem_row_int16(table, IDEM_KEYS_NTH);
+	if (nth >= 0 && nth < IDEM_MAX_SAME_HASH)
+		lookup->others |= (uint32) 1 << nth;
+	return false;
 }
 
 IdemLookup
 idem_keytable_lookup(IdemTable *table, const IdemKey *key)
 {
-	IdemLookup lookup = {.index = table->pkey, .nkeys = 2};
+	IdemLookup lookup = {.index = table->pkey,
+						 .value = Int64GetDatum(idem_hash_name(key->scope, key->key)),
+						 .equal = F_INT8EQ,
+						 .matches = matches_key,
+						 .key = key};
 
-	ScanKeyInit(&lookup.keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(key->key));
-	ScanKeyInit(&lookup.keys[1], 2, BTEqualStrategyNumber, F_TEXTEQ, PointerGetDatum(key->scope));
 	return lookup;
 }
+
+/*
+ * The hash of the key, to be locked while an entry for the key is added to the unique
+ * index (K3).  An insert holds the lock from the probe that finds the key absent until
+ * the entry exists.  An update that needs new entries holds it while it updates.  So
+ * a backend that holds the lock misses no row.  INSERT ... ON CONFLICT needs no such
+ * lock, but it writes a second WAL record for each row.
+ */
+int64
+idem_keytable_hash(const IdemLookup *lookup)
+{
+	return DatumGetInt64(lookup->value);
+}
+
+/* Update the row found, which this transaction has locked, under the lock on its hash */
+void
+idem_keytable_update(IdemTable *table)
+{
+	idem_write_update_hashed(table, idem_row_int64(table, IDEM_KEYS_KEY_HASH));
+}
+
+/* The least nth that no other key of the same hash has; the lookup has not found the key */
+int
+idem_keytable_free_nth(const IdemLookup *lookup)
+{
+	if (lookup->others == PG_UINT32_MAX)
+		ereport(ERROR,
+				errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				errmsg("too many idempotency keys have the same hash"),
+				errdetail("%d other keys have the same hash as this key.", IDEM_MAX_SAME_HASH),
+				errhint("Use another key, or wait until keys with the same %s have expired.", "key_hash"));
+	return pg_rightmost_one_pos32(~lookup->others);
+}
+
+StaticAssertDecl(IDEM_MAX_SAME_HASH == 32, "IdemLookup.others has a bit for each of them");

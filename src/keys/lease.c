@@ -76,7 +76,7 @@ idem_lease(PG_FUNCTION_ARGS)
 	TupleDesc desc;
 
 	idem_fn_begin(fcinfo, &idem_lease_signature, "idem_lease()");
-	desc = idem_fn_row_desc(fcinfo, lease_types, LEASE_NATTS, &row_desc);
+	(void) idem_fn_row_desc(fcinfo, lease_types, LEASE_NATTS, &row_desc);
 	idem_args_key(fcinfo, 0, 8, &claim.key);
 	lease.length = idem_args_lease(fcinfo, 1);
 	claim.request = PG_ARGISNULL(2) ? NULL : idem_value_fingerprint(PG_GETARG_DATUM(2));
@@ -96,6 +96,7 @@ idem_lease(PG_FUNCTION_ARGS)
 				errmsg("other sessions cannot see this lease before the transaction commits"),
 				errdetail("If the transaction rolls back, the lease is lost, even if work was done under it."),
 				errhint("Commit before you call an external service."));
+	desc = idem_fn_row_desc(fcinfo, lease_types, LEASE_NATTS, &row_desc);
 	PG_RETURN_DATUM(form_lease_row(desc, &info));
 }
 

@@ -60,7 +60,7 @@ has_token(IdemTable *table, int64 token)
 static void
 find_lease(IdemTable *table, const IdemKey *key, int64 token)
 {
-	IdemLookup lookup = idem_keytable_lookup(table, key);
+	IdemLookup lookup;
 	IdemProbeResult probe;
 	bool guessed = idem_keyhint_find(table, key, &probe) && has_token(table, token);
 
@@ -69,7 +69,10 @@ find_lease(IdemTable *table, const IdemKey *key, int64 token)
 		bool exists;
 
 		if (!guessed)
+		{
+			lookup = idem_keytable_lookup(table, key);
 			idem_probe_existing(table, &lookup, &probe);
+		}
 		guessed = false;
 		exists = probe.found == IDEM_FOUND_ROW && idem_keyrow_judge(table, 0) != IDEM_KEY_GONE;
 		if (exists)
@@ -154,7 +157,7 @@ finish_found(IdemTable *table, const IdemKey *key, Jsonb *result)
 	if (!has_expired(table, now))
 		return idem_write_update(table) == TM_Ok;
 	idem_row_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(now + compute_ttl(table)));
-	idem_write_update_hashed(table, idem_keytable_hash(key));
+	idem_keytable_update(table);
 	return true;
 }
 
@@ -178,8 +181,8 @@ idem_leasestore_finish(IdemTable *table, const IdemKey *key, int64 token, Jsonb 
 
 /*
  * Release the lease: the next claim gets the key at once.  The row gets a new token
- * that no caller has, so the old token is stale (L3).  An operator who releases a
- * parked key says that the work did not happen, so the attempt does not count (L1).
+ * that no caller has, so the old token is stale (L3).  Releasing a parked
+ * key means that the work did not happen, so the attempt does not count (L1).
  */
 void
 idem_leasestore_release(IdemTable *table, const IdemKey *key, int64 token)
@@ -196,7 +199,7 @@ idem_leasestore_release(IdemTable *table, const IdemKey *key, int64 token)
 	idem_row_set(slot, IDEM_KEYS_TOKEN, Int64GetDatum(idem_clock_next_token(token, until)));
 	idem_row_set(slot, IDEM_KEYS_PARK, BoolGetDatum(false));
 	idem_row_clear(slot, IDEM_KEYS_WORKER);
-	idem_write_update_hashed(table, idem_keytable_hash(key));
+	idem_keytable_update(table);
 }
 
 /* Restart the lease with this length from now on; returns its end (L6) */
@@ -207,7 +210,7 @@ idem_leasestore_renew(IdemTable *table, const IdemKey *key, int64 token, int64 l
 
 	lock_lease(table, key, token);
 	until = restart_lease(table, idem_keyrow_copy(table), length);
-	idem_write_update_hashed(table, idem_keytable_hash(key));
+	idem_keytable_update(table);
 	return until;
 }
 
@@ -224,7 +227,7 @@ idem_leasestore_checkpoint(IdemTable *table, const IdemKey *key, int64 token, Js
 						  idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL) -
 							  idem_row_timestamp(table, IDEM_KEYS_LEASED_AT));
 	idem_row_set(slot, IDEM_KEYS_CHECKPOINT, JsonbPGetDatum(data));
-	idem_write_update_hashed(table, idem_keytable_hash(key));
+	idem_keytable_update(table);
 	return until;
 }
 

@@ -6,7 +6,7 @@ RETURNS integer
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_cleanup';
 COMMENT ON FUNCTION pg_catalog.idem_cleanup IS
-	'remove expired keys, expired keys of jobs and expired rows of the job history, oldest first, and make jobs dead whose last lease has expired; handles at most batch rows of each kind; returns the number of rows';
+	'remove expired keys, expired keys of jobs and expired rows of the job history, oldest first, and make a job dead if the lease of its last attempt has expired; handles at most batch rows of each kind; returns the number of rows';
 
 CREATE FUNCTION pg_catalog.idem_grant(
 	role text,

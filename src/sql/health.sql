@@ -7,6 +7,11 @@
  * read.  idem.checks unites the groups, in the order of the column ord.  Only
  * idem.checks needs grants, because it reads the groups with the privileges of its
  * owner.  Add a new check to a group.
+ *
+ * The checks "backlog", "expired leases" and "parked keys" repeat the rules of
+ * keyrow.c instead of reading idem.key_status: so they can use the index on
+ * expires_at, and they do not call a function for every key.  sql/doctor.sql compares
+ * them with the view.
  */
 CREATE VIEW idem.checks_server AS
 WITH w AS (

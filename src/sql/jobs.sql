@@ -7,7 +7,9 @@
  * does not change come first; the row of a job that was never fetched usually ends
  * with the payload.  Every job leaves dead entries at the head of an index, so
  * autovacuum starts early.  The low fillfactor leaves room for the new row versions
- * of a whole fetched batch on the same page.
+ * of a whole fetched batch on the same page.  VACUUM does not return empty pages at the
+ * end of the table to the disk: it would lock out all sessions each time that the queues
+ * drain, and the next jobs need the pages again.
  */
 CREATE SEQUENCE idem.jobs_job_id_seq AS bigint;
 COMMENT ON SEQUENCE idem.jobs_job_id_seq IS 'source of job_id';
@@ -30,7 +32,8 @@ CREATE TABLE idem.jobs (
 	worker text COLLATE "C",
 	error text COLLATE "C",
 	CONSTRAINT jobs_pkey PRIMARY KEY (job_id)
-) USING heap WITH (fillfactor = 40, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02);
+) USING heap WITH (fillfactor = 40, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02,
+	vacuum_truncate = off, toast.vacuum_truncate = off);
 ALTER TABLE idem.jobs ALTER COLUMN queue SET STORAGE MAIN, ALTER COLUMN key SET STORAGE MAIN;
 CREATE INDEX jobs_fetch_idx ON idem.jobs USING btree (queue, priority, run_at, job_id);
 CREATE INDEX jobs_key_idx ON idem.jobs USING btree (key_hash) WHERE key_hash IS NOT NULL;
@@ -143,7 +146,7 @@ CREATE TABLE idem.queues (
 
 COMMENT ON TABLE idem.queues IS 'settings declared with idem_queue_set(); null: the default';
 COMMENT ON COLUMN idem.queues.queue IS 'name of the queue';
-COMMENT ON COLUMN idem.queues.owner IS 'role whose members may use the queue; null: every role that may call the functions';
+COMMENT ON COLUMN idem.queues.owner IS 'role whose privileges are needed to use the queue; null: every role that may call the functions may use it';
 COMMENT ON COLUMN idem.queues.paused_at IS 'when the queue was paused; null: it is not paused';
 COMMENT ON COLUMN idem.queues.dedup IS 'until_executing, until_executed or until_expired';
 COMMENT ON COLUMN idem.queues.on_duplicate IS 'skip, replace, debounce or error';

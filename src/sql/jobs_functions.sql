@@ -45,6 +45,15 @@ AS 'MODULE_PATHNAME', 'idem_resume';
 COMMENT ON FUNCTION pg_catalog.idem_resume IS
 	'end the pause of a queue; returns false if it was not paused';
 
+CREATE TYPE idem.enqueue_result AS (
+	job_id bigint,
+	outcome text,
+	result jsonb);
+COMMENT ON TYPE idem.enqueue_result IS 'the answer of idem_enqueue()';
+COMMENT ON COLUMN idem.enqueue_result.job_id IS 'number of the new job, or of the job that absorbed it';
+COMMENT ON COLUMN idem.enqueue_result.outcome IS 'enqueued, absorbed, replaced, postponed, rerun or done';
+COMMENT ON COLUMN idem.enqueue_result.result IS 'result of a job that is done';
+
 CREATE FUNCTION pg_catalog.idem_enqueue(
 	queue text,
 	payload jsonb DEFAULT NULL,
@@ -57,15 +66,23 @@ CREATE FUNCTION pg_catalog.idem_enqueue(
 	delay interval DEFAULT NULL,
 	run_at timestamp with time zone DEFAULT NULL,
 	priority integer DEFAULT NULL,
-	max_attempts integer DEFAULT NULL,
-	OUT job_id bigint,
-	OUT outcome text,
-	OUT result jsonb)
-RETURNS record
+	max_attempts integer DEFAULT NULL)
+RETURNS idem.enqueue_result
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_enqueue';
 COMMENT ON FUNCTION pg_catalog.idem_enqueue IS
 	'put a job into a queue in this transaction, or return the job that absorbed it';
+
+CREATE TYPE idem.enqueue_many_result AS (
+	ord integer,
+	job_id bigint,
+	outcome text,
+	result jsonb);
+COMMENT ON TYPE idem.enqueue_many_result IS 'the answer of idem_enqueue_many() for one job';
+COMMENT ON COLUMN idem.enqueue_many_result.ord IS 'position of the payload in the array, from 1';
+COMMENT ON COLUMN idem.enqueue_many_result.job_id IS 'number of the new job, or of the job that absorbed it';
+COMMENT ON COLUMN idem.enqueue_many_result.outcome IS 'as in idem.enqueue_result';
+COMMENT ON COLUMN idem.enqueue_many_result.result IS 'result of a job that is done';
 
 CREATE FUNCTION pg_catalog.idem_enqueue_many(
 	queue text,
@@ -79,32 +96,40 @@ CREATE FUNCTION pg_catalog.idem_enqueue_many(
 	delay interval DEFAULT NULL,
 	run_at timestamp with time zone DEFAULT NULL,
 	priority integer DEFAULT NULL,
-	max_attempts integer DEFAULT NULL,
-	OUT ord integer,
-	OUT job_id bigint,
-	OUT outcome text,
-	OUT result jsonb)
-RETURNS SETOF record
+	max_attempts integer DEFAULT NULL)
+RETURNS SETOF idem.enqueue_many_result
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
 AS 'MODULE_PATHNAME', 'idem_enqueue_many';
 COMMENT ON FUNCTION pg_catalog.idem_enqueue_many IS
 	'put many jobs into a queue in an order that prevents deadlocks; returns one row per element';
 
+CREATE TYPE idem.fetch_result AS (
+	job_id bigint,
+	token bigint,
+	attempt integer,
+	max_attempts integer,
+	queue text,
+	payload jsonb,
+	key text,
+	enqueued_at timestamp with time zone,
+	lsn pg_lsn);
+COMMENT ON TYPE idem.fetch_result IS 'a job that idem_fetch() has fetched';
+COMMENT ON COLUMN idem.fetch_result.job_id IS 'number of the job';
+COMMENT ON COLUMN idem.fetch_result.token IS 'fencing token, for idem_complete() and the like';
+COMMENT ON COLUMN idem.fetch_result.attempt IS 'number of fetches, including this one';
+COMMENT ON COLUMN idem.fetch_result.max_attempts IS 'maximum number of fetches';
+COMMENT ON COLUMN idem.fetch_result.queue IS 'name of the queue';
+COMMENT ON COLUMN idem.fetch_result.payload IS 'data for the worker';
+COMMENT ON COLUMN idem.fetch_result.key IS 'the key; null: no key';
+COMMENT ON COLUMN idem.fetch_result.enqueued_at IS 'when the job was enqueued';
+COMMENT ON COLUMN idem.fetch_result.lsn IS 'WAL position; a replica that has replayed it shows everything that the job must see';
+
 CREATE FUNCTION pg_catalog.idem_fetch(
 	queue text,
 	batch integer DEFAULT 1,
 	lease interval DEFAULT NULL,
-	worker text DEFAULT NULL,
-	OUT job_id bigint,
-	OUT token bigint,
-	OUT attempt integer,
-	OUT max_attempts integer,
-	OUT queue text,
-	OUT payload jsonb,
-	OUT key text,
-	OUT enqueued_at timestamp with time zone,
-	OUT lsn pg_lsn)
-RETURNS SETOF record
+	worker text DEFAULT NULL)
+RETURNS SETOF idem.fetch_result
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 1
 AS 'MODULE_PATHNAME', 'idem_fetch';
 COMMENT ON FUNCTION pg_catalog.idem_fetch IS
@@ -120,13 +145,19 @@ AS 'MODULE_PATHNAME', 'idem_complete';
 COMMENT ON FUNCTION pg_catalog.idem_complete IS
 	'end a job that is done: delete it, and keep its result if the queue says so; returns true or raises an error';
 
+CREATE TYPE idem.complete_many_result AS (
+	ord integer,
+	job_id bigint,
+	status text);
+COMMENT ON TYPE idem.complete_many_result IS 'the answer of idem_complete_many() for one job';
+COMMENT ON COLUMN idem.complete_many_result.ord IS 'position of the job in the array, from 1';
+COMMENT ON COLUMN idem.complete_many_result.job_id IS 'number of the job';
+COMMENT ON COLUMN idem.complete_many_result.status IS 'completed, stale or not_held';
+
 CREATE FUNCTION pg_catalog.idem_complete_many(
 	ids bigint[],
-	tokens bigint[],
-	OUT ord integer,
-	OUT job_id bigint,
-	OUT status text)
-RETURNS SETOF record
+	tokens bigint[])
+RETURNS SETOF idem.complete_many_result
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
 AS 'MODULE_PATHNAME', 'idem_complete_many';
 COMMENT ON FUNCTION pg_catalog.idem_complete_many IS
@@ -144,15 +175,22 @@ AS 'MODULE_PATHNAME', 'idem_fail';
 COMMENT ON FUNCTION pg_catalog.idem_fail IS
 	'end an attempt that failed: retry the job later, or make it dead if it has no attempts left; returns retry or dead';
 
+CREATE TYPE idem.heartbeat_result AS (
+	ord integer,
+	job_id bigint,
+	status text,
+	lease_until timestamp with time zone);
+COMMENT ON TYPE idem.heartbeat_result IS 'the answer of idem_heartbeat() for one job';
+COMMENT ON COLUMN idem.heartbeat_result.ord IS 'position of the job in the array, from 1';
+COMMENT ON COLUMN idem.heartbeat_result.job_id IS 'number of the job';
+COMMENT ON COLUMN idem.heartbeat_result.status IS 'renewed, stale or not_held';
+COMMENT ON COLUMN idem.heartbeat_result.lease_until IS 'when the lease expires; null if it was not renewed';
+
 CREATE FUNCTION pg_catalog.idem_heartbeat(
 	ids bigint[],
 	tokens bigint[],
-	lease interval DEFAULT NULL,
-	OUT ord integer,
-	OUT job_id bigint,
-	OUT status text,
-	OUT lease_until timestamp with time zone)
-RETURNS SETOF record
+	lease interval DEFAULT NULL)
+RETURNS SETOF idem.heartbeat_result
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
 AS 'MODULE_PATHNAME', 'idem_heartbeat';
 COMMENT ON FUNCTION pg_catalog.idem_heartbeat IS
@@ -184,23 +222,40 @@ AS 'MODULE_PATHNAME', 'idem_retry';
 COMMENT ON FUNCTION pg_catalog.idem_retry IS
 	'put a dead or cancelled job back into its queue, with all its attempts; returns false if there is no such job';
 
+CREATE TYPE idem.job_result AS (
+	queue text,
+	state text,
+	key text,
+	payload jsonb,
+	result jsonb,
+	priority integer,
+	attempt integer,
+	max_attempts integer,
+	worker text,
+	error text,
+	enqueued_at timestamp with time zone,
+	run_at timestamp with time zone,
+	lease_until timestamp with time zone,
+	ended_at timestamp with time zone);
+COMMENT ON TYPE idem.job_result IS 'a job, as idem_job() shows it';
+COMMENT ON COLUMN idem.job_result.queue IS 'name of the queue';
+COMMENT ON COLUMN idem.job_result.state IS 'waiting, scheduled, blocked, running, expired, done, dead or cancelled, as in idem.job_status';
+COMMENT ON COLUMN idem.job_result.key IS 'the key; null: no key';
+COMMENT ON COLUMN idem.job_result.payload IS 'data for the worker';
+COMMENT ON COLUMN idem.job_result.result IS 'result that idem_complete() stored';
+COMMENT ON COLUMN idem.job_result.priority IS 'lower numbers are fetched first';
+COMMENT ON COLUMN idem.job_result.attempt IS 'number of fetches so far';
+COMMENT ON COLUMN idem.job_result.max_attempts IS 'maximum number of fetches';
+COMMENT ON COLUMN idem.job_result.worker IS 'name of the worker, as given to idem_fetch()';
+COMMENT ON COLUMN idem.job_result.error IS 'error that idem_fail() stored last, or the reason why the job is dead';
+COMMENT ON COLUMN idem.job_result.enqueued_at IS 'when the job was enqueued';
+COMMENT ON COLUMN idem.job_result.run_at IS 'time from which the job may be fetched; null if the job has ended';
+COMMENT ON COLUMN idem.job_result.lease_until IS 'when the lease of the worker expires; null if no worker holds a lease';
+COMMENT ON COLUMN idem.job_result.ended_at IS 'when the job ended; null if it has not ended';
+
 CREATE FUNCTION pg_catalog.idem_job(
-	job_id bigint,
-	OUT queue text,
-	OUT state text,
-	OUT key text,
-	OUT payload jsonb,
-	OUT result jsonb,
-	OUT priority integer,
-	OUT attempt integer,
-	OUT max_attempts integer,
-	OUT worker text,
-	OUT error text,
-	OUT enqueued_at timestamp with time zone,
-	OUT run_at timestamp with time zone,
-	OUT lease_until timestamp with time zone,
-	OUT ended_at timestamp with time zone)
-RETURNS SETOF record
+	job_id bigint)
+RETURNS SETOF idem.job_result
 LANGUAGE C STABLE PARALLEL UNSAFE ROWS 1
 AS 'MODULE_PATHNAME', 'idem_job';
 COMMENT ON FUNCTION pg_catalog.idem_job IS

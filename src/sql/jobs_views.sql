@@ -107,4 +107,4 @@ COMMENT ON COLUMN idem.queue_status.expired IS 'jobs whose lease has expired: th
 COMMENT ON COLUMN idem.queue_status.dead IS 'dead jobs that are still in the history';
 COMMENT ON COLUMN idem.queue_status.oldest_ready IS 'time since the oldest ready job became due';
 COMMENT ON COLUMN idem.queue_status.paused IS 'whether the queue is paused';
-COMMENT ON COLUMN idem.queue_status.owner IS 'role whose members may use the queue; null: every role that may call the functions';
+COMMENT ON COLUMN idem.queue_status.owner IS 'role whose privileges are needed to use the queue; null: every role that may call the functions may use it';

@@ -22,6 +22,11 @@ COMMENT ON SCHEMA idem IS 'idem: data and views of the idempotency extension';
 /*
  * All functions are in pg_catalog, so that an unqualified call finds them under any
  * search_path.  None is STRICT: a null key must raise an error.
+ *
+ * A function of applications that returns several columns has a composite type for
+ * its row: for OUT columns the server builds a descriptor several times in each
+ * statement.  The server allows no composite type in pg_catalog.  A caller needs no
+ * privilege on the type or on its schema.
  */
 CREATE FUNCTION pg_catalog.idem_clock()
 RETURNS timestamp with time zone

@@ -12,10 +12,10 @@
  */
 #include "postgres.h"
 
-#include "common/cryptohash.h"
 #include "common/hashfn.h"
-#include "common/sha2.h"
+#include "lib/stringinfo.h"
 #include "miscadmin.h"
+#include "port/atomics.h"
 #include "utils/memutils.h"
 
 #include "stats/stats.h"
@@ -24,12 +24,14 @@ StaticAssertDecl(IDEM_DATABASE_COUNTER_N <= IDEM_NCOUNTERS &&
 					 IDEM_QUEUE_COUNTER_N <= IDEM_NCOUNTERS,
 				 "there is a place for every counter");
 
-/* Where this backend counts for a queue */
+/* Where this backend counts for a queue, and what fetches skip there */
 typedef struct QueueSlot
 {
 	text *queue; /* hash key */
 	char status;
 	IdemCounters *counters; /* NULL: there is no room */
+	IdemSkips *skips;		/* shared if there is room, else of this backend; NULL: none yet */
+	uint32 nforgotten;		/* value of idem_shmem_nforgotten() when there was no room */
 	uint32 buffered[IDEM_QUEUE_COUNTER_N];
 } QueueSlot;
 
@@ -119,11 +121,24 @@ create_queue_slots(void)
 	queue_slots = queueslots_create(queue_context, 16, NULL);
 }
 
+/* Look up the entry of the queue in shared memory, where others may have made room since */
+static void
+look_up_entry(QueueSlot *slot)
+{
+	IdemCounterSlot entry;
+
+	/* read this first: an entry that is made after the lookup changes it */
+	slot->nforgotten = idem_shmem_nforgotten();
+	entry = idem_shmem_get_slot(MyDatabaseId, slot->queue);
+	slot->counters = entry.counters;
+	if (entry.skips != NULL)
+		slot->skips = entry.skips;
+}
+
 static QueueSlot *
 get_queue_slot(const text *queue)
 {
 	QueueSlot *slot = NULL;
-	IdemCounters *counters;
 	bool found;
 
 	if (queue_slots != NULL)
@@ -133,13 +148,39 @@ get_queue_slot(const text *queue)
 
 	if (queue_slots == NULL || (queue_slots->members >= MAX_QUEUE_SLOTS && !is_buffering))
 		create_queue_slots();
-	counters = idem_shmem_get_slot(MyDatabaseId, queue).counters;
 	queue =
 		memcpy(MemoryContextAlloc(queue_context, VARSIZE_ANY(queue)), queue, VARSIZE_ANY(queue));
 	slot = queueslots_insert(queue_slots, unconstify(text *, queue), &found);
-	slot->counters = counters;
+	slot->counters = NULL;
+	slot->skips = NULL;
+	slot->nforgotten = 0;
 	memset(slot->buffered, 0, sizeof(slot->buffered));
+	look_up_entry(slot);
 	return slot;
+}
+
+/*
+ * The skip ranges of a queue (J14).  If there is no room for them in shared memory, this
+ * backend has its own, which other backends do not see.
+ */
+IdemSkips *
+idem_counters_get_skips(const text *queue, bool *is_shared)
+{
+	QueueSlot *slot = get_queue_slot(queue);
+
+	if (slot->counters == NULL)
+	{
+		pg_memory_barrier();
+		if (slot->nforgotten != idem_shmem_nforgotten())
+			look_up_entry(slot);
+	}
+	if (slot->skips == NULL)
+	{
+		slot->skips = MemoryContextAlloc(queue_context, sizeof(IdemSkips));
+		idem_skips_init(slot->skips);
+	}
+	*is_shared = slot->counters != NULL;
+	return slot->skips;
 }
 
 /* Add one to a counter of a queue (S1) */
@@ -201,17 +242,15 @@ idem_counters_flush(bool committed)
 static void
 format_key_hash(const text *name_space, const text *key, char *hex)
 {
-	pg_cryptohash_ctx *ctx = pg_cryptohash_create(PG_SHA256);
-	uint8 digest[PG_SHA256_DIGEST_LENGTH];
+	uint8 digest[IDEM_SHA256_LEN];
+	StringInfoData id;
 
-	if (pg_cryptohash_init(ctx) < 0 ||
-		pg_cryptohash_update(ctx, (uint8 *) VARDATA_ANY(name_space),
-							 VARSIZE_ANY_EXHDR(name_space)) < 0 ||
-		pg_cryptohash_update(ctx, (const uint8 *) "\n", 1) < 0 ||
-		pg_cryptohash_update(ctx, (uint8 *) VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key)) < 0 ||
-		pg_cryptohash_final(ctx, digest, sizeof(digest)) < 0)
-		elog(ERROR, "could not compute the hash of a key: %s", pg_cryptohash_error(ctx));
-	pg_cryptohash_free(ctx);
+	initStringInfo(&id);
+	appendBinaryStringInfo(&id, VARDATA_ANY(name_space), VARSIZE_ANY_EXHDR(name_space));
+	appendStringInfoChar(&id, '\n');
+	appendBinaryStringInfo(&id, VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key));
+	idem_sha256_hash(id.data, id.len, digest);
+	pfree(id.data);
 	for (int i = 0; i < 8; i++)
 		sprintf(hex + 2 * i, "%02x", digest[i]);
 }

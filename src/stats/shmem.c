@@ -1,15 +1,15 @@
 /*
  * shmem.c
- *		The entries of databases and queues in shared memory: counters, and the
- *		progress of cleanup.
+ *		The entries of databases and queues in shared memory: counters, the progress of
+ *		cleanup, and the skip ranges of queues (skips.c).
  *
  * There is shared memory only if the library is preloaded.  Only the counters and
- * the background worker depend on it.
+ * the background worker depend on it; fetch is slower without it.
  *
- * The entries are in a hash table of the server.  Everything but the counters and the
- * flag "used" is read and written under one LWLock.  A process holds the lock for
- * moments and never while it waits.  The postmaster takes no lock, because it is
- * alone when it loads and saves the counters.
+ * The entries are in a hash table of the server.  Everything but the counters, the
+ * flag "used" and the skip ranges is read and written under one LWLock.  A process holds
+ * the lock for moments and never while it waits.  The postmaster takes no lock, because
+ * it is alone when it loads and saves the counters.
  *
  * Counters are added to without the lock.  A backend looks its entry up once,
  * and an entry stays in its place as long as its database exists.  Counters are
@@ -24,7 +24,6 @@
 #include "common/hashfn.h"
 #include "common/pg_prng.h"
 #include "miscadmin.h"
-#include "storage/ipc.h"
 #include "storage/lwlock.h"
 #include "storage/shmem.h"
 #include "utils/hsearch.h"
@@ -59,14 +58,16 @@ typedef struct StatsEntry
 	volatile bool used;
 	TimestampTz stats_reset;
 	IdemProgress progress; /* of a database */
+	IdemSkips skips;	   /* of a queue */
 	char stripes[NSTRIPES * sizeof(IdemCounters) + PG_CACHE_LINE_SIZE];
 } StatsEntry;
 
 typedef struct Shared
 {
 	LWLock *lock;
-	bool is_full; /* a queue or database got no entry */
-	uint64 seed;  /* of the hash of entries */
+	bool is_full;				 /* a queue or database got no entry */
+	uint64 seed;				 /* of the hash of entries */
+	pg_atomic_uint32 nforgotten; /* databases whose entries were removed */
 } Shared;
 
 static Shared *shared = NULL;
@@ -126,6 +127,7 @@ idem_shmem_attach(void)
 		memset(shared, 0, sizeof(*shared));
 		shared->lock = &locks[0].lock;
 		shared->seed = pg_prng_uint64(&pg_global_prng_state);
+		pg_atomic_init_u32(&shared->nforgotten, 0);
 	}
 	entries = idem_compat_shmem_hash("idem entries", idem_guc_stats_max, &ctl,
 									 HASH_ELEM | HASH_FUNCTION);
@@ -198,6 +200,7 @@ make_entry(const EntryKey *key, TimestampTz stats_reset)
 	}
 	memset(&entry->progress, 0, sizeof(entry->progress));
 	entry->progress.backlog = -1;
+	idem_skips_init(&entry->skips);
 	entry->used = true;
 	entry->stats_reset = stats_reset;
 	return entry;
@@ -213,6 +216,13 @@ idem_shmem_is_full(void)
 	is_full = shared->is_full;
 	unlock_shared();
 	return is_full;
+}
+
+/* How often there was room again for queues that had got no entry */
+uint32
+idem_shmem_nforgotten(void)
+{
+	return shared != NULL ? pg_atomic_read_u32(&shared->nforgotten) : 0;
 }
 
 /* Find an entry, or make it; NULL: there is no room */
@@ -256,6 +266,7 @@ idem_shmem_get_slot(Oid database, const text *queue)
 	{
 		slot.counters = &get_stripes(entry)[idem_compat_proc_number() % NSTRIPES];
 		slot.used = &entry->used;
+		slot.skips = &entry->skips;
 	}
 	return slot;
 }
@@ -440,6 +451,7 @@ idem_shmem_forget_database(Oid database)
 			(void) hash_search(entries, &entry->key, HASH_REMOVE, NULL);
 	}
 	shared->is_full = false;
+	pg_atomic_fetch_add_u32(&shared->nforgotten, 1);
 	unlock_shared();
 }
 

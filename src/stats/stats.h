@@ -1,11 +1,12 @@
 /*
  * stats.h
  *		State that processes share if the library is preloaded: counters, the
- *		progress of cleanup, requests of the launcher and reports of the worker.
+ *		progress of cleanup, requests of the launcher and reports of the worker, and what
+ *		fetches skip.
  *
- * Only shmem.c and exchange.c see the layout of the shared memory.  The other files read and
- * write it through the functions below.  Only counters are added to directly, at the
- * place that idem_shmem_get_slot() returns.
+ * Only shmem.c, exchange.c and skips.c see the layout of the shared memory.  The other
+ * files read and write it through the functions below.  Only counters are added to
+ * directly, at the place that idem_shmem_get_slot() returns.
  */
 #ifndef IDEM_STATS_H
 #define IDEM_STATS_H
@@ -13,6 +14,7 @@
 #include "nodes/pg_list.h"
 #include "port/atomics.h"
 #include "storage/lwlock.h"
+#include "storage/spin.h"
 
 #include "idem.h"
 
@@ -59,6 +61,52 @@ typedef enum IdemQueueCounter
 	IDEM_QUEUE_COUNTER_N
 } IdemQueueCounter;
 
+/* A position in the index of fetch: the order in which the jobs of a queue are fetched */
+typedef struct IdemPosition
+{
+	int priority;
+	TimestampTz run_at;
+	int64 job_id;
+} IdemPosition;
+
+/* By a clock that shows less than until, no job in the range can be fetched; see skips.c */
+typedef struct IdemSkipRange
+{
+	IdemPosition after; /* the range begins behind this position */
+	IdemPosition upto;	/* and ends with this one */
+	TimestampTz until;	/* DT_NOEND: time changes nothing */
+	int64 looked_at;	/* by the steady clock: when the first look at it began */
+	uint64 owner;		/* the only transaction that may use the range; 0: all may */
+	int weight;			/* what it saves: about the number of entries in it */
+	bool has_blocked;	/* it contains follow-up jobs that are blocked */
+} IdemSkipRange;
+
+#define IDEM_MAX_SKIPS 12
+
+/* The ranges of a queue, and who collects them */
+typedef struct IdemSkips
+{
+	slock_t lock;
+	pg_atomic_uint32 flags; /* what there is, for those who ask without the lock */
+	int n;
+	bool walker_has_limit;
+	bool walker_blocked;	   /* the walker passes blocked jobs */
+	uint64 walker;			   /* number of the walker; 0: none */
+	uint64 nwalkers;		   /* number of the last walker */
+	int64 walker_seen_at;	   /* by the steady clock */
+	IdemPosition walker_after; /* what lies behind this the walker has not published */
+	IdemPosition walker_limit; /* and here a writer has noted a change meanwhile */
+	IdemSkipRange ranges[IDEM_MAX_SKIPS];
+} IdemSkips;
+
+/* Copies of the ranges that a fetch uses */
+typedef struct IdemSkipView
+{
+	int n;
+	bool is_overdue; /* one of them is due for another look */
+	IdemSkipRange ranges[IDEM_MAX_SKIPS];
+} IdemSkipView;
+
 /* One set of counters: two cache lines */
 typedef struct IdemCounters
 {
@@ -70,6 +118,7 @@ typedef struct IdemCounterSlot
 {
 	IdemCounters *counters; /* NULL: there is no room, or no shared memory */
 	volatile bool *used;	/* of a database: set when the functions are used (W5); may be NULL */
+	IdemSkips *skips;		/* of a queue; NULL as above */
 } IdemCounterSlot;
 
 /* Counters of a database or a queue, copied */
@@ -214,11 +263,31 @@ extern bool idem_exchange_set_visit_error(const char *message, const char *detai
 extern void idem_exchange_end_visit(void);
 extern void idem_exchange_copy_error(char *text, const char *message);
 
+/* skips.c */
+extern const IdemPosition idem_first_position;
+extern const IdemPosition idem_last_position;
+extern int idem_skips_compare(const IdemPosition *a, const IdemPosition *b);
+extern IdemPosition idem_skips_before(const IdemPosition *position);
+extern bool idem_skips_contains(const IdemSkipRange *range, const IdemPosition *position);
+extern void idem_skips_init(IdemSkips *skips);
+extern void idem_skips_read(IdemSkips *skips, TimestampTz now, int64 steady, uint64 owner,
+							bool fresh, IdemSkipView *view);
+extern uint64 idem_skips_register(IdemSkips *skips, const IdemPosition *after, int64 steady);
+extern void idem_skips_announce_blocked(IdemSkips *skips, uint64 id);
+extern bool idem_skips_publish(IdemSkips *skips, uint64 id, const IdemSkipRange *run,
+							   const IdemPosition *next, bool is_held, int64 steady);
+extern void idem_skips_release(IdemSkips *skips, uint64 id);
+extern void idem_skips_note(IdemSkips *skips, const IdemPosition *position, TimestampTz due,
+							TimestampTz now);
+extern bool idem_skips_has_blocked(IdemSkips *skips);
+extern void idem_skips_drop_blocked(IdemSkips *skips);
+
 /* shmem.c */
 extern void idem_shmem_request(void);
 extern bool idem_shmem_attach(void);
 extern bool idem_shmem_exists(void);
 extern bool idem_shmem_is_full(void);
+extern uint32 idem_shmem_nforgotten(void);
 extern IdemCounterSlot idem_shmem_get_slot(Oid database, const text *queue);
 extern bool idem_shmem_take_use(void);
 extern bool idem_shmem_is_used(Oid database);
@@ -240,6 +309,7 @@ extern void idem_statsfile_load(void);
 extern void idem_counters_note_use(void);
 extern void idem_counters_add(IdemDatabaseCounter counter);
 extern void idem_counters_add_queue(const text *queue, IdemQueueCounter counter);
+extern IdemSkips *idem_counters_get_skips(const text *queue, bool *is_shared);
 extern void idem_counters_buffer(void);
 extern void idem_counters_flush(bool committed);
 extern void idem_counters_log_duplicate(const char *kind, const char *outcome,

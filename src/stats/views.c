@@ -176,6 +176,7 @@ put_row(Row *row)
 static Datum
 put_counters(FunctionCallInfo fcinfo, IdemSignature *signature, bool of_queues)
 {
+	static IdemRowDesc row_descs[2];
 	Oid types[IDEM_NCOUNTERS + 3];
 	Row row = {0};
 	int ncounters = of_queues ? IDEM_QUEUE_COUNTER_N : IDEM_DATABASE_COUNTER_N;
@@ -191,7 +192,7 @@ put_counters(FunctionCallInfo fcinfo, IdemSignature *signature, bool of_queues)
 	types[natts++] = TIMESTAMPTZOID;
 
 	idem_fn_begin(fcinfo, signature, NULL);
-	row.rsinfo = idem_fn_row_set(fcinfo, types, natts);
+	row.rsinfo = idem_fn_row_set(fcinfo, types, natts, &row_descs[of_queues]);
 	if (!idem_shmem_exists())
 		return (Datum) 0;
 	/* make an entry, so that this database has a row even before the first count */
@@ -247,12 +248,13 @@ put_progress(Row *row, Oid database, const IdemProgress *progress)
 Datum
 idem_stat_cleanup(PG_FUNCTION_ARGS)
 {
+	static IdemRowDesc row_desc;
 	Row row = {0};
 	int n;
 	IdemDatabaseProgress *copies;
 
 	idem_fn_begin(fcinfo, &idem_stat_cleanup_signature, NULL);
-	row.rsinfo = idem_fn_row_set(fcinfo, cleanup_types, CLEANUP_NATTS);
+	row.rsinfo = idem_fn_row_set(fcinfo, cleanup_types, CLEANUP_NATTS, &row_desc);
 	if (!idem_shmem_exists())
 		return (Datum) 0;
 	/* make an entry, so that this database has a row and the worker visits it (W5) */
@@ -278,13 +280,14 @@ count_workers(void)
 Datum
 idem_stat_worker(PG_FUNCTION_ARGS)
 {
+	static IdemRowDesc row_desc;
 	Row row = {0};
 	IdemLauncher launcher = {0};
 	IdemVisit visit = {0};
 	bool preloaded = idem_shmem_exists();
 
 	idem_fn_begin(fcinfo, &idem_stat_worker_signature, NULL);
-	row.rsinfo = idem_fn_row_set(fcinfo, worker_types, WORKER_NATTS);
+	row.rsinfo = idem_fn_row_set(fcinfo, worker_types, WORKER_NATTS, &row_desc);
 	if (preloaded)
 		idem_exchange_get_status(&launcher, &visit);
 	add_column(&row, BoolGetDatum(preloaded), false);

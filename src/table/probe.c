@@ -9,6 +9,7 @@
 #include "postgres.h"
 
 #include "access/genam.h"
+#include "access/stratnum.h"
 #include "miscadmin.h"
 #include "utils/snapmgr.h"
 
@@ -18,11 +19,26 @@
 IndexScanDesc
 idem_probe_begin(IdemTable *table, IdemLookup *lookup, Snapshot snapshot)
 {
-	IndexScanDesc scan =
-		idem_compat_index_beginscan(table->heap, lookup->index, snapshot, lookup->nkeys);
+	IndexScanDesc scan = idem_compat_index_beginscan(table->heap, lookup->index, snapshot, 1);
+	ScanKeyData key;
 
-	index_rescan(scan, lookup->keys, lookup->nkeys, NULL, 0);
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, lookup->equal, lookup->value);
+	index_rescan(scan, &key, 1, NULL, 0);
 	return scan;
+}
+
+/* Begin a walk over the rows that match; the caller ends it */
+void
+idem_probe_walk(IdemLeafWalk *walk, IdemTable *table, const IdemLookup *lookup, Snapshot snapshot)
+{
+	idem_leaf_begin(walk, table, lookup->index, snapshot, &lookup->value, 1, false, 1);
+}
+
+/* Does the row found have the key that is looked up? */
+static bool
+matches(IdemTable *table, IdemLookup *lookup)
+{
+	return lookup->matches == NULL || lookup->matches(table, lookup);
 }
 
 /* Classify a row returned by a dirty snapshot */
@@ -42,33 +58,42 @@ idem_probe_classify(const SnapshotData *dirty, IdemProbeResult *result)
 }
 
 /*
- * Look the row up.  After an uncommitted row the scan goes on: its transaction
+ * Look the row up.  After an uncommitted row the walk goes on: its transaction
  * may have deleted a committed row of the same key.
  */
 void
 idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result)
 {
 	SnapshotData dirty;
-	IndexScanDesc scan;
+	IdemLeafWalk walk;
 
 	InitDirtySnapshot(dirty);
 	memset(result, 0, sizeof(*result));
-	scan = idem_probe_begin(table, lookup, &dirty);
-	while (result->found != IDEM_FOUND_ROW &&
-		   index_getnext_slot(scan, ForwardScanDirection, table->found))
-		idem_probe_classify(&dirty, result);
-	index_endscan(scan);
+	lookup->others = 0;
+	idem_probe_walk(&walk, table, lookup, &dirty);
+	while (result->found != IDEM_FOUND_ROW && idem_leaf_next_row(&walk))
+	{
+		if (matches(table, lookup))
+			idem_probe_classify(&dirty, result);
+	}
+	result->nentries = walk.nentries;
+	idem_leaf_end(&walk);
 }
 
-/* Does a snapshot taken now show a row?  The first one is in the slot. */
-bool
-idem_probe_latest(IdemTable *table, IdemLookup *lookup, TupleTableSlot *slot)
+/* Does a snapshot taken now show a row?  The first one is the row found. */
+static bool
+find_latest(IdemTable *table, IdemLookup *lookup)
 {
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-	IndexScanDesc scan = idem_probe_begin(table, lookup, snapshot);
-	bool found = index_getnext_slot(scan, ForwardScanDirection, slot);
+	IdemLeafWalk walk;
+	bool found;
 
-	index_endscan(scan);
+	idem_probe_walk(&walk, table, lookup, snapshot);
+	do
+	{
+		found = idem_leaf_next_row(&walk);
+	} while (found && !matches(table, lookup));
+	idem_leaf_end(&walk);
 	UnregisterSnapshot(snapshot);
 	return found;
 }
@@ -85,7 +110,7 @@ idem_probe_existing(IdemTable *table, IdemLookup *lookup, IdemProbeResult *resul
 		CHECK_FOR_INTERRUPTS();
 		idem_probe(table, lookup, result);
 	} while (result->found != IDEM_FOUND_ROW &&
-			 idem_probe_latest(table, lookup, table->found) && !idem_row_is_replaced_by_me(table));
+			 find_latest(table, lookup) && !idem_row_is_replaced_by_me(table));
 }
 
 /* Wait for the end of a transaction, as long as lock_timeout allows (K5, J6) */

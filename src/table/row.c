@@ -41,17 +41,21 @@ get_header(IdemTable *table)
 }
 
 /*
- * Has this transaction inserted this version of the row (K1)?  A frozen row keeps its
- * xmin, which may equal the xid of this transaction after a wraparound.  So a frozen
- * row does not count.
+ * A frozen row keeps its xmin, which may equal the xid of this transaction after a
+ * wraparound.  So a frozen row does not count.
  */
+static bool
+is_inserted_by_me(HeapTupleHeader tuple)
+{
+	return !HeapTupleHeaderXminFrozen(tuple) &&
+		TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(tuple));
+}
+
+/* Has this transaction inserted this version of the row (K1)? */
 bool
 idem_row_is_mine(IdemTable *table)
 {
-	HeapTupleHeader tuple = get_header(table);
-
-	return !HeapTupleHeaderXminFrozen(tuple) &&
-		TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(tuple));
+	return is_inserted_by_me(get_header(table));
 }
 
 /* Does the row have an xmax, of a transaction that is open or not? */
@@ -131,15 +135,59 @@ idem_row_locker(IdemTable *table)
 	return TransactionIdIsValid(lockers.exclusive) ? lockers.exclusive : lockers.shared;
 }
 
+static bool
+is_replaced_by_me(HeapTupleHeader tuple)
+{
+	return !(tuple->t_infomask & HEAP_XMAX_INVALID) &&
+		!HEAP_XMAX_IS_LOCKED_ONLY(tuple->t_infomask) &&
+		TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetUpdateXid(tuple));
+}
+
 /* Has this transaction deleted or updated the row? */
 bool
 idem_row_is_replaced_by_me(IdemTable *table)
 {
-	HeapTupleHeader tuple = get_header(table);
+	return is_replaced_by_me(get_header(table));
+}
 
-	return !(tuple->t_infomask & HEAP_XMAX_INVALID) &&
-		!HEAP_XMAX_IS_LOCKED_ONLY(tuple->t_infomask) &&
-		TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetUpdateXid(tuple));
+/*
+ * Has this transaction inserted, updated or deleted a version of the row at this place?  The
+ * caller keeps VACUUM from the entry of the index that points there.
+ */
+bool
+idem_row_is_changed_by_me(IdemTable *table, ItemPointer tid)
+{
+	OffsetNumber offset = ItemPointerGetOffsetNumber(tid);
+	bool changed = false;
+	Buffer buffer;
+	Page page;
+
+	if (!TransactionIdIsValid(GetTopTransactionIdIfAny()))
+		return false;
+	buffer = ReadBuffer(table->heap, ItemPointerGetBlockNumber(tid));
+	LockBuffer(buffer, BUFFER_LOCK_SHARE);
+	page = BufferGetPage(buffer);
+	/* the versions that one entry of an index points to are on one page */
+	while (!changed && offset <= PageGetMaxOffsetNumber(page))
+	{
+		ItemId item = PageGetItemId(page, offset);
+		HeapTupleHeader tuple;
+
+		if (ItemIdIsRedirected(item))
+		{
+			offset = ItemIdGetRedirect(item);
+			continue;
+		}
+		if (!ItemIdIsNormal(item))
+			break;
+		tuple = (HeapTupleHeader) PageGetItem(page, item);
+		changed = is_inserted_by_me(tuple) || is_replaced_by_me(tuple);
+		if (!HeapTupleHeaderIsHotUpdated(tuple))
+			break;
+		offset = ItemPointerGetOffsetNumber(&tuple->t_ctid);
+	}
+	UnlockReleaseBuffer(buffer);
+	return changed;
 }
 
 /* Has an update created this version of the row? */

@@ -17,9 +17,12 @@
 
 #include "access/table.h"
 #include "access/xact.h"
+#include "catalog/index.h"
 #include "catalog/namespace.h"
+#include "catalog/pg_am.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
+#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
 #include "table/table.h"
@@ -27,22 +30,75 @@
 /* Caches of the tables that this session has looked up */
 static IdemTableCache *caches = NULL;
 
-/* Relcache callback: look the table up by name again */
+static bool
+has_index(const IdemTableCache *cache, Oid oid)
+{
+	for (int i = 0; i < cache->nindexes; i++)
+	{
+		if (cache->indexes[i].oid == oid)
+			return true;
+	}
+	return cache->pkey.oid == oid;
+}
+
+/*
+ * Relcache callback: look the table up by name and check it again.  A function that
+ * has it open goes on with what it has, like any statement: it holds a lock on the
+ * table, and DDL that changes the indexes waits for that.
+ */
 static void
-invalidate_relid(Datum arg, Oid relid)
+invalidate_table(Datum arg, Oid relid)
 {
 	for (IdemTableCache *cache = caches; cache != NULL; cache = cache->next)
 	{
 		if (relid == InvalidOid || relid == cache->relid)
+		{
 			cache->relid = InvalidOid;
+			cache->version++;
+		}
+		if (!OidIsValid(cache->relid) || has_index(cache, relid))
+			cache->is_checked = false;
 	}
+}
+
+/*
+ * An error has left the table open: forget the slots.  The server releases the pages
+ * that they have pinned.
+ */
+static void
+forget_open_tables(void)
+{
+	for (IdemTableCache *cache = caches; cache != NULL; cache = cache->next)
+	{
+		if (cache->is_open)
+			cache->is_open = cache->is_checked = false;
+	}
+}
+
+static void
+at_xact_event(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_ABORT || event == XACT_EVENT_PARALLEL_ABORT)
+		forget_open_tables();
+}
+
+static void
+at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId parent_subid,
+				 void *arg)
+{
+	if (event == SUBXACT_EVENT_ABORT_SUB)
+		forget_open_tables();
 }
 
 static void
 list_cache(IdemTableCache *cache)
 {
 	if (caches == NULL)
-		CacheRegisterRelcacheCallback(invalidate_relid, (Datum) 0);
+	{
+		CacheRegisterRelcacheCallback(invalidate_table, (Datum) 0);
+		RegisterXactCallback(at_xact_event, NULL);
+		RegisterSubXactCallback(at_subxact_event, NULL);
+	}
 	cache->next = caches;
 	cache->is_listed = true;
 	caches = cache;
@@ -60,91 +116,261 @@ get_relid(const IdemTableDef *def)
 	{
 		Oid namespace = get_namespace_oid("idem", true);
 
-		if (cache->short_desc != NULL)
-			FreeTupleDesc(cache->short_desc);
-		cache->short_desc = NULL;
 		if (OidIsValid(namespace))
 			cache->relid = get_relname_relid(def->name, namespace);
 	}
 	return cache->relid;
 }
 
+/*
+ * A number that changes with each invalidation of the table.  Invalidations that other sessions
+ * have sent by now count, also if this transaction has locked the table before.
+ */
+uint64
+idem_table_version(const IdemTableDef *def)
+{
+	AcceptInvalidationMessages();
+	return def->cache->version;
+}
+
+/* Make empty slots for the rows found and written */
+static void
+make_slots(const IdemTableDef *def, Relation heap)
+{
+	IdemTableCache *cache = def->cache;
+	MemoryContext oldcontext;
+	TupleDesc desc;
+
+	if (cache->context == NULL)
+		cache->context =
+			AllocSetContextCreate(TopMemoryContext, "idem table", ALLOCSET_SMALL_SIZES);
+	MemoryContextReset(cache->context);
+	memset(&cache->pkey, 0, sizeof(cache->pkey));
+	cache->indexes = NULL;
+	cache->nindexes = 0;
+	oldcontext = MemoryContextSwitchTo(cache->context);
+	desc = CreateTupleDescCopyConstr(RelationGetDescr(heap));
+	cache->found = MakeSingleTupleTableSlot(desc, table_slot_callbacks(heap));
+	cache->full_row = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
+	desc = CreateTupleDescTruncatedCopy(desc, def->short_natts);
+	cache->short_row = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
+	MemoryContextSwitchTo(oldcontext);
+}
+
+/* Refuse the table if it is not as expected; remember it if it is */
+static void
+check_table(const IdemTableDef *def, Relation heap, LOCKMODE lockmode)
+{
+	IdemTableCache *cache = def->cache;
+	Relation pkey;
+
+	idem_shape_check(def, heap);
+	make_slots(def, heap);
+	cache->pkey.oid = idem_compat_primary_key(heap);
+	if (!OidIsValid(cache->pkey.oid))
+		idem_shape_refuse(def, "The primary key is missing.", def->pkey_hint);
+	/* before the index is opened, which may let invalidations arrive */
+	cache->is_checked = true;
+	pkey = index_open(cache->pkey.oid, lockmode);
+	if (!idem_shape_is_on_pkey(def, pkey->rd_index))
+	{
+		cache->is_checked = false;
+		idem_shape_refuse(def, "The primary key is on other columns.",
+						  "Drop and create the extension.");
+	}
+	index_close(pkey, NoLock);
+}
+
+/* Open the heap; if the table was dropped since it was last used, look it up by name again */
+static Relation
+open_heap(const IdemTableDef *def, LOCKMODE lockmode)
+{
+	Relation heap;
+
+	do
+	{
+		Oid relid = get_relid(def);
+
+		if (!OidIsValid(relid))
+			idem_version_mismatch(psprintf("There is no table idem.%s.", def->name));
+		heap = try_table_open(relid, lockmode);
+		if (heap == NULL)
+			def->cache->relid = InvalidOid;
+	} while (heap == NULL);
+	return heap;
+}
+
 /* Open a table, and refuse it if it is not as expected */
 void
 idem_table_open(IdemTable *table, const IdemTableDef *def, LOCKMODE lockmode)
 {
-	Oid relid = get_relid(def);
-	Oid pkey;
+	IdemTableCache *cache = def->cache;
 
-	if (!OidIsValid(relid))
-		idem_version_mismatch(psprintf("There is no table idem.%s.", def->name));
+	if (cache->is_open)
+		elog(ERROR, "table idem.%s is already open in this session", def->name);
 	memset(table, 0, sizeof(*table));
 	table->def = def;
 	table->context = CurrentMemoryContext;
-	table->heap = table_open(relid, lockmode);
-	idem_shape_check(def, table->heap);
+	table->heap = open_heap(def, lockmode);
+	if (unlikely(!cache->is_checked))
+		check_table(def, table->heap, lockmode);
 	if (lockmode >= RowExclusiveLock)
-		idem_subscription_refuse(def, relid);
-	pkey = idem_compat_primary_key(table->heap);
-	if (!OidIsValid(pkey))
-		idem_shape_refuse(def, "The primary key is missing.", def->pkey_hint);
-	table->pkey = index_open(pkey, lockmode);
-	if (!idem_shape_is_on_pkey(def, table->pkey->rd_index))
-		idem_shape_refuse(def, "The primary key is on other columns.",
-						  "Drop and create the extension.");
-	table->found = table_slot_create(table->heap, NULL);
+		idem_subscription_refuse(def, RelationGetRelid(table->heap));
+	table->pkey = index_open(cache->pkey.oid, lockmode);
+	table->found = cache->found;
+	cache->is_open = true;
+}
+
+/* Does the access method keep no state between inserts? */
+static bool
+is_btree(Relation index)
+{
+	return index->rd_rel->relam == BTREE_AM_OID;
+}
+
+/* What index_insert() needs to know about the index; built for its first entry */
+IndexInfo *
+idem_table_index_info(IdemTable *table, int i)
+{
+	IdemIndexCache *index = &table->def->cache->indexes[i];
+
+	if (index->info == NULL)
+	{
+		MemoryContext oldcontext = MemoryContextSwitchTo(
+			is_btree(table->indexes[i]) ? table->def->cache->context : table->context);
+
+		index->info = BuildIndexInfo(table->indexes[i]);
+		MemoryContextSwitchTo(oldcontext);
+	}
+	return index->info;
+}
+
+/* No more entries for this index in this call */
+static void
+end_inserts(IdemTable *table, int i)
+{
+	IdemIndexCache *index = &table->def->cache->indexes[i];
+
+	if (index->info == NULL || is_btree(table->indexes[i]))
+		return;
+	idem_compat_index_insert_cleanup(table->indexes[i], index->info);
+	index->info = NULL;
 }
 
 /* Close a table; the locks stay until the end of the transaction */
 void
 idem_table_close(IdemTable *table)
 {
+	IdemTableCache *cache = table->def->cache;
+
 	for (int i = 0; i < table->nindexes; i++)
 	{
-		if (table->infos[i] != NULL)
-			idem_compat_index_insert_cleanup(table->indexes[i], table->infos[i]);
+		end_inserts(table, i);
 		if (table->indexes[i] != table->pkey)
 			index_close(table->indexes[i], NoLock);
 	}
 	if (table->written != NULL)
-		ExecDropSingleTupleTableSlot(table->written);
-	ExecDropSingleTupleTableSlot(table->found);
+		ExecClearTuple(table->written);
+	ExecClearTuple(table->found);
 	index_close(table->pkey, NoLock);
 	table_close(table->heap, NoLock);
+	cache->is_open = false;
 }
 
-/* Open the indexes that take entries; an index under construction may not take them yet */
-void
-idem_table_open_indexes(IdemTable *table)
+/*
+ * List the indexes that take entries; an index under construction may not take them yet.  When
+ * it does, the server also invalidates the table, so the list is made again.
+ */
+static void
+list_indexes(IdemTable *table)
 {
-	MemoryContext oldcontext;
-	List *oids;
+	IdemTableCache *cache = table->def->cache;
+	List *oids = RelationGetIndexList(table->heap);
+	IdemIndexCache *list =
+		MemoryContextAllocZero(cache->context, list_length(oids) * sizeof(IdemIndexCache));
+	int n = 0;
 	ListCell *lc;
 
-	if (table->indexes != NULL)
-		return;
-	/* K5: wait for a lock of another session on the TOAST table now, not under a hash lock */
-	if (OidIsValid(table->heap->rd_rel->reltoastrelid))
-		LockRelationOid(table->heap->rd_rel->reltoastrelid, RowExclusiveLock);
-	oldcontext = MemoryContextSwitchTo(table->context);
-	oids = RelationGetIndexList(table->heap);
-	table->indexes = palloc_array(Relation, list_length(oids));
-	table->infos = palloc0_array(IndexInfo *, list_length(oids));
 	foreach (lc, oids)
 	{
-		bool is_pkey = lfirst_oid(lc) == RelationGetRelid(table->pkey);
-		Relation index = is_pkey ? table->pkey : index_open(lfirst_oid(lc), RowExclusiveLock);
+		Relation index = index_open(lfirst_oid(lc), RowExclusiveLock);
 
 		if (index->rd_index->indisready)
 		{
 			idem_shape_check_index(table, index);
-			table->indexes[table->nindexes++] = index;
+			list[n++].oid = lfirst_oid(lc);
 		}
-		else
-			index_close(index, NoLock);
+		index_close(index, NoLock);
 	}
 	list_free(oids);
-	MemoryContextSwitchTo(oldcontext);
+	cache->indexes = list;
+	cache->nindexes = n;
+}
+
+/* Open the indexes that take entries */
+void
+idem_table_open_indexes(IdemTable *table)
+{
+	IdemTableCache *cache = table->def->cache;
+
+	if (table->indexes != NULL)
+		return;
+	if (cache->indexes == NULL)
+		list_indexes(table);
+	table->indexes =
+		MemoryContextAlloc(table->context, cache->nindexes * sizeof(Relation));
+	for (int i = 0; i < cache->nindexes; i++)
+	{
+		bool is_pkey = cache->indexes[i].oid == cache->pkey.oid;
+
+		table->indexes[i] =
+			is_pkey ? table->pkey : index_open(cache->indexes[i].oid, RowExclusiveLock);
+		table->nindexes++;
+	}
+}
+
+/*
+ * Lock the TOAST table, before the lock on a hash: other sessions that want the hash must
+ * not wait for a lock on the TOAST table, too (K5).  Rows that are small need no such lock.
+ */
+void
+idem_table_lock_toast(IdemTable *table)
+{
+	if (OidIsValid(table->heap->rd_rel->reltoastrelid))
+		LockRelationOid(table->heap->rd_rel->reltoastrelid, RowExclusiveLock);
+}
+
+static IdemIndexCache *
+get_index_cache(IdemTable *table, Relation index)
+{
+	for (int i = 0; i < table->nindexes; i++)
+	{
+		if (table->indexes[i] == index)
+			return &table->def->cache->indexes[i];
+	}
+	Assert(index == table->pkey);
+	return &table->def->cache->pkey;
+}
+
+/* What a search of the btree needs, without the values; for the columns of its key */
+const BTScanInsertData *
+idem_table_search_key(IdemTable *table, Relation index)
+{
+	IdemIndexCache *cache = get_index_cache(table, index);
+
+	if (cache->search == NULL)
+	{
+		MemoryContext oldcontext = MemoryContextSwitchTo(table->def->cache->context);
+		BTScanInsert key = _bt_mkscankey(index, NULL);
+
+		MemoryContextSwitchTo(oldcontext);
+		key->keysz = IndexRelationGetNumberOfKeyAttributes(index);
+		key->anynullkeys = false;
+		for (int i = 0; i < key->keysz; i++)
+			key->scankeys[i].sk_flags &= ~SK_ISNULL;
+		cache->search = key;
+	}
+	return cache->search;
 }
 
 /*
@@ -167,21 +393,22 @@ idem_table_find_index(IdemTable *table, const AttrNumber *columns, int ncolumns,
 /*
  * Lock the hash of a key, for a moment.  Every session waits for this lock, also one
  * that must not wait for a transaction (K5).  So the caller takes all locks that it
- * may have to wait for before this one.  Keys whose hashes have the same low 48 bits
- * share a lock, because a lock tag has no room for more bits.
+ * may have to wait for before this one.  Keys whose hashes have the same high 48 bits
+ * share a lock, because a lock tag has no room for more bits.  A caller that locks several
+ * hashes locks them in ascending order (J9): then their locks are in one order, too.
  */
 void
 idem_table_lock_hash(IdemTable *table, int64 hash)
 {
-	LockDatabaseObject(RelationGetRelid(table->heap), (uint32) hash, (uint16) (hash >> 32),
+	LockDatabaseObject(RelationGetRelid(table->heap), (uint32) (hash >> 32), (uint16) (hash >> 16),
 					   ExclusiveLock);
 }
 
 void
 idem_table_unlock_hash(IdemTable *table, int64 hash)
 {
-	UnlockDatabaseObject(RelationGetRelid(table->heap), (uint32) hash, (uint16) (hash >> 32),
-						 ExclusiveLock);
+	UnlockDatabaseObject(RelationGetRelid(table->heap), (uint32) (hash >> 32),
+						 (uint16) (hash >> 16), ExclusiveLock);
 }
 
 /*

@@ -21,14 +21,36 @@
 #define IDEM_COLUMN(attno)		 (UINT64CONST(1) << (attno))
 #define IDEM_COLUMNS_FROM(attno) (~(IDEM_COLUMN(attno) - 1))
 
-/* What this session knows about a table */
+/* An index of a table that takes entries */
+typedef struct IdemIndexCache
+{
+	Oid oid;
+	struct IndexInfo *info; /* NULL: not built, or the access method keeps state in it */
+	BTScanInsert search;	/* to search a btree with; NULL: not built */
+} IdemIndexCache;
+
+/*
+ * What this session knows about a table.  Everything that points to memory is in
+ * "context", and nothing there refers to the relation cache.  While no table is open, the
+ * slots are empty.
+ */
 typedef struct IdemTableCache
 {
 	Oid relid;				/* invalid: not looked up since the table changed, or there is none */
-	TupleDesc short_desc;	/* of a row that ends after short_natts columns */
+	uint64 version;			/* number of invalidations of the table */
 	uint64 unsubscribed_at; /* value of nchanges in subscription.c at the last check */
 	bool is_listed;
 	struct IdemTableCache *next;
+
+	bool is_checked; /* the table is as expected, and all below is valid */
+	bool is_open;	 /* a function of this session uses the slots */
+	MemoryContext context;
+	TupleTableSlot *found;
+	TupleTableSlot *full_row;
+	TupleTableSlot *short_row; /* of a row that ends after short_natts columns */
+	IdemIndexCache pkey;
+	IdemIndexCache *indexes; /* all of them, the primary key included; NULL: not looked up */
+	int nindexes;
 } IdemTableCache;
 
 /* A table of the schema idem as the library expects it */
@@ -55,17 +77,71 @@ typedef struct IdemTable
 	TupleTableSlot *found;	 /* the row found last */
 	TupleTableSlot *written; /* the row to be written, or written last */
 	Relation *indexes;		 /* those that take entries; opened when needed */
-	struct IndexInfo **infos;
 	int nindexes;
 } IdemTable;
+
+/* The most rows of a batch */
+#define IDEM_BATCH_ROWS 1024
+
+typedef struct IdemBatchRow
+{
+	int ord; /* index entries are inserted in this order */
+	TupleTableSlot *slot;
+} IdemBatchRow;
+
+/*
+ * Rows that are written together: first all rows, then their entries index by index.  See
+ * write.c.
+ */
+typedef struct IdemBatch
+{
+	IdemTable *table;
+	MemoryContext context; /* of the slots and their rows */
+	Size size;			   /* of all rows, in bytes */
+	int n;
+	int ninserted; /* so many of them are in the table, the others are not yet */
+	int nslots;
+	IdemBatchRow rows[IDEM_BATCH_ROWS];
+} IdemBatch;
 
 /* How to find a row */
 typedef struct IdemLookup
 {
 	Relation index;
-	ScanKeyData keys[2];
-	int nkeys;
+	Datum value;		/* of its first column */
+	RegProcedure equal; /* equality of its type */
+	/* Does the row found have the key, and not only its hash?  NULL: no hash, so it has. */
+	bool (*matches)(IdemTable *table, struct IdemLookup *lookup);
+	const void *key; /* for matches() */
+	uint32 others;	 /* set by matches(): see keytable.c */
 } IdemLookup;
+
+/* A walk over the entries of an index; see leaf.c */
+typedef struct IdemLeafWalk
+{
+	IdemTable *table;
+	Relation index;
+	Snapshot snapshot;
+	int nequal;		/* number of columns that are equal in all entries of the walk */
+	bool has_begun; /* the index was searched */
+	bool use_marks; /* skip entries that are marked as dead, and mark them */
+	int nentries;	/* entries returned so far */
+	Buffer leaf;	/* pinned; invalid: the walk has ended, or has not begun */
+	XLogRecPtr lsn; /* of the leaf, when it was last read */
+	OffsetNumber offnum;
+	int ntid;		/* number of rows of the entry at offnum that were returned */
+	bool is_single; /* the entry at offnum points to one row */
+	struct IndexFetchTableData *heap;
+	ItemPointerData tid; /* of the row version read last */
+	bool again;			 /* there may be another version for the snapshot */
+	union
+	{
+		IndexTupleData tuple;
+		char bytes[BLCKSZ / 3];
+		int64 align; /* index_getattr() reads columns of eight bytes */
+	} entry;		 /* the last entry; its t_tid is the place of the row */
+	BTScanInsertData key;
+} IdemLeafWalk;
 
 /* What a probe has found; the row itself is in the slot "found" of the table */
 typedef enum IdemFound
@@ -78,6 +154,7 @@ typedef enum IdemFound
 typedef struct IdemProbeResult
 {
 	IdemFound found;
+	int nentries;		 /* entries of the index that were looked at */
 	TransactionId xwait; /* open transaction that has inserted or is changing the row, or invalid */
 } IdemProbeResult;
 
@@ -102,11 +179,15 @@ extern void idem_shape_check_index(IdemTable *table, Relation index);
 extern bool idem_shape_is_ordered_by(Relation index, const AttrNumber *columns, int ncolumns);
 
 /* table.c */
+extern uint64 idem_table_version(const IdemTableDef *def);
 extern void idem_table_open(IdemTable *table, const IdemTableDef *def, LOCKMODE lockmode);
 extern void idem_table_close(IdemTable *table);
 extern void idem_table_open_indexes(IdemTable *table);
 extern Relation idem_table_find_index(IdemTable *table, const AttrNumber *columns, int ncolumns,
 									  const char *missing, const char *hint);
+extern void idem_table_lock_toast(IdemTable *table);
+extern struct IndexInfo *idem_table_index_info(IdemTable *table, int i);
+extern const BTScanInsertData *idem_table_search_key(IdemTable *table, Relation index);
 extern void idem_table_lock_hash(IdemTable *table, int64 hash);
 extern void idem_table_unlock_hash(IdemTable *table, int64 hash);
 extern TM_Result idem_table_lock_row(IdemTable *table, ItemPointerData tid, LockTupleMode mode,
@@ -116,6 +197,11 @@ extern TM_Result idem_table_lock_row(IdemTable *table, ItemPointerData tid, Lock
 extern TupleTableSlot *idem_write_new_row(IdemTable *table, bool full);
 extern TupleTableSlot *idem_write_copy_row(IdemTable *table, bool full);
 extern bool idem_write_insert(IdemTable *table);
+extern IdemBatch *idem_write_begin_batch(IdemTable *table);
+extern Size idem_write_add(IdemBatch *batch, int ord);
+extern void idem_write_rows(IdemBatch *batch, AttrNumber attno);
+extern bool idem_write_other_entries(IdemBatch *batch, AttrNumber attno, int *ord);
+extern void idem_write_end_batch(IdemBatch *batch);
 extern TM_Result idem_write_update(IdemTable *table);
 extern void idem_write_update_hashed(IdemTable *table, int64 hash);
 extern TM_Result idem_write_delete(IdemTable *table, bool wait);
@@ -128,14 +214,25 @@ extern bool idem_row_is_locked(IdemTable *table);
 extern void idem_row_lockers(IdemTable *table, IdemLockers *lockers);
 extern TransactionId idem_row_locker(IdemTable *table);
 extern bool idem_row_is_replaced_by_me(IdemTable *table);
+extern bool idem_row_is_changed_by_me(IdemTable *table, ItemPointer tid);
 extern bool idem_row_is_later_version(IdemTable *table);
 extern bool idem_row_is_last_version(IdemTable *table);
 
+/* leaf.c */
+extern void idem_leaf_begin(IdemLeafWalk *walk, IdemTable *table, Relation index,
+							Snapshot snapshot, const Datum *values, int nvalues, bool after,
+							int nequal);
+extern bool idem_leaf_next(IdemLeafWalk *walk);
+extern bool idem_leaf_fetch(IdemLeafWalk *walk);
+extern bool idem_leaf_next_row(IdemLeafWalk *walk);
+extern void idem_leaf_end(IdemLeafWalk *walk);
+
 /* probe.c */
+extern void idem_probe_walk(IdemLeafWalk *walk, IdemTable *table, const IdemLookup *lookup,
+							Snapshot snapshot);
 extern IndexScanDesc idem_probe_begin(IdemTable *table, IdemLookup *lookup, Snapshot snapshot);
 extern void idem_probe_classify(const SnapshotData *dirty, IdemProbeResult *result);
 extern void idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result);
-extern bool idem_probe_latest(IdemTable *table, IdemLookup *lookup, TupleTableSlot *slot);
 extern void idem_probe_existing(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result);
 extern void idem_probe_wait(IdemTable *table, TransactionId xid);
 
@@ -166,6 +263,14 @@ idem_row_timestamp(IdemTable *table, AttrNumber attno)
 	NullableDatum column = idem_row_datum(table, attno);
 
 	return column.isnull ? 0 : DatumGetTimestampTz(column.value);
+}
+
+static inline int
+idem_row_int16(IdemTable *table, AttrNumber attno)
+{
+	NullableDatum column = idem_row_datum(table, attno);
+
+	return column.isnull ? 0 : DatumGetInt16(column.value);
 }
 
 static inline int

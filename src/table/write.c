@@ -5,60 +5,47 @@
  * The caller fills the row that idem_write_new_row() or idem_write_copy_row()
  * returns.  Every write is followed by CommandCounterIncrement(), so several
  * idem functions in one statement see the writes of one another.
+ *
+ * A batch writes many new rows in three steps:
+ * - idem_write_add() adds the row that the caller has filled;
+ * - idem_write_rows() inserts the rows added, and their entries in the indexes that
+ *   begin with a given column.  The caller calls it under the locks on the hashes of the
+ *   rows, so that other transactions that look for these hashes find the rows.  It passes
+ *   the column of the hash: if REINDEX CONCURRENTLY builds a copy of the index, another
+ *   transaction may look into either of them.
+ * - idem_write_other_entries() inserts the entries in the other indexes, later and for more
+ *   rows at once, in the order of "ord".  This is safe because the rows belong to this
+ *   open transaction: others look for them by their hash only, and this transaction
+ *   must not look for them, or change them, before.
  */
 #include "postgres.h"
 
+#include "access/heaptoast.h"
+#include "access/htup_details.h"
 #include "access/xact.h"
 #include "catalog/index.h"
 #include "executor/executor.h"
+#include "miscadmin.h"
+#include "utils/datum.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
 #include "table/table.h"
 
 /*
- * Descriptor of a row to be written.  A short row ends after short_natts
+ * Start a row of nulls to be filled and written.  A short row ends after short_natts
  * columns, as if the others had been added to the table later.  This saves
  * eight bytes of null bitmap in each row and each WAL record.
  */
-static TupleDesc
-get_row_desc(IdemTable *table, bool full)
-{
-	IdemTableCache *cache = table->def->cache;
-
-	if (full)
-		return RelationGetDescr(table->heap);
-	if (cache->short_desc == NULL)
-	{
-		MemoryContext oldcontext = MemoryContextSwitchTo(TopMemoryContext);
-
-		cache->short_desc = CreateTupleDescTruncatedCopy(RelationGetDescr(table->heap),
-														 table->def->short_natts);
-		MemoryContextSwitchTo(oldcontext);
-	}
-	return cache->short_desc;
-}
-
-/* Start a row of nulls to be filled and written */
 TupleTableSlot *
 idem_write_new_row(IdemTable *table, bool full)
 {
-	TupleDesc desc = get_row_desc(table, full);
+	IdemTableCache *cache = table->def->cache;
 
-	if (table->written != NULL && table->written->tts_tupleDescriptor != desc)
-	{
-		ExecDropSingleTupleTableSlot(table->written);
-		table->written = NULL;
-	}
-	if (table->written == NULL)
-	{
-		MemoryContext oldcontext = MemoryContextSwitchTo(table->context);
-
-		table->written = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
-		MemoryContextSwitchTo(oldcontext);
-	}
+	table->written = full ? cache->full_row : cache->short_row;
 	ExecClearTuple(table->written);
-	memset(table->written->tts_isnull, true, desc->natts * sizeof(bool));
+	memset(table->written->tts_isnull, true,
+		   table->written->tts_tupleDescriptor->natts * sizeof(bool));
 	return table->written;
 }
 
@@ -75,43 +62,40 @@ idem_write_copy_row(IdemTable *table, bool full)
 	return slot;
 }
 
-/* What index_insert() needs to know about the index; built for its first entry */
-static IndexInfo *
-get_index_info(IdemTable *table, int i)
+/* A column of a row to be written; a short row ends before some columns, which are null */
+static NullableDatum
+get_column(TupleTableSlot *slot, AttrNumber attno)
 {
-	if (table->infos[i] == NULL)
-	{
-		MemoryContext oldcontext = MemoryContextSwitchTo(table->context);
+	NullableDatum column = {.isnull = true};
 
-		table->infos[i] = BuildIndexInfo(table->indexes[i]);
-		MemoryContextSwitchTo(oldcontext);
-	}
-	return table->infos[i];
+	if (attno <= slot->tts_tupleDescriptor->natts)
+		column.value = slot_getattr(slot, attno, &column.isnull);
+	return column;
 }
 
-/* Insert the entry of the row written into one index; false if the key may exist already */
+/* Insert the entry of a row into one index; false if the key may exist already */
 static bool
-insert_index_entry(IdemTable *table, int i, IndexUniqueCheck check, bool unchanged)
+insert_index_entry(IdemTable *table, int i, TupleTableSlot *slot, IndexUniqueCheck check,
+				   bool unchanged)
 {
 	Relation index = table->indexes[i];
 	Form_pg_index form = index->rd_index;
-	IndexInfo *info = get_index_info(table, i);
-	Datum values[INDEX_MAX_KEYS] = {0};
+	IndexInfo *info = idem_table_index_info(table, i);
+	Datum values[INDEX_MAX_KEYS];
 	bool isnull[INDEX_MAX_KEYS];
 	bool unique;
 
 	for (int j = 0; j < form->indnatts; j++)
 	{
-		AttrNumber attno = form->indkey.values[j];
+		NullableDatum column = get_column(slot, form->indkey.values[j]);
 
-		isnull[j] = attno > table->written->tts_tupleDescriptor->natts;
-		if (!isnull[j])
-			values[j] = slot_getattr(table->written, attno, &isnull[j]);
+		values[j] = column.value;
+		isnull[j] = column.isnull;
 	}
 	/* the index omits rows whose first column is null, see skips_nulls() */
 	if (isnull[0] && info->ii_Predicate != NIL)
 		return true;
-	unique = index_insert(index, values, isnull, &table->written->tts_tid, table->heap,
+	unique = index_insert(index, values, isnull, &slot->tts_tid, table->heap,
 						  form->indisunique ? check : UNIQUE_CHECK_NO, unchanged, info);
 	return unique || !form->indisunique;
 }
@@ -145,11 +129,155 @@ idem_write_insert(IdemTable *table)
 		ExecStoreVirtualTuple(table->written);
 	table_tuple_insert(table->heap, table->written, GetCurrentCommandId(true), 0, NULL);
 	for (int i = 0; i < table->nindexes && unique; i++)
-		unique = insert_index_entry(table, i, UNIQUE_CHECK_PARTIAL, false);
+		unique = insert_index_entry(table, i, table->written, UNIQUE_CHECK_PARTIAL, false);
 	CommandCounterIncrement();
 	if (!unique)
 		delete_written(table);
 	return unique;
+}
+
+/* Begin a batch of rows for the table; it uses memory of its own in the caller's context */
+IdemBatch *
+idem_write_begin_batch(IdemTable *table)
+{
+	MemoryContext context =
+		AllocSetContextCreate(CurrentMemoryContext, "idem batch", ALLOCSET_DEFAULT_SIZES);
+	IdemBatch *batch = MemoryContextAlloc(context, sizeof(IdemBatch));
+
+	memset(batch, 0, offsetof(IdemBatch, rows));
+	batch->table = table;
+	batch->context = context;
+	return batch;
+}
+
+/* Add the row filled last to the batch, which has room; returns the size of the row */
+Size
+idem_write_add(IdemBatch *batch, int ord)
+{
+	TupleTableSlot *written = batch->table->written;
+	MemoryContext oldcontext = MemoryContextSwitchTo(batch->context);
+	IdemBatchRow *row = &batch->rows[batch->n];
+	HeapTuple tuple =
+		heap_form_tuple(written->tts_tupleDescriptor, written->tts_values, written->tts_isnull);
+
+	Assert(batch->n < IDEM_BATCH_ROWS);
+	if (batch->n == batch->nslots)
+	{
+		row->slot = MakeSingleTupleTableSlot(batch->table->found->tts_tupleDescriptor,
+											 &TTSOpsHeapTuple);
+		batch->nslots++;
+	}
+	MemoryContextSwitchTo(oldcontext);
+	row->ord = ord;
+	ExecStoreHeapTuple(tuple, row->slot, true);
+	batch->n++;
+	batch->size += tuple->t_len;
+	return tuple->t_len;
+}
+
+static bool
+begins_with(Relation index, AttrNumber attno)
+{
+	return index->rd_index->indkey.values[0] == attno;
+}
+
+/*
+ * Insert the rows added since the last call, and their entries in the indexes that begin
+ * with this column.  Leaks memory into the current context.
+ */
+void
+idem_write_rows(IdemBatch *batch, AttrNumber attno)
+{
+	IdemTable *table = batch->table;
+	int n = batch->n - batch->ninserted;
+	IdemBatchRow *rows = &batch->rows[batch->ninserted];
+	TupleTableSlot **slots;
+
+	if (n == 0)
+		return;
+	slots = palloc_array(TupleTableSlot *, n);
+	for (int i = 0; i < n; i++)
+		slots[i] = rows[i].slot;
+	idem_table_open_indexes(table);
+	table_multi_insert(table->heap, slots, n, GetCurrentCommandId(true), 0, NULL);
+	for (int i = 0; i < table->nindexes; i++)
+	{
+		for (int j = 0; j < n && begins_with(table->indexes[i], attno); j++)
+			(void) insert_index_entry(table, i, slots[j], UNIQUE_CHECK_NO, false);
+	}
+	batch->ninserted = batch->n;
+}
+
+static int
+compare_ords(const void *a, const void *b)
+{
+	int ord_a = ((const IdemBatchRow *) a)->ord;
+	int ord_b = ((const IdemBatchRow *) b)->ord;
+
+	return ord_a < ord_b ? -1 : ord_a > ord_b;
+}
+
+/*
+ * Insert the entries of all rows in the indexes that do not begin with this column.  False:
+ * the primary key of the row with this ord may exist already, and the caller raises an
+ * error.  Else the batch is empty now.
+ */
+bool
+idem_write_other_entries(IdemBatch *batch, AttrNumber attno, int *ord)
+{
+	IdemTable *table = batch->table;
+
+	if (batch->n == 0)
+		return true;
+	Assert(batch->ninserted == batch->n);
+	qsort(batch->rows, batch->n, sizeof(IdemBatchRow), compare_ords);
+	for (int i = 0; i < table->nindexes; i++)
+	{
+		for (int j = 0; j < batch->n && !begins_with(table->indexes[i], attno); j++)
+		{
+			CHECK_FOR_INTERRUPTS();
+			*ord = batch->rows[j].ord;
+			if (!insert_index_entry(table, i, batch->rows[j].slot, UNIQUE_CHECK_PARTIAL, false))
+				return false;
+		}
+	}
+	for (int j = 0; j < batch->n; j++)
+		ExecClearTuple(batch->rows[j].slot);
+	CommandCounterIncrement();
+	batch->n = batch->ninserted = 0;
+	batch->size = 0;
+	return true;
+}
+
+void
+idem_write_end_batch(IdemBatch *batch)
+{
+	Assert(batch->n == 0);
+	for (int i = 0; i < batch->nslots; i++)
+		ExecDropSingleTupleTableSlot(batch->rows[i].slot);
+	MemoryContextDelete(batch->context);
+}
+
+/*
+ * Does the row written have the same key in the index as the row found?  If so, the index has
+ * entries of older versions with that key, and may remove those of dead versions before it
+ * splits a page.
+ */
+static bool
+is_key_unchanged(IdemTable *table, Form_pg_index form)
+{
+	for (int i = 0; i < form->indnkeyatts; i++)
+	{
+		AttrNumber attno = form->indkey.values[i];
+		Form_pg_attribute att = TupleDescAttr(RelationGetDescr(table->heap), attno - 1);
+		NullableDatum old = idem_row_datum(table, attno);
+		NullableDatum new = get_column(table->written, attno);
+
+		if (old.isnull != new.isnull ||
+			(!old.isnull && !datumIsEqual(old.value, new.value, att->attbyval, att->attlen)))
+			return false;
+	}
+	return true;
 }
 
 /*
@@ -164,8 +292,8 @@ insert_update_entries(IdemTable *table, IdemUpdateIndexes which)
 	for (int i = 0; i < table->nindexes; i++)
 	{
 		if (idem_compat_index_needs_entry(table->indexes[i], which))
-			(void) insert_index_entry(table, i, UNIQUE_CHECK_NO,
-									  table->indexes[i]->rd_index->indisunique);
+			(void) insert_index_entry(table, i, table->written, UNIQUE_CHECK_NO,
+									  is_key_unchanged(table, table->indexes[i]->rd_index));
 	}
 }
 
@@ -194,6 +322,19 @@ idem_write_update(IdemTable *table)
 	return result;
 }
 
+/* May the update store or delete something in the TOAST table? */
+static bool
+needs_toast(IdemTable *table)
+{
+	TupleTableSlot *written = table->written;
+	HeapTuple found = ExecFetchSlotHeapTuple(table->found, false, NULL);
+	Size size = MAXALIGN(SizeofHeapTupleHeader + BITMAPLEN(table->def->natts));
+
+	size += heap_compute_data_size(written->tts_tupleDescriptor, written->tts_values,
+								   written->tts_isnull);
+	return HeapTupleHasExternal(found) || size > TOAST_TUPLE_THRESHOLD;
+}
+
 /*
  * Update a row that this transaction has locked, under the lock on its hash: a
  * concurrent probe under that lock cannot miss the row while it moves.
@@ -204,6 +345,8 @@ idem_write_update_hashed(IdemTable *table, int64 hash)
 	TM_Result result;
 
 	idem_table_open_indexes(table);
+	if (needs_toast(table))
+		idem_table_lock_toast(table);
 	idem_table_lock_hash(table, hash);
 	result = idem_write_update(table);
 	idem_table_unlock_hash(table, hash);

@@ -35,7 +35,6 @@
 #include "utils/fmgroids.h"
 #include "utils/hsearch.h"
 #include "utils/snapmgr.h"
-#include "utils/timestamp.h"
 
 #include "worker/worker.h"
 

@@ -153,7 +153,7 @@ lease_has_expired(IdemTable *jobs, TimestampTz now)
 	return idem_jobrow_is_leased(jobs) && idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) <= now;
 }
 
-/* Make the job found dead if its last lease has expired (W1), without waiting (W2) */
+/* Make the job found dead if the lease of its last attempt has expired (W1); never waits (W2) */
 static bool
 make_dead_if_expired(IdemTable *jobs, IdemQueue *queue, TimestampTz now)
 {

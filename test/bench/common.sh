@@ -1,11 +1,8 @@
-# shellcheck shell=bash
-# test/bench/common.sh: running SQL and pgbench, medians, and the table of results.
+# shellcheck shell=bash disable=SC2154
+# test/bench/common.sh: running SQL and pgbench.
 #
-# Every time is the median of several rounds.  In each round the sides take
-# turns (A B A B ...), so that a slow spell of the machine hits all of them.
-
-results=$IDEM_TMP/results.txt
-samples=$IDEM_TMP/samples.txt
+# Every time is the median of several rounds.  In each round the sides take turns (A B B A
+# ...), so that a slow spell of the machine hits all of them.
 
 # admin DATABASE [psql option ...]: psql as superuser, values only
 admin() { idem_run psql -XqAt -v ON_ERROR_STOP=1 -U postgres -d "$@"; }
@@ -24,38 +21,26 @@ empty_tables() {
 	admin bench -c 'TRUNCATE idem.keys, hand.keys, hand.leases, bench.charges, bench.known' -c 'CHECKPOINT'
 }
 
-# quartiles NAME: first, second and third of the lines "NAME value" in $samples; nan for
-# figures that are missing
-quartiles() {
-	awk -v name="$1" '$1 == name { print $2 }' "$samples" | sort -g | awk '
-		function at(x, i) { i = int(x); return i < NR ? v[i] + (x - i) * (v[i + 1] - v[i]) : v[i] }
-		$1 !~ /^-?[0-9]+([.][0-9]+)?(e[-+]?[0-9]+)?$/ { bad = 1 }
-		{ v[NR] = $1 }
-		END {
-			if (NR == 0 || bad)
-				print "nan nan nan"
-			else
-				print at(1 + (NR - 1) / 4), at(1 + (NR - 1) / 2), at(1 + (NR - 1) * 3 / 4)
-		}'
+# empty_jobs [DATABASE]
+empty_jobs() {
+	admin "${1:-bench}" -c 'TRUNCATE idem.jobs, idem.job_keys, hand.jobs, bench.job_keys' -c CHECKPOINT
 }
 
-median() { quartiles "$1" | cut -d ' ' -f 2; }
-
-# calc EXPRESSION: arithmetic; "nan" if a figure in it is missing
-calc() {
-	case $1 in
-	*nan*) printf nan ;;
-	*) awk "BEGIN { printf \"%.6g\", $1 }" ;;
-	esac
+# sample NAME COMMAND ... >>$samples: the last line that the command prints.  A command that fails ends
+# the line; as an argument of another one it would not.
+sample() {
+	local value
+	value=$("${@:2}")
+	printf '%s %s\n' "$1" "${value##*$'\n'}"
 }
 
-# alternate DATABASE ROUNDS NAME=STATEMENT ... >>$samples
+# alternate DATABASE NAME=STATEMENT ... >>$samples
 # Each statement returns one number.  All run in one session, in turn; round 0
 # warms up.
 alternate() {
-	local db=$1 rounds=$2 round side
-	shift 2
-	for ((round = 0; round <= rounds; round++)); do
+	local db=$1 round side
+	shift
+	for ((round = 0; round <= BENCH_ROUNDS; round++)); do
 		for side in "$@"; do
 			printf "\\\\echo -n '%s%s '\n%s;\n" \
 				"$( ((round > 0)) || printf 'warmup-')" "${side%%=*}" "${side#*=}"
@@ -63,23 +48,26 @@ alternate() {
 	done | measured "$db"
 }
 
-# pin on|off: client and server share one CPU, as they take turns anyway, or use all.
-# Without it the kernel decides anew in each run, and a round trip takes three times
-# as long when it wakes an idle CPU.  Holds for sessions that start later.
+# pin one|two|all: client and server share one CPU, as they take turns anyway; each has one of
+# its own; or they use all.  With all the kernel decides anew in each run, and a round trip
+# takes three times as long when it wakes an idle CPU.  Holds for sessions that start later.
 pin() {
-	local cpus
+	local cpus server
 	cpus=$(taskset -cp $$ | sed 's/.*: //')
-	if [[ $1 == on ]]; then
-		cpus=${cpus##*[,-]}
+	client_cpus=$cpus server=$cpus
+	if [[ $1 != all ]]; then
+		server=${cpus##*[,-]}
+		client_cpus=$server
 	fi
-	taskset -cp "$cpus" "$(head -n 1 "$PGHOST/postmaster.pid")" >/dev/null
-	client_cpus=$cpus
+	if [[ $1 == two ]]; then
+		client_cpus=${cpus%%[,-]*}
+	fi
+	taskset -cp "$server" "$(head -n 1 "$PGHOST/postmaster.pid")" >/dev/null
 }
 
 # pgbench_log DATABASE SCRIPT CLIENTS OPTION ...: what pgbench says, in $IDEM_TMP/pgbench.log,
 # and microseconds of each transaction, in $IDEM_TMP/latency.txt, the fastest first
 pgbench_log() {
-	# shellcheck disable=SC2154	# scripts.sh
 	idem_run taskset -c "$client_cpus" pgbench -n -M prepared -c "$3" -j "$3" "${@:4}" -U bench -f - \
 		-l --log-prefix="$IDEM_TMP/t/latency" -D "payload=$payload" -D "result=$result30" "$1" \
 		<<<"${script[$2]}" >"$IDEM_TMP/pgbench.log" 2>&1 || {
@@ -102,41 +90,34 @@ pgbench_us() {
 		}' "$IDEM_TMP/latency.txt"
 }
 
-# latency SCRIPT CLIENTS SECONDS: microseconds of a transaction
-latency() { pgbench_us "$1" "$2" -T "$3"; }
+# backwards NAME ...: in the other order
+backwards() { printf '%s\n' "$@" | tac; }
 
-# latencies CLIENTS SECONDS ROUNDS SCRIPT ... >>$samples
+# latencies CLIENTS SCRIPT ... >>$samples: microseconds of a transaction
 latencies() {
-	local clients=$1 seconds=$2 rounds=$3 round name
-	shift 3
+	local clients=$1 round name order
+	shift
 	for name in "$@"; do
-		latency "$name" "$clients" 1 >/dev/null
+		pgbench_us "$name" "$clients" -t "$BENCH_SOCKET" >/dev/null
 	done
-	for ((round = 0; round < rounds; round++)); do
-		for name in "$@"; do
-			printf '%s %s\n' "$name" "$(latency "$name" "$clients" "$seconds")"
+	for ((round = 0; round < BENCH_SOCKET_ROUNDS; round++)); do
+		order=("$@")
+		((round % 2 == 0)) || mapfile -t order < <(backwards "$@")
+		for name in "${order[@]}"; do
+			sample "$name" pgbench_us "$name" "$clients" -t "$BENCH_SOCKET"
 		done
 	done
 }
 
-# minus NAME OTHER RESULT >>$samples: NAME minus OTHER, round by round
-minus() {
-	awk -v name="$1" -v other="$2" -v result="$3" '
-		$1 == name { a[++n] = $2 }
-		$1 == other { b[++m] = $2 }
-		END { for (i = 1; i <= n; i++) print result, a[i] - b[i] }' "$samples" >"$samples.minus"
-	cat "$samples.minus" >>"$samples"
-}
-
-# wal_of DATABASE STATEMENT: bytes of WAL that it writes
+# wal_of DATABASE STATEMENT COUNT: bytes of WAL that it writes, by COUNT
 wal_of() {
 	local before
 	before=$(admin "$1" -c 'SELECT pg_current_wal_insert_lsn()')
 	measured "$1" -c "$2" >/dev/null
-	admin "$1" -c "SELECT pg_current_wal_insert_lsn() - '$before'"
+	admin "$1" -c "SELECT ((pg_current_wal_insert_lsn() - '$before') / $3)::float8"
 }
 
-# hot_share DATABASE TABLE STATEMENT ...: share of HOT among its updates of the table
+# hot_share DATABASE TABLE STATEMENT ...: share of HOT among its updates of the table, in percent
 hot_share() {
 	local db=$1 rel=$2 statement flags=()
 	shift 2
@@ -146,108 +127,55 @@ hot_share() {
 	admin "$db" -c "SELECT pg_stat_reset_single_table_counters('$rel'::regclass)" >/dev/null
 	measured "$db" "${flags[@]}" >/dev/null
 	admin "$db" -c "
-		SELECT n_tup_hot_upd::float8 / nullif(n_tup_upd, 0)
+		SELECT 100.0 * n_tup_hot_upd / nullif(n_tup_upd, 0)
 		  FROM pg_stat_user_tables WHERE relid = '$rel'::regclass"
 }
 
-# verdict RATIO GOAL SPREAD [ERROR]
-verdict() {
-	if [[ -n ${4:-} ]]; then
-		awk "BEGIN {
-			low = $1 - $4 $2
-			high = $1 + $4 $2
-			print (low != high ? \"too noisy\" : low ? \"yes\" : \"NO\")
-		}"
-	else
-		awk -v spread="${3:-0}" "BEGIN { print (spread > 0.25 ? \"too noisy\" : $1 $2 ? \"yes\" : \"NO\") }"
-	fi
+# hold_snapshot DATABASE, release_snapshot: a session with an old snapshot
+hold_snapshot() {
+	local answer
+	coproc snapshot { measured "$1"; }
+	printf '%s\n' 'BEGIN ISOLATION LEVEL REPEATABLE READ;' 'SELECT 1;' >&"${snapshot[1]}"
+	read -r answer <&"${snapshot[0]}"
+	[[ $answer == 1 ]] || idem_die 'bench: no old snapshot'
 }
 
-# report WHAT UNIT IDEM OTHER RATIO GOAL [SPREAD [ERROR]]: a line of the table; no GOAL: for
-# information; SPREAD: of the figures, as a share of them; ERROR: of the ratio, if it is
-# known so well that it decides whether the goal is reached
-report() {
-	local verdict=
-	case "$3$4$5${8:-}" in
-	*nan* | *inf*) idem_die "bench: no usable figures for: $1" ;;
-	esac
-	if [[ -n $6 ]]; then
-		verdict=$(verdict "$5" "$6" "${7:-}" "${8:-}")
-	fi
-	awk -v OFS='|' -v what="$1" -v unit="$2" -v a="$3" -v b="$4" -v ratio="$5" -v goal="$6" \
-		-v ok="$verdict" -v spread="${7:-}" -v error="${8:-}" '
-		function fmt(x) { return x == "" ? "" : sprintf(x >= 100 ? "%.0f" : x >= 10 ? "%.1f" : "%.2f", x) " " unit }
-		BEGIN {
-			print what, fmt(a), fmt(b),
-				(ratio == "" ? "" : error == "" ? sprintf("%.2f", ratio) : sprintf("%.3f", ratio)),
-				(spread == "" ? "" : sprintf(error == "" ? "%.0f %%" : "%.1f %%", 100 * spread)), goal, ok
-		}' | tee -a "$results" >&2
+release_snapshot() {
+	local input=${snapshot[1]} pid=$snapshot_PID
+	exec {input}>&-
+	wait "$pid"
 }
 
-# spread NAME ...: distance of the outer quartiles as a share of the median, the largest
-spread() {
-	local name
+# open_session SERVER DATABASE NAME: a session that answers one statement after the other
+declare -A session_in session_out session_pid
+open_session() {
+	local in out fifo=$IDEM_TMP/t/$3
+	mkfifo "$fifo.in" "$fifo.out"
+	chmod a+rw "$fifo.in" "$fifo.out"
+	PGHOST=$1 measured "$2" <"$fifo.in" >"$fifo.out" &
+	session_pid[$3]=$!
+	exec {in}>"$fifo.in" {out}<"$fifo.out"
+	rm "$fifo.in" "$fifo.out"
+	session_in[$3]=$in session_out[$3]=$out
+	printf 'SET bench.clock = time;\n' >&"$in"
+}
+
+# ask_session NAME STATEMENT: the answer, one line
+ask_session() {
+	local answer
+	printf '%s;\n' "$2" >&"${session_in[$1]}"
+	read -r answer <&"${session_out[$1]}" || idem_die "bench: no answer to $2"
+	printf '%s\n' "$answer"
+}
+
+# close_sessions NAME ...: all of those that are open, as a later one has the pipes of earlier ones
+close_sessions() {
+	local name in out
 	for name in "$@"; do
-		quartiles "$name"
-	done | awk '{ x = $2 > 0 ? ($3 - $1) / $2 : 9; if (x > most) most = x } END { print most + 0 }'
-}
-
-# compare WHAT UNIT IDEM OTHER GOAL [FACTOR]: report the medians of two names in $samples, times
-# FACTOR, and their ratio
-compare() {
-	local idem other
-	idem=$(calc "$(median "$3") * ${6:-1}")
-	other=$(calc "$(median "$4") * ${6:-1}")
-	report "$1" "$2" "$idem" "$other" "$(calc "$idem / $other")" "$5" "$(spread "$3" "$4")"
-}
-
-# pairs NAME OTHER >>$samples: NAME/OTHER, round by round
-pairs() {
-	awk -v name="$1" -v other="$2" '
-		$1 == name { a[++n] = $2 }
-		$1 == other { b[++m] = $2 }
-		END { for (i = 1; i <= n && i <= m; i++) print name "/" other, a[i] / b[i] }' "$samples" >"$samples.pairs"
-	cat "$samples.pairs" >>"$samples"
-}
-
-# report_ratios WHAT UNIT IDEM OTHER RATIO GOAL: report the medians of three names in $samples, the
-# third of them the ratio of the others in each round, and the spread of that.  What slows
-# down both sides of a round does not count.  The error is that of a median, in 19 of 20
-# cases: 1.82 times the distance of the outer quartiles by the root of the number of rounds.
-report_ratios() {
-	local q rounds
-	read -ra q <<<"$(quartiles "$5")"
-	rounds=$(awk -v name="$5" '$1 == name { n++ } END { print n + 0 }' "$samples")
-	report "$1" "$2" "$(median "$3")" "$(median "$4")" "${q[1]}" "$6" \
-		"$(calc "(${q[2]} - ${q[0]}) / ${q[1]}")" "$(calc "1.82 * (${q[2]} - ${q[0]}) / sqrt($rounds)")"
-}
-
-# compare_pairs WHAT UNIT IDEM OTHER GOAL
-compare_pairs() {
-	pairs "$3" "$4"
-	report_ratios "$1" "$2" "$3" "$4" "$3/$4" "$5"
-}
-
-# columns: lines with | between the fields as an aligned table; the first is its head
-columns() {
-	column -t -s '|' -o ' | ' | awk '{ print } NR == 1 { gsub(/[^|]/, "-"); print }'
-}
-
-print_results() {
-	[[ -s $results ]] || return 0
-	{
-		printf 'what|idem|other|ratio|spread|goal|reached\n'
-		cat "$results"
-	} | columns
-}
-
-machine() {
-	admin postgres -c "
-		SELECT format('PostgreSQL %s, assertions %s; ', current_setting('server_version'),
-					  current_setting('debug_assertions'))
-			|| '$(nproc) cores, load $(cut -d ' ' -f 1 /proc/loadavg); '
-			|| string_agg(name || ' = ' || current_setting(name), ', ' ORDER BY name)
-		  FROM pg_settings
-		 WHERE name IN ('shared_buffers', 'synchronous_commit', 'full_page_writes',
-						'fsync', 'jit', 'autovacuum', 'data_checksums')"
+		in=${session_in[$name]} out=${session_out[$name]}
+		exec {in}>&- {out}<&-
+	done
+	for name in "$@"; do
+		wait "${session_pid[$name]}"
+	done
 }

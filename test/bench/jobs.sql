@@ -22,7 +22,7 @@ CREATE TABLE hand.jobs (
 	enqueued_at timestamptz NOT NULL DEFAULT now(),
 	attempt int NOT NULL DEFAULT 0,
 	leased_until timestamptz
-) WITH (fillfactor = :fillfactor);
+) WITH (fillfactor = :jobs_fillfactor);
 CREATE UNIQUE INDEX ON hand.jobs (queue, key) WHERE state = 'waiting';
 CREATE INDEX ON hand.jobs (queue, priority, run_at, id) WHERE state = 'waiting';
 
@@ -184,15 +184,19 @@ BEGIN
 	lines := bench.cost('drain', step, n) || bench.cost('job', start, n);
 END $$;
 
-/* Jobs enqueued and fetched 100 at a time, for the share of HOT. */
-CREATE PROCEDURE bench.idem_fetch_100(n int)
+/* Jobs enqueued and fetched 100 at a time, for the share of HOT and the fill factor. */
+CREATE PROCEDURE bench.idem_fetch_100(n int, INOUT lines text DEFAULT '')
 LANGUAGE plpgsql AS $$
+DECLARE
+	step bench.mark;
 BEGIN
 	CALL bench.idem_fill(n, 100);
+	step := bench.mark();
 	FOR i IN 1 .. n / 100 LOOP
 		PERFORM count(*) FROM idem_fetch('bench', 100, '1 h');
 		COMMIT;
 	END LOOP;
+	lines := bench.cost('fetch', step, n);
 END $$;
 
 CREATE PROCEDURE bench.hand_fetch_100(n int)
@@ -348,6 +352,26 @@ BEGIN
 	us := bench.elapsed_us(start, n);
 END $$;
 
+CREATE PROCEDURE bench.hand_drain_us(n int, INOUT us float8 DEFAULT NULL)
+LANGUAGE plpgsql AS $$
+DECLARE
+	start float8 := bench.clock_us();
+	r record;
+BEGIN
+	FOR i IN 1 .. n LOOP
+		UPDATE hand.jobs
+		   SET state = 'running', attempt = attempt + 1, leased_until = now() + interval '1 hour'
+		 WHERE id = (SELECT id FROM hand.jobs
+					  WHERE queue = 'bench' AND state = 'waiting' AND run_at <= now()
+					  ORDER BY priority, run_at, id LIMIT 1 FOR UPDATE SKIP LOCKED)
+		RETURNING id, attempt INTO STRICT r;
+		COMMIT;
+		DELETE FROM hand.jobs WHERE id = r.id AND attempt = r.attempt;
+		COMMIT;
+	END LOOP;
+	us := bench.elapsed_us(start, n);
+END $$;
+
 -- the first and the last tenth of them
 CREATE PROCEDURE bench.idem_drain_ends(n int, INOUT lines text DEFAULT '')
 LANGUAGE plpgsql AS $$
@@ -378,4 +402,75 @@ BEGIN
 	start := bench.time_us();
 	CALL bench.idem_drain_us(n, 'bench', us);
 	lines := lines || format(E'later %s\n', (bench.time_us() - start) / n);
+END $$;
+
+/* counts: enqueues alone, and completions of jobs that were fetched together */
+CREATE PROCEDURE bench.idem_enqueue_us(n int, INOUT us float8 DEFAULT NULL)
+LANGUAGE plpgsql AS $$
+DECLARE
+	keys text[] := bench.fresh(n);
+	start float8 := bench.clock_us();
+	k text;
+	r record;
+BEGIN
+	FOREACH k IN ARRAY keys LOOP
+		r := idem_enqueue('bench', bench.payload(), k);
+		COMMIT;
+	END LOOP;
+	us := bench.elapsed_us(start, n);
+END $$;
+
+CREATE PROCEDURE bench.hand_enqueue_us(n int, INOUT us float8 DEFAULT NULL)
+LANGUAGE plpgsql AS $$
+DECLARE
+	keys text[] := bench.fresh(n);
+	start float8 := bench.clock_us();
+	k text;
+BEGIN
+	FOREACH k IN ARRAY keys LOOP
+		INSERT INTO hand.jobs (queue, key, payload) VALUES ('bench', k, bench.payload())
+			ON CONFLICT (queue, key) WHERE state = 'waiting' DO NOTHING;
+		COMMIT;
+	END LOOP;
+	us := bench.elapsed_us(start, n);
+END $$;
+
+CREATE PROCEDURE bench.idem_complete_us(n int, INOUT us float8 DEFAULT NULL)
+LANGUAGE plpgsql AS $$
+DECLARE
+	ids bigint[];
+	tokens bigint[];
+	start float8;
+BEGIN
+	SELECT array_agg(job_id), array_agg(token) INTO ids, tokens FROM idem_fetch('bench', n, '1 h');
+	COMMIT;
+	start := bench.clock_us();
+	FOR i IN 1 .. n LOOP
+		PERFORM idem_complete(ids[i], tokens[i]);
+		COMMIT;
+	END LOOP;
+	us := bench.elapsed_us(start, n);
+END $$;
+
+CREATE PROCEDURE bench.hand_complete_us(n int, INOUT us float8 DEFAULT NULL)
+LANGUAGE plpgsql AS $$
+DECLARE
+	ids bigint[];
+	start float8;
+BEGIN
+	WITH j AS (
+		UPDATE hand.jobs
+		   SET state = 'running', attempt = attempt + 1, leased_until = now() + interval '1 hour'
+		 WHERE id = ANY (ARRAY(SELECT id FROM hand.jobs
+								WHERE queue = 'bench' AND state = 'waiting' AND run_at <= now()
+								ORDER BY priority, run_at, id LIMIT n FOR UPDATE SKIP LOCKED))
+		RETURNING id)
+	SELECT array_agg(id) INTO ids FROM j;
+	COMMIT;
+	start := bench.clock_us();
+	FOR i IN 1 .. n LOOP
+		DELETE FROM hand.jobs WHERE id = ids[i] AND attempt = 1;
+		COMMIT;
+	END LOOP;
+	us := bench.elapsed_us(start, n);
 END $$;

@@ -1,79 +1,77 @@
 # shellcheck shell=bash disable=SC2154
-# test/bench/layout.sh: the experiment behind the layout of idem.keys.
+# test/bench/layout.sh: the experiments behind the layout of idem.keys and of idem.jobs.
+#
+# layout, for idem.keys:
 #
 # Each layout is a database of its own, so that the layouts take turns.  A pair
-# is a transaction; there are ten rounds, after which each table holds
-# BENCH_PAIRS keys.  A tenth of them, claimed first, expires after one hour
-# ("run": they stand together); another tenth, scattered over the rest, after two
-# ("scattered").  full_page_writes is off, so that the WAL does not depend on
-# when the last checkpoint was.
+# is a transaction; there are BENCH_LAYOUT_ROUNDS rounds, after which each table holds
+# BENCH_PAIRS keys.  Those of the first round expire after one hour ("run": they
+# stand together); a ninth of the others, scattered, after two ("scattered").  full_page_writes is off, so that the WAL does not depend on
+# when the last checkpoint was.  Each layout is compared with the one that idem has.
 
-layouts=(btree/50 btree/70 btree/80 btree/90 btree/95 btree/100 brin/70 none/70)
+layouts=(btree/70 btree/50 btree/80 btree/90 btree/100 brin/70 none/70)
 
 # layout_db LAYOUT: name of its database
 layout_db() { printf 'layout_%s' "${1/\//_}"; }
+
+# index_of DATABASE COLUMN: the index of idem.keys that begins with it
+index_of() {
+	admin "$1" -c "
+		SELECT i.indexrelid::regclass FROM pg_index AS i
+		  JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+		 WHERE i.indrelid = 'idem.keys'::regclass AND a.attname = '$2'"
+}
 
 # make_layout LAYOUT
 make_layout() {
 	local db index=${1%/*} fillfactor=${1#*/}
 	db=$(layout_db "$1")
 	admin postgres -c "CREATE DATABASE $db TEMPLATE bench"
-	admin "$db" -f "$IDEM_SRC/test/bench/layout.sql"
 	admin "$db" -c "ALTER TABLE idem.keys SET (fillfactor = $fillfactor)" \
-		-c 'DROP INDEX idem.keys_expires_at_idx'
+		-c "DROP INDEX $(index_of "$db" expires_at)"
 	if [[ $index != none ]]; then
 		admin "$db" -c "CREATE INDEX keys_expires_at_idx ON idem.keys USING $index (expires_at)"
 	fi
 }
 
-# layout_round LAYOUT ROUND PAIRS >>$samples: time and WAL
+# layout_round LAYOUT ROUND >>$samples: time and WAL
 layout_round() {
-	local db before call
+	local db before call n=$((BENCH_PAIRS / BENCH_LAYOUT_ROUNDS))
 	db=$(layout_db "$1")
-	call="CALL bench.layout_us($3, 1, '1 hour')"
+	call="CALL bench.layout_us($n, 1, '1 hour')"
 	if (($2 > 1)); then
-		call="CALL bench.layout_us($3, 9, '2 hours')"
+		call="CALL bench.layout_us($n, 9, '2 hours')"
 	fi
 	before=$(admin "$db" -c 'SELECT pg_current_wal_insert_lsn()')
-	printf '%s %s\n' "time:$1" "$(measured "$db" -c "$call" -c 'SELECT pg_stat_force_next_flush()' | sed -n 1p)"
-	printf '%s %s\n' "wal:$1" "$(admin "$db" -c "SELECT (pg_current_wal_insert_lsn() - '$before') / $3")"
+	sample "time:$1" measured "$db" -c 'SELECT pg_stat_force_next_flush()' -c "$call"
+	sample "wal:$1" admin "$db" -c "SELECT (pg_current_wal_insert_lsn() - '$before') / $n"
 }
 
 # layout_finish LAYOUT >>$samples: what to know when all pairs are in, and cleanup
 layout_finish() {
 	local db
 	db=$(layout_db "$1")
-	printf '%s %s\n' "sizes:$1" "$(layout_sizes "$db")"
+	layout_sizes "$db" | sed "s|^[a-z]*|&:$1|"
 	admin "$db" -c 'VACUUM ANALYZE idem.keys'
-	printf '%s %s\n' "run:$1" "$(layout_cleanup "$1" 5400)"
-	printf '%s %s\n' "scattered:$1" "$(layout_cleanup "$1" 10800)"
+	sample "run:$1" layout_cleanup "$1" 5400
+	sample "scattered:$1" layout_cleanup "$1" 10800
 	admin "$db" -c 'TRUNCATE idem.keys'
-}
-
-# layout_batch LAYOUT >>$samples: time and WAL of batches of 1000 in one transaction each
-layout_batch() {
-	local db calls
-	db=$(layout_db "$1")
-	mapfile -t calls < <(yes 'SELECT bench.idem_batch_us(1000, 30);' | head -n 20)
-	printf '%s %s\n' "batchwal:$1" "$(calc "$(wal_of "$db" "${calls[*]}") / 20000")"
-	printf '%s %s\n' "batch:$1" "$(measured "$db" -c 'SELECT bench.idem_batch_us(1000, 30)' \
-		-c 'SELECT bench.idem_batch_us(5000, 30)' | sed -n 2p)"
 }
 
 # layout_one_tx LAYOUT >>$samples: pairs in one transaction
 layout_one_tx() {
-	printf '%s %s\n' "one:$1" "$(measured "$(layout_db "$1")" -c 'SELECT bench.idem_pair_us(500)' \
-		-c 'SELECT bench.idem_pair_us(10000)' | sed -n 2p)"
+	sample "one:$1" measured "$(layout_db "$1")" -c "SELECT bench.idem_pair_us($((BENCH_LOOP / 20)))" \
+		-c "SELECT bench.idem_pair_us($BENCH_LOOP)"
 }
 
-# layout_sizes DATABASE: HOT share, MB of table, primary key and expiry index
+# layout_sizes DATABASE: share of HOT, and MB of the table and of its indexes
 layout_sizes() {
 	admin "$1" -F ' ' -c "
-		SELECT round(100.0 * n_tup_hot_upd / n_tup_upd, 1),
-			   pg_table_size(relid) >> 20,
-			   pg_relation_size('idem.keys_pkey') >> 20,
-			   round(coalesce(pg_relation_size(to_regclass('idem.keys_expires_at_idx')), 0) / 1048576.0, 1)
-		  FROM pg_stat_user_tables WHERE relid = 'idem.keys'::regclass"
+		SELECT v.* FROM pg_stat_user_tables,
+			LATERAL (VALUES ('hot', 100.0 * n_tup_hot_upd / n_tup_upd),
+							('table', pg_table_size(relid) / 1048576.0),
+							('indexes', pg_indexes_size(relid) / 1048576.0)) AS v
+		 WHERE relid = 'idem.keys'::regclass"
 }
 
 # layout_cleanup LAYOUT OFFSET: microseconds per key
@@ -82,41 +80,46 @@ layout_cleanup() {
 	if [[ $procedure == btree ]]; then
 		procedure=idem
 	fi
-	admin "$(layout_db "$1")" -c "SET idem.clock_offset = $2" -c "CALL bench.${procedure}_cleanup_us(1000)"
+	admin "$(layout_db "$1")" -c 'SET bench.clock = time' -c "SET idem.clock_offset = $2" -c "CALL bench.${procedure}_cleanup_us(1000)"
 }
 
-# layout_hot LAYOUT SHAPE BYTES: share of HOT finishes on an empty table, in percent
+# layout_hot LAYOUT >>$samples: share of HOT finishes on an empty table, in percent, with large
+# results and in batches
 layout_hot() {
-	local db statements=("CALL bench.idem_tx_us(20000, $3)")
+	local db statements
 	db=$(layout_db "$1")
-	if [[ $2 == batch ]]; then
-		mapfile -t statements < <(yes "SELECT bench.idem_batch_us(1000, $3)" | head -n 20)
-	fi
 	admin "$db" -c 'TRUNCATE idem.keys'
-	calc "100 * $(hot_share "$db" idem.keys "${statements[@]}")" | xargs printf '%.0f'
+	sample "hot1000:$1" hot_share "$db" idem.keys "CALL bench.idem_tx_us($BENCH_WAL, 1000)"
+	admin "$db" -c 'TRUNCATE idem.keys'
+	mapfile -t statements < <(yes 'SELECT bench.idem_batch_us(1000, 30)' | head -n $((1 + BENCH_WAL / 1000)))
+	sample "hotbatch:$1" hot_share "$db" idem.keys "${statements[@]}"
 }
 
-# layout_line LAYOUT: a line of the table
-layout_line() {
-	local hot table_mb pkey_mb expiry_mb
-	read -r _ hot table_mb pkey_mb expiry_mb < <(grep "^sizes:$1 " "$samples")
-	printf '%s|%s|%.1f|%.1f|%.1f|%.0f|%.0f|%s|%s|%s|%s|%s|%s|%s|%.1f|%.1f\n' "${1%/*}" "${1#*/}" \
-		"$(median "time:$1")" "$(median "one:$1")" "$(median "batch:$1")" \
-		"$(median "wal:$1")" "$(median "batchwal:$1")" "$hot" \
-		"$(layout_hot "$1" tx 1000)" "$(layout_hot "$1" batch 30)" "$(layout_hot "$1" batch 1000)" \
-		"$table_mb" "$pkey_mb" "$expiry_mb" "$(median "run:$1")" "$(median "scattered:$1")"
-}
-
-# layout_turns ROUNDS FUNCTION [ARGUMENT ...] >>$samples: all layouts in turn
+# layout_turns ROUNDS FUNCTION >>$samples: all layouts in turn
 layout_turns() {
-	local rounds=$1 function=$2 round layout
-	shift 2
-	for ((round = 1; round <= rounds; round++)); do
-		idem_say "$function $round of $rounds"
+	local round layout
+	for ((round = 1; round <= $1; round++)); do
+		idem_say "$2 $round of $1"
 		for layout in "${layouts[@]}"; do
-			"$function" "$layout" "$round" "$@"
+			"$2" "$layout" "$round"
 		done
 	done
+}
+
+# compare_layout LAYOUT: with the first one
+compare_layout() {
+	local id=${1/\//_} what="index on the expiry: ${1%/*}, fill factor ${1#*/}" ours=${layouts[0]} other
+	other="${ours%/*}, ${ours#*/}"
+	report "${id}_hot" "$what: HOT finishes, results of 30 bytes" 'of 1000 bytes' % "$(median "hot:$1")" "$(median "hot1000:$1")" '' ''
+	report "${id}_batch" "$what: HOT finishes in batches of 1000" '' % "$(median "hotbatch:$1")" '' '' ''
+	[[ $1 != "$ours" ]] || return 0
+	compare "${id}_time" "$what: claim + finish + COMMIT" "$other" us "time:$1" "time:$ours"
+	compare "${id}_one" "$what: claim + finish in one transaction" "$other" us "one:$1" "one:$ours"
+	compare "${id}_wal" "$what: WAL of a pair" "$other" B "wal:$1" "wal:$ours"
+	compare "${id}_table" "$what: table with $BENCH_PAIRS keys" "$other" MB "table:$1" "table:$ours"
+	compare "${id}_indexes" "$what: its indexes" "$other" MB "indexes:$1" "indexes:$ours"
+	compare "${id}_run" "$what: cleanup of the oldest keys" "$other" us "run:$1" "run:$ours"
+	compare "${id}_scattered" "$what: cleanup of every tenth key" "$other" us "scattered:$1" "scattered:$ours"
 }
 
 line_layout() {
@@ -125,19 +128,41 @@ line_layout() {
 	{
 		layout_turns 1 make_layout
 		admin postgres -c CHECKPOINT
-		layout_turns 10 layout_round $((${BENCH_PAIRS:-1000000} / 10))
+		layout_turns "$BENCH_LAYOUT_ROUNDS" layout_round
 		layout_turns 1 layout_finish
-		layout_turns 9 layout_one_tx
-		layout_turns 5 layout_batch
+		layout_turns "$(((BENCH_ROUNDS + 1) / 2))" layout_one_tx
+		layout_turns 1 layout_hot
 	} >"$samples"
-	{
-		printf '%s|' index 'fill' 'us/pair own tx' 'one tx' batch 'WAL B/pair own tx' batch \
-			'HOT % own tx 30 B' '1000 B' 'batch 30 B' '1000 B' \
-			'MB table' pkey expiry 'cleanup us/key run'
-		printf 'scattered\n'
-		for layout in "${layouts[@]}"; do
-			layout_line "$layout"
+	for layout in "${layouts[@]}"; do
+		compare_layout "$layout"
+	done
+}
+
+# jobs_layout: the fill factor of idem.jobs, 100 jobs at a time.
+job_layouts=(40 30 50 70)
+
+# job_layout_round FILLFACTOR >>$samples: enqueue, then fetch
+job_layout_round() {
+	local db=jobs_$1
+	admin postgres -c "CREATE DATABASE $db TEMPLATE bench"
+	admin "$db" -c "ALTER TABLE idem.jobs SET (fillfactor = $1)"
+	job_costs "$db" "$1" "idem_fetch_100($BENCH_WAL)"
+	sample "$1_table" admin "$db" -c "SELECT pg_relation_size('idem.jobs') / 1048576.0"
+	admin postgres -c "DROP DATABASE $db"
+}
+
+line_jobs_layout() {
+	local round fillfactor ours=${job_layouts[0]} what
+	setting full_page_writes off
+	for ((round = 0; round < BENCH_DRAIN_ROUNDS; round++)); do
+		for fillfactor in "${job_layouts[@]}"; do
+			job_layout_round "$fillfactor"
 		done
-	} | columns
-	setting full_page_writes on
+	done >"$samples"
+	for fillfactor in "${job_layouts[@]:1}"; do
+		what="fill factor $fillfactor, 100 jobs at a time"
+		compare "${fillfactor}_time" "$what: fetch of a job" "fill factor $ours" us "${fillfactor}_fetch_us" "${ours}_fetch_us"
+		compare "${fillfactor}_wal" "$what: WAL of a fetch" "fill factor $ours" B "${fillfactor}_fetch_wal" "${ours}_fetch_wal"
+		compare "${fillfactor}_table" "$what: table with $BENCH_WAL jobs" "fill factor $ours" MB "${fillfactor}_table" "${ours}_table"
+	done
 }

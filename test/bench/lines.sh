@@ -1,152 +1,147 @@
 # shellcheck shell=bash disable=SC2154
-# test/bench/lines.sh: the lines of the table, one function each.
+# test/bench/lines.sh: the lines of keys, one function each.
 
 # Claim and finish in one backend, from PL/pgSQL.
 line_pair() {
-	empty_tables
-	alternate bench 11 \
-		'idem=SELECT bench.idem_pair_us(20000)' \
-		'hand=SELECT bench.hand_pair_us(20000)' \
-		'idem_tx=CALL bench.idem_tx_us(5000, 30)' \
-		'hand_tx=CALL bench.hand_tx_us(5000, 30)' >"$samples"
-	compare 'claim + finish from PL/pgSQL; INSERT ... ON CONFLICT + UPDATE' us \
-		idem hand '<= 0.6'
-	compare 'the same, with a COMMIT after each pair' us \
-		idem_tx hand_tx ''
+	alternate bench \
+		"idem=SELECT bench.idem_pair_us($BENCH_LOOP)" \
+		"hand=SELECT bench.hand_pair_us($BENCH_LOOP)" \
+		"assign=SELECT bench.idem_assign_us($BENCH_LOOP)" \
+		"idem_tx=CALL bench.idem_tx_us($((BENCH_LOOP / 2)), 30)" \
+		"hand_tx=CALL bench.hand_tx_us($((BENCH_LOOP / 2)), 30)" >"$samples"
+	compare perform 'claim + finish from PL/pgSQL, PERFORM idem_finish' 'INSERT ... ON CONFLICT + UPDATE' us \
+		idem hand '<= 0.55'
+	compare assign 'claim + finish from PL/pgSQL, ok := idem_finish' 'INSERT ... ON CONFLICT + UPDATE' us \
+		assign hand '<= 0.47'
+	compare commit 'claim + finish from PL/pgSQL, PERFORM, a COMMIT after each pair' 'the same by hand' us \
+		idem_tx hand_tx '<= 0.75'
 }
 
 # The answer for a finished key.
 line_replay() {
-	empty_tables
-	measured bench -c 'CALL bench.finished(20000)'
+	measured bench -c "CALL bench.finished($((2 * BENCH_LOOP)))"
 	admin bench -c 'VACUUM ANALYZE idem.keys, hand.keys'
-	alternate bench 21 \
+	alternate bench \
 		'idem=SELECT bench.idem_replay_us()' \
 		'hand=SELECT bench.hand_replay_us()' >"$samples"
-	compare 'replay from PL/pgSQL; SELECT ... INTO by primary key' us \
-		idem hand '<= 0.45'
+	compare replay 'replay from PL/pgSQL' 'SELECT ... INTO by primary key' us idem hand '<= 0.40'
 }
 
 # What a pair adds to a transaction of four round trips.
 line_socket() {
-	local clients goal='<= 0.65'
-	for clients in 1 2; do
-		empty_tables
-		pin "$( ((clients == 1)) && printf on || printf off)"
-		latencies "$clients" 2 11 base idem hand >"$samples"
-		minus idem base idem_tax
-		minus hand base hand_tax
-		compare "tax of a pair over a socket, $clients client(s); hand-written pair" us \
-			idem_tax hand_tax "$goal"
-		compare '  the whole transaction; the same with two SELECT 1' us idem base ''
-		goal=
-	done
-	pin off
+	pin one
+	latencies 1 base idem idem_from hand >"$samples"
+	compare_tax one '1 client' '<= 0.82' '<= 0.95'
+	pin all
+	latencies 2 base idem idem_from hand >"$samples"
+	compare_tax two '2 clients' '' ''
 }
 
-# One round trip against several, with the same work: one business row.
-line_call() {
-	local name what goal='>= 2.5'
-	empty_tables
-	pin on
-	latencies 1 2 9 call idem_four hand_four idem_five hand_five >"$samples"
-	for name in idem_four hand_four idem_five hand_five; do
-		case $name in
-		idem_four) what='BEGIN, idem_claim, work + idem_finish, COMMIT' ;;
-		hand_four) what='BEGIN, INSERT ON CONFLICT, work + UPDATE, COMMIT' ;;
-		idem_five) what='BEGIN, idem_claim, work, idem_finish, COMMIT' ;;
-		hand_five) what='BEGIN, INSERT ON CONFLICT, work, UPDATE, COMMIT' ;;
-		esac
-		report "idem_call in one round trip; $what" /s \
-			"$(calc "1e6 / $(median call)")" "$(calc "1e6 / $(median $name)")" \
-			"$(calc "$(median $name) / $(median call)")" "$goal" "$(spread call $name)"
-		goal=
+# compare_tax ID HOW GOAL GOAL-IN-FROM
+compare_tax() {
+	local name
+	for name in idem idem_from hand; do
+		derive "${name}_tax" 'a - b' "$name" base
 	done
-	pin off
-	latencies 1 2 9 call idem_four >"$samples"
-	report '  client and server not on one CPU; BEGIN, idem_claim, work + idem_finish, COMMIT' /s \
-		"$(calc "1e6 / $(median call)")" "$(calc "1e6 / $(median idem_four)")" \
-		"$(calc "$(median idem_four) / $(median call)")" '' "$(spread call idem_four)"
+	compare "$1_list" "tax of a pair over a socket, $2, idem_claim in the SELECT list" 'tax of the pair by hand' us \
+		idem_tax hand_tax "$3"
+	compare "$1_from" "tax of a pair over a socket, $2, idem_claim in FROM" 'tax of the pair by hand' us \
+		idem_from_tax hand_tax "$4"
+	compare "$1_whole" "the whole transaction, $2, idem_claim in FROM" 'two SELECT 1 instead of the pair' us idem_from base
+}
+
+# One round trip against several, and four against four, with the same work: one business row.
+line_call() {
+	local by_hand='BEGIN, INSERT ... ON CONFLICT, work + UPDATE, COMMIT'
+	pin one
+	latencies 1 call idem_four idem_four_from idem_four_request hand_four hand_five >"$samples"
+	compare_rates four 'BEGIN, idem_claim in the SELECT list, work + idem_finish, COMMIT' "$by_hand" idem_four hand_four '>= 1.05'
+	compare_rates four_from 'BEGIN, idem_claim in FROM, work + idem_finish, COMMIT' "$by_hand" idem_four_from hand_four '>= 1.05'
+	compare_rates four_request 'the same, idem_claim with a request' "$by_hand (which checks no request)" idem_four_request hand_four
+	compare_rates one 'idem_call in one round trip, client and server on one CPU' "$by_hand" call hand_four '>= 1.5'
+	compare_rates one_five 'idem_call in one round trip, client and server on one CPU' \
+		'BEGIN, INSERT ... ON CONFLICT, work, UPDATE, COMMIT' call hand_five
+	compare_rates one_idem 'idem_call in one round trip, client and server on one CPU' \
+		'BEGIN, idem_claim in FROM, work + idem_finish, COMMIT' call idem_four_from
+	(($(nproc) > 1)) || return 0
+	pin two
+	latencies 1 call hand_four >"$samples"
+	compare_rates two 'idem_call in one round trip, client and server on two CPUs' "$by_hand" call hand_four '>= 2.5'
+}
+
+# wal_rounds IDEM HAND >$samples: of statements with BENCH_WAL operations, on empty tables
+wal_rounds() {
+	local round
+	for ((round = 0; round < BENCH_WAL_ROUNDS; round++)); do
+		empty_tables
+		sample idem wal_of bench "$1" "$BENCH_WAL"
+		empty_tables
+		sample hand wal_of bench "$2" "$BENCH_WAL"
+	done
 }
 
 # WAL of a pair in a transaction of its own.
 line_wal() {
-	local fpw side round pairs=20000 goal='<= 0.9'
+	local fpw
+	declare -A goal=([off]='<= 0.88' [on]='')
 	for fpw in off on; do
 		setting full_page_writes "$fpw"
-		: >"$samples"
-		for round in 1 2 3; do
-			for side in idem hand; do
-				empty_tables
-				printf '%s %s\n' "$side" "$(wal_of bench "CALL bench.${side}_tx_us($pairs, 30)")" >>"$samples"
-			done
-		done
-		compare "WAL of a pair, 30 byte result, full_page_writes = $fpw; hand-written pair" B \
-			idem hand "$goal" "1 / $pairs"
-		goal=
+		wal_rounds "CALL bench.idem_tx_us($BENCH_WAL, 30)" "CALL bench.hand_tx_us($BENCH_WAL, 30)" >"$samples"
+		compare "pair_$fpw" "WAL of a pair, 30 byte result, full_page_writes = $fpw" 'the pair by hand' B idem hand "${goal[$fpw]}"
 	done
+	setting full_page_writes off
+	wal_rounds "CALL bench.idem_lease_us($BENCH_WAL)" "CALL bench.hand_lease_us($BENCH_WAL)" >"$samples"
+	compare lease 'WAL of lease + finish, 30 byte result, full_page_writes = off' 'the same by hand' B idem hand '<= 0.90'
 }
 
 # Lease and finish, each in a transaction of its own.
 line_lease() {
-	local side round count=20000 goal='>= 1.2'
-	for side in on off; do
-		empty_tables
-		pin "$side"
-		latencies 1 2 11 idem_lease hand_lease idem_lease_from base_lease >"$samples"
-		report "lease + finish over a socket, client and server $([[ $side == on ]] || printf 'not ')on one CPU; hand-written" /s \
-			"$(calc "1e6 / $(median idem_lease)")" "$(calc "1e6 / $(median hand_lease)")" \
-			"$(calc "$(median hand_lease) / $(median idem_lease)")" "$goal" "$(spread idem_lease hand_lease)"
-		report '  with idem_lease() in FROM; hand-written' /s \
-			"$(calc "1e6 / $(median idem_lease_from)")" "$(calc "1e6 / $(median hand_lease)")" \
-			"$(calc "$(median hand_lease) / $(median idem_lease_from)")" '' "$(spread idem_lease_from hand_lease)"
-		report '  two SELECT 1; hand-written' /s \
-			"$(calc "1e6 / $(median base_lease)")" "$(calc "1e6 / $(median hand_lease)")" \
-			"$(calc "$(median hand_lease) / $(median base_lease)")" '' "$(spread base_lease hand_lease)"
-		goal=
-	done
+	pin one
+	latencies 1 idem_lease hand_lease idem_lease_from base_lease >"$samples"
+	compare_rates from 'lease + finish over a socket, idem_lease in FROM' 'the same by hand' idem_lease_from hand_lease '>= 1.2'
+	compare_rates list 'lease + finish over a socket, idem_lease in the SELECT list' 'the same by hand' idem_lease hand_lease
+	compare_rates base 'two SELECT 1' 'lease + finish by hand' base_lease hand_lease
+	if (($(nproc) > 1)); then
+		pin two
+		latencies 1 hand_lease idem_lease_from >"$samples"
+		compare_rates two 'lease + finish over a socket, idem_lease in FROM, client and server on two CPUs' 'the same by hand' \
+			idem_lease_from hand_lease
+	fi
 	empty_tables
-	alternate bench 11 \
-		"idem=CALL bench.idem_lease_us(5000)" \
-		"hand=CALL bench.hand_lease_us(5000)" >"$samples"
-	compare '  the same from PL/pgSQL' us idem hand ''
-	setting full_page_writes off
-	: >"$samples"
-	for round in 1 2 3; do
-		for side in idem hand; do
-			empty_tables
-			printf '%s %s\n' "$side" "$(wal_of bench "CALL bench.${side}_lease_us($count)")" >>"$samples"
-		done
-	done
-	compare 'WAL of lease + finish, 30 byte result; hand-written' B idem hand '<= 1' "1 / $count"
-	setting full_page_writes on
+	alternate bench \
+		"idem=CALL bench.idem_lease_us($((BENCH_LOOP / 2)))" \
+		"hand=CALL bench.hand_lease_us($((BENCH_LOOP / 2)))" >"$samples"
+	compare plpgsql 'lease + finish from PL/pgSQL, a COMMIT after each' 'the same by hand' us idem hand
 }
 
-# load_keys DATABASE COUNT: finished keys, claimed one per millisecond up to now.
-# In the order of the key, because that is fast; claims of new keys do not care.
+# load_keys DATABASE COUNT: finished keys, by as many sessions as there are cores
 load_keys() {
-	admin "$1" -c "SET work_mem = '2GB'" -c 'TRUNCATE idem.keys' -c "
-		INSERT INTO idem.keys (created_at, expires_at, owner, key, scope, finished_at, result)
-		SELECT t, t + interval '24 hours', 'bench', key, '', t, '{\"charge_id\": \"ch_1234567890\"}'
-		  FROM (SELECT key, now() - ($2 - row_number() OVER ()) * interval '1 millisecond' AS t
-				  FROM (SELECT gen_random_uuid()::text COLLATE \"C\" AS key
-						  FROM generate_series(1, $2) ORDER BY key) AS k) AS s" \
-		-c 'VACUUM ANALYZE idem.keys'
+	local i n=$2 parts pids=()
+	parts=$(nproc)
+	((n >= 100000)) || parts=1
+	admin "$1" -c 'TRUNCATE idem.keys'
+	for ((i = 0; i < parts; i++)); do
+		measured "$1" -c "CALL bench.idem_load($((n / parts)))" &
+		pids+=($!)
+	done
+	for i in "${pids[@]}"; do
+		wait "$i"
+	done
+	admin "$1" -c 'VACUUM ANALYZE idem.keys'
 }
 
 # growth_round DATABASE NAME [STATEMENT] >>$samples: what pairs cost in a new session
 growth_round() {
-	printf '%s ' "$2"
-	measured "$1" -c 'SET enable_seqscan = off' -c "${3:-SELECT}" \
-		-c 'SELECT bench.idem_pair_us(500)' -c 'SELECT bench.idem_pair_us(5000)' | sed -n '$p'
+	local n=$((BENCH_LOOP / 2))
+	sample "$2" measured "$1" -c "${3:-SELECT}" -c "SELECT bench.idem_pair_us($((n / 10)))" -c "SELECT bench.idem_pair_us($n)"
 }
 
-# growth_rounds COUNT PREPARE [STATEMENT] >$samples: small and large table in turn, the
+# growth_rounds ROUNDS PREPARE [STATEMENT] >$samples: small and large table in turn, the
 # small one made anew each time
 growth_rounds() {
 	local round
 	for ((round = 0; round < $1; round++)); do
-		load_keys small 10000
+		load_keys small "$BENCH_FEW_KEYS"
 		"$2"
 		growth_round small few "${3:-}"
 		growth_round large many "${3:-}"
@@ -160,38 +155,37 @@ checkpoint() { admin postgres -c CHECKPOINT; }
 # touched the whole index before: what is left is the cost of the larger tree.
 # What a checkpoint and a new session add is told apart.
 line_growth() {
-	local count=${BENCH_KEYS:-10000000} touch="SELECT count(key) FROM idem.keys WHERE key >= ''"
+	local what="claim + finish with $BENCH_KEYS live keys" few="with $BENCH_FEW_KEYS" rounds=$(((BENCH_GROWTH_ROUNDS + 1) / 2)) \
+		touch="SELECT bench.touch('idem.keys')"
 	admin postgres -c 'CREATE DATABASE small TEMPLATE bench' -c 'CREATE DATABASE large TEMPLATE bench'
 	checkpoint
-	load_keys large "$count"
-	growth_rounds 11 true "$touch"
-	compare "claim + finish with $count live keys; with 10000" us many few '<= 1.5'
-	growth_rounds 5 true
-	compare '  the same in a new session (it has yet to map the pages)' us many few ''
-	growth_rounds 5 checkpoint "$touch"
-	compare '  the same right after a checkpoint (full page images)' us many few ''
-	admin postgres -c 'DROP DATABASE small' -c 'DROP DATABASE large'
+	load_keys large "$BENCH_KEYS"
+	growth_rounds "$BENCH_GROWTH_ROUNDS" true "$touch"
+	compare warm "$what" "$few" us many few '<= 1.25'
+	growth_rounds "$rounds" true
+	compare new_session "$what, in a session that has yet to map the pages" "$few" us many few
+	growth_rounds "$rounds" checkpoint "$touch"
+	compare checkpoint "$what, right after a checkpoint (full page images)" "$few" us many few
 }
 
 # Share of finishes that are HOT updates.
 line_hot() {
-	local bytes shape what hot side statements
+	local bytes shape what side statements
 	for bytes in 30 1000; do
 		for shape in tx batch; do
 			declare -A hot=()
 			for side in idem hand; do
 				empty_tables
 				case $shape in
-				tx) what='one pair per transaction' statements=("CALL bench.${side}_tx_us(20000, $bytes)") ;;
+				tx) what='one pair per transaction' statements=("CALL bench.${side}_tx_us($BENCH_WAL, $bytes)") ;;
 				batch)
 					what='batches of 1000'
-					mapfile -t statements < <(yes "SELECT bench.${side}_batch_us(1000, $bytes)" | head -n 20)
+					mapfile -t statements < <(yes "SELECT bench.${side}_batch_us(1000, $bytes)" | head -n $((1 + BENCH_WAL / 1000)))
 					;;
 				esac
 				hot[$side]=$(hot_share bench "$side.keys" "${statements[@]}")
 			done
-			report "HOT finishes, $what, $bytes byte results; hand-written" % \
-				"$(calc "100 * ${hot[idem]}")" "$(calc "100 * ${hot[hand]}")" '' ''
+			report "${shape}_$bytes" "HOT finishes, $what, $bytes byte results" 'by hand' % "${hot[idem]}" "${hot[hand]}" '' ''
 		done
 	done
 }

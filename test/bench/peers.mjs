@@ -201,7 +201,7 @@ await admin.connect();
 const value = async (sql) => Object.values((await admin.query(sql)).rows[0])[0];
 const wal = async () => Number(await value("SELECT pg_current_wal_insert_lsn() - '0/0'"));
 
-// microseconds of CPU, of this process and of the server for it; NaN where the kernel does not tell
+// microseconds of CPU, of this process and of the server for it; NaN where the kernel does not report it
 async function cpu() {
   const { user, system } = process.cpuUsage();
   const { rows } = await admin.query("SELECT pid FROM pg_stat_activity WHERE usename = 'bench'");
@@ -217,8 +217,8 @@ async function cpu() {
 async function measure(step) {
   const before = { wal: await wal(), cpu: await cpu() };
   const start = process.hrtime.bigint();
-  const told = await step();
-  const seconds = typeof told === 'number' ? told : Number(process.hrtime.bigint() - start) / 1e9;
+  const measured = await step();
+  const seconds = typeof measured === 'number' ? measured : Number(process.hrtime.bigint() - start) / 1e9;
   return { seconds, wal: (await wal()) - before.wal, cpu: (await cpu()) - before.cpu };
 }
 

@@ -23,7 +23,7 @@ CREATE TABLE hand.keys (
 	expires_at timestamptz NOT NULL DEFAULT now() + interval '24 hours',
 	finished_at timestamptz,
 	result jsonb
-) WITH (fillfactor = :fillfactor);
+) WITH (fillfactor = :keys_fillfactor);
 CREATE INDEX ON hand.keys (expires_at);
 
 -- the same for leases: who comes first has the key until locked_until, the token tells
@@ -37,7 +37,7 @@ CREATE TABLE hand.leases (
 	locked_until timestamptz NOT NULL,
 	finished_at timestamptz,
 	result jsonb
-) WITH (fillfactor = :fillfactor);
+) WITH (fillfactor = :keys_fillfactor);
 CREATE INDEX ON hand.leases (expires_at);
 
 -- the business rows of the lines that do work
@@ -47,9 +47,11 @@ CREATE TABLE bench.charges (
 	amount bigint NOT NULL
 );
 
+-- new keys, UUIDs as text; after setseed() always the same
 CREATE FUNCTION bench.fresh(n int) RETURNS text[]
 LANGUAGE sql VOLATILE
-RETURN (SELECT array_agg(gen_random_uuid()::text) FROM generate_series(1, n));
+RETURN (SELECT array_agg(md5(random()::text || random()::text || i)::uuid::text)
+		  FROM generate_series(1, n) AS i);
 
 -- a jsonb whose text has the given number of bytes (18 or more), different for each call
 CREATE FUNCTION bench.result(bytes int) RETURNS jsonb
@@ -71,17 +73,19 @@ RETURN extract(epoch FROM clock_timestamp()) * 1e6;
 
 -- CPU time of this backend where the kernel tells it, so that other programs on the
 -- machine disturb less; the time of day where it does not, or if bench.clock is set to
--- time, because the kernel does not tell the CPU time of less than a tick
+-- time, because the kernel does not tell the CPU time of less than a tick.  If bench.clock
+-- is set to counts, a call of pg_conf_load_time(), at which callgrind begins a new file.
+CREATE FUNCTION bench.clock_us() RETURNS float8
+LANGUAGE sql VOLATILE
+RETURN CASE current_setting('bench.clock', true)
+	WHEN 'time' THEN bench.time_us()
+	WHEN 'counts' THEN extract(epoch FROM pg_conf_load_time())
 \if :cpu
-CREATE FUNCTION bench.clock_us() RETURNS float8
-LANGUAGE sql VOLATILE
-RETURN CASE WHEN current_setting('bench.clock', true) = 'time' THEN bench.time_us()
-	ELSE split_part(pg_read_file('/proc/self/schedstat'), ' ', 1)::float8 / 1000 END;
+	ELSE split_part(pg_read_file('/proc/self/schedstat'), ' ', 1)::float8 / 1000
 \else
-CREATE FUNCTION bench.clock_us() RETURNS float8
-LANGUAGE sql VOLATILE
-RETURN bench.time_us();
+	ELSE bench.time_us()
 \endif
+	END;
 
 CREATE FUNCTION bench.elapsed_us(since float8, n int) RETURNS float8
 LANGUAGE sql VOLATILE
@@ -101,6 +105,26 @@ BEGIN
 		r := idem_claim(k);
 		IF r.claimed THEN
 			PERFORM idem_finish(k, res);
+		END IF;
+	END LOOP;
+	RETURN bench.elapsed_us(start, n);
+END $$;
+
+-- the same, the answer of idem_finish() in a variable
+CREATE FUNCTION bench.idem_assign_us(n int, bytes int DEFAULT 30) RETURNS float8
+LANGUAGE plpgsql AS $$
+DECLARE
+	keys text[] := bench.fresh(n);
+	res jsonb := bench.result(bytes);
+	start float8 := bench.clock_us();
+	k text;
+	r record;
+	ok boolean;
+BEGIN
+	FOREACH k IN ARRAY keys LOOP
+		r := idem_claim(k);
+		IF r.claimed THEN
+			ok := idem_finish(k, res);
 		END IF;
 	END LOOP;
 	RETURN bench.elapsed_us(start, n);
@@ -263,10 +287,10 @@ BEGIN
 	INSERT INTO bench.known VALUES (ks);
 END $$;
 
-CREATE FUNCTION bench.idem_replay_us() RETURNS float8
+CREATE FUNCTION bench.idem_replay_us(n int DEFAULT NULL) RETURNS float8
 LANGUAGE plpgsql AS $$
 DECLARE
-	ks text[] := (SELECT keys FROM bench.known);
+	ks text[] := (SELECT keys[:coalesce(n, cardinality(keys))] FROM bench.known);
 	start float8 := bench.clock_us();
 	k text;
 	r record;
@@ -278,10 +302,10 @@ BEGIN
 	RETURN bench.elapsed_us(start, cardinality(ks));
 END $$;
 
-CREATE FUNCTION bench.hand_replay_us() RETURNS float8
+CREATE FUNCTION bench.hand_replay_us(n int DEFAULT NULL) RETURNS float8
 LANGUAGE plpgsql AS $$
 DECLARE
-	ks text[] := (SELECT keys FROM bench.known);
+	ks text[] := (SELECT keys[:coalesce(n, cardinality(keys))] FROM bench.known);
 	start float8 := bench.clock_us();
 	k text;
 	r record;
@@ -294,6 +318,61 @@ BEGIN
 	RETURN bench.elapsed_us(start, cardinality(ks));
 END $$;
 
+/* growth, worker_load, worker_rate: many finished keys, a thousand in a transaction. */
+CREATE PROCEDURE bench.idem_load(n int)
+LANGUAGE plpgsql AS $$
+DECLARE
+	res jsonb := bench.result(30);
+	k text;
+	r record;
+	ok boolean;
+BEGIN
+	FOR i IN 1 .. n LOOP
+		k := md5(random()::text || random()::text)::uuid::text;
+		r := idem_claim(k);
+		ok := idem_finish(k, res);
+		IF i % 1000 = 0 THEN
+			COMMIT;
+		END IF;
+	END LOOP;
+END $$;
+
+-- so long ago that they expired an hour ago
+CREATE PROCEDURE bench.hand_load(n int)
+LANGUAGE plpgsql AS $$
+DECLARE
+	res jsonb := bench.result(30);
+	k text;
+BEGIN
+	FOR i IN 1 .. n LOOP
+		k := md5(random()::text || random()::text)::uuid::text;
+		INSERT INTO hand.keys (key, created_at, expires_at)
+		VALUES (k, clock_timestamp() - interval '25 hours', clock_timestamp() - interval '1 hour');
+		UPDATE hand.keys SET result = res, finished_at = clock_timestamp() - interval '25 hours' WHERE key = k;
+		IF i % 1000 = 0 THEN
+			COMMIT;
+		END IF;
+	END LOOP;
+END $$;
+
+-- read every btree of a table, whatever its columns are, so that this session has mapped the pages
+CREATE FUNCTION bench.touch(rel regclass) RETURNS void
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+	col name;
+	n bigint;
+BEGIN
+	FOR col IN
+		SELECT a.attname FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
+		  JOIN pg_am AS m ON m.oid = c.relam
+		  JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+		 WHERE i.indrelid = rel AND m.amname = 'btree'
+	LOOP
+		EXECUTE format('SELECT count(c) FROM (SELECT %I AS c FROM %s ORDER BY %1$I OFFSET 0) AS s', col, rel) INTO n;
+	END LOOP;
+END $$;
+
 /* Line 4: the work, one business row. */
 CREATE FUNCTION bench.charge(payload jsonb) RETURNS jsonb
 LANGUAGE plpgsql AS $$
@@ -304,6 +383,39 @@ BEGIN
 	VALUES ((payload->'account')::bigint, (payload->'amount')::bigint)
 	RETURNING id INTO charge;
 	RETURN jsonb_build_object('charge_id', charge);
+END $$;
+
+-- all calls in one transaction
+CREATE FUNCTION bench.idem_call_us(n int) RETURNS float8
+LANGUAGE plpgsql AS $$
+DECLARE
+	keys text[] := bench.fresh(n);
+	payload jsonb := '{"account": 42, "amount": 9900}';
+	start float8 := bench.clock_us();
+	k text;
+	r record;
+BEGIN
+	FOREACH k IN ARRAY keys LOOP
+		r := idem_call(k, 'bench.charge', payload);
+	END LOOP;
+	RETURN bench.elapsed_us(start, n);
+END $$;
+
+CREATE FUNCTION bench.hand_call_us(n int) RETURNS float8
+LANGUAGE plpgsql AS $$
+DECLARE
+	keys text[] := bench.fresh(n);
+	payload jsonb := '{"account": 42, "amount": 9900}';
+	start float8 := bench.clock_us();
+	k text;
+BEGIN
+	FOREACH k IN ARRAY keys LOOP
+		INSERT INTO hand.keys (key) VALUES (k) ON CONFLICT (key) DO NOTHING;
+		IF FOUND THEN
+			UPDATE hand.keys SET result = bench.charge(payload), finished_at = now() WHERE key = k;
+		END IF;
+	END LOOP;
+	RETURN bench.elapsed_us(start, n);
 END $$;
 
 /* Cleanup: microseconds per removed key; idem.clock_offset tells what has expired. */

@@ -10,28 +10,20 @@ ask() {
 }
 
 # make_expired idem|hand: the database expired_idem or expired_hand to be copied, where that side has
-# keys that expired an hour ago, one per millisecond, and no others
+# keys that expired an hour ago, and no others
 make_expired() {
-	local count=${BENCH_EXPIRED:-1000000} columns='' values=''
 	[[ -z $(admin postgres -c "SELECT 1 FROM pg_database WHERE datname = 'expired_$1'") ]] || return 0
-	if [[ $1 == idem ]]; then
-		columns=', owner, scope' values=", 'bench', ''"
-	fi
 	admin postgres -c "CREATE DATABASE expired_$1 TEMPLATE bench"
-	admin "expired_$1" -c 'TRUNCATE idem.keys, hand.keys' -c "
-		INSERT INTO $1.keys (key, created_at, expires_at, finished_at, result$columns)
-		SELECT gen_random_uuid()::text, t - interval '24 hours', t, t - interval '24 hours', '$result30'$values
-		  FROM (SELECT now() - interval '1 hour' - ($count - i) * interval '1 millisecond' AS t
-				  FROM generate_series(1, $count) AS i) AS s" -c "VACUUM ANALYZE $1.keys"
+	admin "expired_$1" -c 'TRUNCATE idem.keys, hand.keys' -c 'SET idem.clock_offset = -90000' \
+		-c 'SET ROLE bench' -c "CALL bench.$1_load($BENCH_EXPIRED)"
+	admin "expired_$1" -c "VACUUM ANALYZE $1.keys"
 }
 
 # copy_expired idem|hand DATABASE: a copy of that, in shared buffers
 copy_expired() {
 	make_expired "$1"
 	admin postgres -c "CREATE DATABASE $2 TEMPLATE expired_$1 STRATEGY file_copy"
-	admin "$2" -c "SELECT count(*) FROM $1.keys" -c 'SET enable_seqscan = off' -c 'SET enable_bitmapscan = off' \
-		-c "SELECT count(key) FROM $1.keys WHERE key >= ''" \
-		-c "SELECT count(expires_at) FROM $1.keys WHERE expires_at > '-infinity'" >/dev/null
+	admin "$2" -c "SELECT count(*) FROM $1.keys" -c "SELECT bench.touch('$1.keys')" >/dev/null
 }
 
 # switch_on DATABASE: the worker begins there
@@ -45,7 +37,7 @@ progress() { admin bench -F ' ' -c "SELECT $1 FROM idem.cleanup_progress WHERE d
 # removal NAME DATABASE-SIDE PROCEDURE >>$samples: microseconds of a key
 removal() {
 	copy_expired "$2" rate
-	printf '%s %s\n' "$1" "$(admin rate -c 'SET bench.clock = time' -c "CALL bench.$3(1000)")"
+	sample "$1" admin rate -c 'SET bench.clock = time' -c "CALL bench.$3(1000)"
 	admin postgres -c 'DROP DATABASE rate'
 }
 
@@ -63,34 +55,29 @@ worker_removal() {
 # The rate of the worker, of idem_cleanup() in a loop, and of DELETE.  By the time of day, as
 # the worker does not tell another one.  Without full page images, which all write alike.
 line_worker_rate() {
-	local round count=${BENCH_EXPIRED:-1000000}
+	local round
 	setting full_page_writes off
-	for ((round = 0; round < 5; round++)); do
+	for ((round = 0; round < BENCH_RATE_ROUNDS; round++)); do
 		removal hand hand hand_cleanup_us
 		removal idem idem idem_cleanup_us
 		removal hand_from hand hand_cleanup_from_us
-		worker_removal "$count"
+		worker_removal "$BENCH_EXPIRED"
 	done >"$samples"
-	setting full_page_writes on
-	compare_removal "removal of $count expired keys by the worker, while it works; batched DELETE" worker hand '>= 1'
-	compare_removal '  by the worker; DELETE that goes on where it was' worker hand_from ''
-	compare_removal '  by idem_cleanup(1000) in a loop; batched DELETE' idem hand '>= 1'
-	report '  by the worker, with pauses, all of them' s "$(median took)" '' '' '' "$(spread took)"
-}
-
-# compare_removal WHAT NAME OTHER GOAL: keys per second; microseconds are in $samples
-compare_removal() {
-	awk -v name="$2" -v other="$3" '$1 == name || $1 == other { print "rate_" $1, 1e6 / $2 }' "$samples" >"$samples.rates"
-	cat "$samples.rates" >>"$samples"
-	compare_pairs "$1" /s "rate_$2" "rate_$3" "$4"
+	compare_rates cleanup "removal of $BENCH_EXPIRED expired keys by idem_cleanup(1000) in a loop" 'batched DELETE' idem hand '>= 3'
+	compare_rates cleanup_from 'by idem_cleanup(1000) in a loop' 'DELETE that continues where it was' idem hand_from
+	compare_rates worker 'by the worker, while it works' 'batched DELETE' worker hand '>= 1'
+	compare_rates worker_from 'by the worker, while it works' 'DELETE that continues where it was' worker hand_from
+	report_one took 'by the worker, with its pauses, from the first key to the last one' s took
 }
 
 # load_slice NAME DATABASE CLIENTS >>$samples: transactions per second, and microseconds of the
 # slowest of a thousand.  All transactions count, as the worker disturbs some and not others.
 load_slice() {
-	pgbench_log "$2" idem "$3" -T 3
+	local how
+	read -ra how <<<"$BENCH_SLICE"
+	pgbench_log "$2" idem "$3" "${how[@]}"
 	printf '%s %s\n' "$1" "$(sed -n 's/^tps = \([0-9.]*\).*/\1/p' "$IDEM_TMP/pgbench.log")"
-	awk -v name="$1" '{ v[NR] = $1 } END { print name "_slowest", v[int(NR * 0.999)] }' "$IDEM_TMP/latency.txt"
+	awk -v name="$1" '{ v[NR] = $1 } END { print name "_slowest", v[int(NR * 0.999) + (NR < 1000)] }' "$IDEM_TMP/latency.txt"
 }
 
 # worker_slice CLIENTS >>$samples: the same beside the worker, and how many keys that removes in a
@@ -102,7 +89,7 @@ worker_slice() {
 	read -ra before <<<"$(progress 'extract(epoch FROM clock_timestamp()), removed' load)"
 	load_slice worker load "$1"
 	read -ra after <<<"$(progress 'extract(epoch FROM clock_timestamp()), removed, last_finished_at IS NOT NULL, rows_per_second' load)"
-	[[ ${after[2]} == f ]] || idem_die 'bench: the backlog was gone too soon, take a larger BENCH_EXPIRED'
+	[[ ${after[2]} == f || $BENCH_SIZE != full ]] || idem_die 'bench: the backlog was gone too soon, take a larger BENCH_EXPIRED'
 	printf 'removed %s\nworking %s\n' \
 		"$(calc "(${after[1]} - ${before[1]}) / (${after[0]} - ${before[0]})")" "${after[3]}"
 }
@@ -121,25 +108,23 @@ load_round() {
 	admin postgres -c 'DROP DATABASE none'
 }
 
-# Claims beside the worker, with a backlog of a million expired keys.  Without full page
-# images: after the copy of the database each page would have one, more of them in the
-# larger table.
+# Claims beside the worker, with a backlog of expired keys.  Without full page images: after
+# the copy of the database each page would have one, more of them in the larger table.
 line_worker_load() {
-	local clients round count=${BENCH_EXPIRED:-1000000}
-	pin off
+	local clients round what
 	setting full_page_writes off
-	for clients in 2 4; do
-		for ((round = 0; round < 10; round++)); do
+	for clients in $BENCH_LOAD_CLIENTS; do
+		for ((round = 0; round < BENCH_LOAD_ROUNDS; round++)); do
 			load_round "$round" "$clients"
 		done >"$samples"
-		compare_pairs "claim + finish over a socket, $clients clients, beside the worker; without a backlog" /s worker none '> 0.9'
-		compare_pairs '  beside the worker; with the same backlog and the worker stopped' /s worker stopped ''
-		compare_pairs '  the slowest of a thousand, beside the worker; without a backlog' us worker_slowest none_slowest ''
-		report '  what the worker removes beside this load while it works; with pauses' /s \
-			"$(median working)" "$(median removed)" '' '' "$(spread working removed)"
-		report "  $count expired keys at that rate" s "$(calc "$count / $(median removed)")" '' '' '' "$(spread removed)"
+		what="claim + finish over a socket, $clients clients, beside the worker with $BENCH_EXPIRED expired keys"
+		compare "none_$clients" "$what" 'without a backlog' /s worker none '> 0.9'
+		compare "stopped_$clients" "$what" 'with the backlog, the worker stopped' /s worker stopped
+		compare "slowest_$clients" "the slowest of a thousand, $clients clients, beside the worker" 'without a backlog' us \
+			worker_slowest none_slowest
+		report "removed_$clients" "what the worker removes beside $clients clients while it works" 'with pauses' /s \
+			"$(median working)" "$(median removed)" '' '' "$(spread_of removed)"
 	done
-	setting full_page_writes on
 }
 
 # restart_with LIBRARIES: the server at $PGHOST preloads these
@@ -155,29 +140,6 @@ start_plain() {
 	idem_server_start "$plain" "${settings[@]}" "shared_preload_libraries = ''"
 	make_template
 	PGHOST=$host
-}
-
-# open_session SERVER NAME: a session that answers one statement after the other
-declare -A session_in session_out
-open_session() {
-	local in out fifo=$IDEM_TMP/t/$2
-	mkfifo "$fifo.in" "$fifo.out"
-	chmod a+rw "$fifo.in" "$fifo.out"
-	PGHOST=$1 measured bench <"$fifo.in" >"$fifo.out" &
-	exec {in}>"$fifo.in" {out}<"$fifo.out"
-	rm "$fifo.in" "$fifo.out"
-	session_in[$2]=$in session_out[$2]=$out
-	printf 'SET bench.clock = time;\n' >&"$in"
-}
-
-# close_sessions NAME ...
-close_sessions() {
-	local name in out
-	for name in "$@"; do
-		in=${session_in[$name]} out=${session_out[$name]}
-		exec {in}>&- {out}<&-
-	done
-	wait
 }
 
 # answers STATEMENT NAME ...: all these sessions at once; the mean of their answers
@@ -197,9 +159,9 @@ answers() {
 # clients on both servers in turn, and the median of the ratio of the two.  Each takes a hundredth
 # of a second, so what disturbs mostly disturbs both of a pair or a few pairs of many.
 both_sides() {
-	local i name=$1 statement=$2 pairs=40 on off samples=$IDEM_TMP/both.txt
+	local i name=$1 statement=$2 on off samples=$IDEM_TMP/both.txt
 	shift 2
-	for ((i = -5; i < pairs; i++)); do
+	for ((i = -BENCH_STATS_PAIRS / 8; i < BENCH_STATS_PAIRS; i++)); do
 		# who comes first changes
 		if ((i % 2)); then
 			on=$(answers "$statement" "${@/#/on}")
@@ -220,8 +182,8 @@ stats_round() {
 	PGHOST=$counting pin "$pin"
 	PGHOST=$other pin "$pin"
 	for client in "$@"; do
-		open_session "$counting" "on$client"
-		open_session "$other" "off$client"
+		open_session "$counting" bench "on$client"
+		open_session "$other" bench "off$client"
 	done
 	both_sides "${name}pair" 'SELECT bench.idem_pair_us(1000)' "$@"
 	both_sides "${name}replay" 'SELECT bench.idem_replay_us()' "$@"
@@ -240,11 +202,11 @@ renew() {
 	restart_with "$2"
 }
 
-# compare_stats NAME HOW GOAL
+# compare_stats NAME HOW AGAINST GOAL
 compare_stats() {
-	report_ratios "claim + finish from PL/pgSQL, $2" us "$1pair_on" "$1pair_off" "$1pair_ratio" "$3"
-	report_ratios "  replay, $2" us "$1replay_on" "$1replay_off" "$1replay_ratio" "$3"
-	report_ratios "  enqueue + fetch + complete, $2" us "$1job_on" "$1job_off" "$1job_ratio" "$3"
+	report_ratio "$1pair" "claim + finish from PL/pgSQL, $2" "$3" us "$1pair_on" "$1pair_off" "$1pair_ratio" "$4"
+	report_ratio "$1replay" "replay, $2" "$3" us "$1replay_on" "$1replay_off" "$1replay_ratio" "$4"
+	report_ratio "$1job" "enqueue + fetch + complete, $2" "$3" us "$1job_on" "$1job_off" "$1job_ratio" "$4"
 }
 
 # What counting costs: a server that preloads the library, which counts, beside one that
@@ -254,20 +216,19 @@ line_stats_cost() {
 	local round servers counting other
 	start_plain
 	servers=("$PGHOST" "$plain")
-	for ((round = 0; round < 10; round++)); do
+	for ((round = 0; round < BENCH_STATS_ROUNDS; round++)); do
 		counting=${servers[round % 2]} other=${servers[1 - round % 2]}
 		renew "$counting" idem
 		renew "$other" ''
-		stats_round on one_ 1
-		stats_round off two_ 1 2
+		stats_round one one_ 1
+		stats_round all two_ 1 2
 		renew "$counting" ''
 		renew "$other" ''
-		stats_round on none_ 1
+		stats_round one none_ 1
 	done >"$samples"
-	compare_stats one_ 'counting; not counting' '< 1.03'
-	compare_stats two_ 'two clients at once, counting; not counting' '< 1.03'
-	compare_stats none_ 'neither side counting' ''
+	compare_stats one_ 'counting' 'not counting' '< 1.03'
+	compare_stats two_ 'two clients at once, counting' 'not counting' '< 1.03'
+	compare_stats none_ 'neither side counting' 'the other server' ''
 	idem_server_stop "$plain"
 	restart_with idem
-	pin off
 }

@@ -12,7 +12,7 @@
 declare -A session_in session_out session_pid
 end_of_output='--end of output--'
 
-# A and B are told apart by label, indentation and, on a terminal, colour.
+# A and B differ by label, indentation and, on a terminal, colour.
 declare -A session_colour=([A]='' [B]='')
 told_colour=''
 no_colour=''

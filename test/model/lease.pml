@@ -265,7 +265,7 @@ inline probe()
 		ME.tok = row.tok;
 		printf("session %d: acts as operator, clock %d, token %d\n", _pid, c, ME.tok)
 	:: CAN_FINISH -> begin(FINISH)
-	/* a repeated finish: nothing to do, and told that all is well */
+	/* a repeated finish: nothing to do, and it is accepted */
 	:: LEASED_BY_ME && row.fin -> check_accepted()
 	:: HOLDS -> begin(RENEW)
 	:: HOLDS -> begin(RELEASE)
@@ -365,7 +365,7 @@ inline commit_lease()
 
 /*
  * The last token stays, for tokens to go on growing, but it is no lease any
- * more: the last holder must not be told that its finish was accepted.
+ * more: a finish of the last holder must not be accepted.
  */
 inline commit_claim()
 {
@@ -580,7 +580,7 @@ active [SESSIONS] proctype worker_session()
 			ME.tok = row.tok;
 			printf("session %d: resumes, clock %d, token %d\n", _pid, c, ME.tok)
 		:: ME.tok == 0 && (FINISHED || PARKED || EXHAUSTED) ->
-			printf("session %d: is told the end\n", _pid);
+			printf("session %d: gets a final answer\n", _pid);
 			working--; c = 0;
 			break
 		:: else		/* busy: asks again */

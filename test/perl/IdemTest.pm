@@ -43,6 +43,7 @@ our @EXPORT = qw(
   new_node
   pgbench_run
   progress
+  row_of
   run
   session
   sqlstate
@@ -140,6 +141,22 @@ sub doctor
 	my $columns = $opt{columns} // 'status';
 
 	return run(qq{SELECT $columns FROM idem_doctor() WHERE "check" = '$check'}, %opt);
+}
+
+=pod
+
+=item row_of($key)
+
+The row of this key in idem.keys on the first node, with its place and the transaction
+that wrote it: any change of the row changes it.  Empty if there is no such row.
+
+=cut
+
+sub row_of
+{
+	my ($key) = @_;
+
+	return run("SELECT ctid, xmin, k FROM idem.keys AS k WHERE key = '$key'");
 }
 
 =pod

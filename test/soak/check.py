@@ -160,8 +160,8 @@ class Ledger:
             elif self.log.get(job.job_id, ('',))[0] == 'dead':
                 life.died = self.log[job.job_id][1]
 
-    def told(self, job):
-        """Enqueues that were told this job."""
+    def enqueues_of(self, job):
+        """Enqueues that returned this job."""
         return [row for row in job.rows if row.what == 'enqueue']
 
 
@@ -225,12 +225,12 @@ class Checker:
     def all_known(self):
         for job_id in set(self.ledger.log) | set(self.ledger.left):
             if job_id not in self.ledger.jobs or not self.ledger.jobs[job_id].created:
-                yield 'no client was told of job %d' % job_id, []
+                yield 'no enqueue returned job %d' % job_id, []
         for job in self.ledger.jobs.values():
             if job.created and job.created.outcome not in ('enqueued', 'rerun'):
-                yield 'job %d: first told %s' % (job.job_id, job.created.outcome), job.rows
+                yield 'job %d: the first answer is %s' % (job.job_id, job.created.outcome), job.rows
             if not job.created and any(row.what == 'fetch' for row in job.rows):
-                yield 'job %d was fetched, but no client was told that it was enqueued' % job.job_id, job.rows
+                yield 'job %d was fetched, but no enqueue returned it' % job.job_id, job.rows
 
     def died_of_attempts(self):
         """A life that ended by itself has used its attempts."""
@@ -253,7 +253,7 @@ class Checker:
 
     def runs_after(self):
         for job in self.ledger.jobs.values():
-            for row in self.ledger.told(job):
+            for row in self.ledger.enqueues_of(job):
                 if self.strong(row):
                     why = self.lost(job, row)
                     if why:
@@ -265,14 +265,14 @@ class Checker:
         if end and end.what == 'complete':
             look = self.look_of(life, end)
             if end.ord < row.ord:
-                return 'told a job that was done'
+                return 'returned a job that was done'
             if look is None:
                 return 'no look at the data'
             if not look.sees(row):
                 return 'the run that completed has not seen it'
         elif end and end.what == 'cancel':
             if end.ord < row.ord:
-                return 'told a job that was cancelled'
+                return 'returned a job that was cancelled'
         elif end or life.died:
             if not any(fetch.ord > row.ord for fetch in life.fetches()):
                 return 'the job is dead and was not fetched after it'
@@ -287,7 +287,7 @@ class Checker:
     def absorbed_while_running(self):
         """Weaker: the job may have run already, but not have ended, nor be beyond hope."""
         for job in self.ledger.jobs.values():
-            for row in self.ledger.told(job):
+            for row in self.ledger.enqueues_of(job):
                 if row.outcome == 'absorbed' and not self.strong(row):
                     why = self.too_late(job, row)
                     if why:
@@ -296,15 +296,15 @@ class Checker:
     def too_late(self, job, row):
         life = job.life_of(row)
         if life.end and row.sees(life.end):
-            return 'told a job that had ended'
+            return 'returned a job that had ended'
         if life.died and life.died < row.t0:
-            return 'told a job that was dead'
+            return 'returned a job that was dead'
         if self.state(life.end) == 'dead' if life.end else life.died:
             fetches = life.fetches()
             if any(fetch.ord > row.ord for fetch in fetches):
                 return None
             if fetches and fetches[-1].attempt >= job.max_attempts and self.over(life, fetches[-1], row):
-                return 'told a job whose last lease had run out, and which is dead now'
+                return 'returned a job whose last lease had run out, and which is dead now'
         return None
 
     @staticmethod
@@ -394,7 +394,7 @@ class Checker:
         for jobs in self.jobs_of('rerun'):
             if any(job.retried for job in jobs):
                 continue
-            written = {row.n: row.ord for job in jobs for row in self.ledger.told(job)}
+            written = {row.n: row.ord for job in jobs for row in self.ledger.enqueues_of(job)}
             before = None
             for row in self.all_rows(jobs):
                 if row.what != 'fetch':
@@ -465,7 +465,7 @@ class Checker:
 
     def done_answers(self):
         for job in self.ledger.jobs.values():
-            for row in self.ledger.told(job):
+            for row in self.ledger.enqueues_of(job):
                 if row.outcome == 'done':
                     end = job.life_of(row).end
                     if not end or end.what != 'complete' or end.result != row.result:
@@ -559,7 +559,7 @@ class KeyStory:
             return self.use(row)
         elif row.outcome == 'finished' and self.final and row.sees(self.final):
             if row.digest != self.result:
-                return 'another result was told'
+                return 'returned another result'
         return None
 
     def lease(self, row):

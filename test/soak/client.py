@@ -39,7 +39,7 @@ class Client:
         self.connection = None
         self.held = []          # leased jobs: dict of queue, key, job_id, token, until, looked
         self.tokens = []        # (job_id, token) that were handed out once
-        self.jobs = []          # numbers of jobs that were told
+        self.jobs = []          # numbers of the last jobs that an enqueue returned
         self.keys = []          # leased keys: (key, token)
         self.prepared = []      # transactions to be ended
 
@@ -255,7 +255,7 @@ class Client:
              'digest': 'md5(%(payload)s::jsonb::text)', 'result': 'md5(c.result::text)',
              'outcome': 'c.outcome'},
             args)
-        self.told(rows[0][2])
+        self.remember_job(rows[0][2])
         self.tell('outcome', queue, rows[0][-1])
 
     def enqueue_many(self, queue, key, args):
@@ -275,10 +275,10 @@ class Client:
              'result': 'md5(c.result::text)', 'outcome': 'c.outcome'},
             args)
         for row in rows:
-            self.told(row[2])
+            self.remember_job(row[2])
             self.tell('outcome', queue, row[-1])
 
-    def told(self, job_id):
+    def remember_job(self, job_id):
         self.jobs.append(job_id)
         del self.jobs[:-50]
 

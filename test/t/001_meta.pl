@@ -118,7 +118,7 @@ sub anchors
 	} markdown(shift) =~ /^#+ +(.*?) *$/mg;
 }
 
-foreach my $file (grep { -f } 'README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'src/README.md', glob('doc/*.md'))
+foreach my $file (grep { -f } 'README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'src/README.md', glob('doc/*.md'), 'doc/bench/README.md')
 {
 	my ($dir) = $file =~ m{^(.*/)?};
 	my $text = markdown($file);

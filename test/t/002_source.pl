@@ -1,5 +1,5 @@
 # The source keeps to its layers, and names the rules of the contract that it
-# keeps.  src/README.md tells the truth about both.
+# keeps.  src/README.md agrees with it.
 
 use strict;
 use warnings FATAL => 'all';
@@ -11,6 +11,7 @@ use Test::More;
 
 my %layer = ('.' => 0, table => 1, fn => 1, stats => 2, keys => 3, jobs => 3, worker => 4, admin => 5);
 my @up;
+my @relative;
 
 sub folder_of
 {
@@ -26,13 +27,16 @@ foreach my $path (glob('src/*.[ch] src/*/*.[ch]'))
 	my $layer = $file eq 'idem.c' ? 6 : $layer{$folder};
 
 	ok(defined $layer, "$file is in a folder with a layer") or next;
-	foreach my $header (slurp_file($path) =~ /^#include "([^"]+)"/mg)
+	foreach my $header (slurp_file($path) =~ /^\s*#\s*include\s*"([^"]+)"/mg)
 	{
+		# its path does not show its folder
+		push @relative, "$file includes $header" if $header =~ m{(?:^|/)\.\.?/};
 		next if !-f "src/$header" || folder_of($header) eq $folder;
 		push @up, "$file includes $header" if $layer{ folder_of($header) } >= $layer;
 	}
 }
 is("@up", '', 'includes go down only');
+is("@relative", '', 'paths of includes begin at src/');
 
 # Each object uses symbols only of objects that stand before it in OBJS.
 

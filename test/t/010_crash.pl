@@ -245,10 +245,10 @@ foreach my $s (@load)
 }
 $node->start;
 
-my $told = keys %acknowledged;
+my $acknowledged = keys %acknowledged;
 my $all = $clients * $keys_per_client / 2 + $keys_per_client / 2;
-note "$told of $all keys were acknowledged before the crash";
-cmp_ok($told, '<', $all, 'the crash came in the middle of the load');
+note "$acknowledged of $all keys were acknowledged before the crash";
+cmp_ok($acknowledged, '<', $all, 'the crash came in the middle of the load');
 
 is( $node->safe_psql('postgres', 'SELECT * FROM disagreement'),
 	'',

@@ -36,7 +36,13 @@ $node->safe_psql(
 	SELECT idem_grant('ops', 'admin');
 	SELECT idem_grant('monitor', 'monitor');
 
+	CREATE SCHEMA app AUTHORIZATION app;
 	SET SESSION AUTHORIZATION app;
+	CREATE VIEW app.charge AS
+	SELECT c.*, (idem_claim('charge', scope => 'eu')).result AS eu
+	  FROM idem_claim('charge') AS c;
+	CREATE FUNCTION app.charge() RETURNS text LANGUAGE sql
+	BEGIN ATOMIC SELECT g.status FROM idem_get('charge') AS g; END;
 	BEGIN;
 	SELECT idem_claim('charge', request => '{"amount": 9900}', ttl => '30 days');
 	SELECT idem_finish('charge', '{"charge_id": "ch_1", "text": "tab \t, \\\\N"}');
@@ -91,7 +97,7 @@ $node->command_ok([ @dump, '--format=custom', '--file' => "$dir/custom.dump" ],
 my $plain = slurp_file("$dir/plain.sql");
 
 like($plain, qr/^CREATE EXTENSION .*\bidem\b/m, 'dump creates the extension');
-unlike($plain, qr/CREATE (TABLE|SCHEMA|INDEX|VIEW|FUNCTION)/,
+unlike($plain, qr/CREATE (TABLE|SCHEMA|INDEX|VIEW|FUNCTION|TYPE) (?!app\b)/,
 	'dump does not create members of the extension');
 unlike($plain, qr/ALTER TABLE[^;]*idem\.keys/,
 	'dump does not alter the table');
@@ -194,6 +200,13 @@ foreach my $target ([ $node, 'plain' ], [ $other, 'custom' ])
 			user => 'nothing'),
 		'42501',
 		"$db: a role without grants may do nothing");
+
+	# objects of a role that use the functions and their result types
+	is( $app->query(q{SELECT status, result ->> 'charge_id', eu, app.charge() FROM app.charge}),
+		'finished|ch_1|"eu"|finished',
+		"$db: a view and a function of an application work");
+	is( $server->safe_psql($db, q{SELECT has_type_privilege('app', 'idem.claim_result', 'USAGE')}),
+		'f', "$db: the result types are closed");
 
 	# the keys work as before
 	is( $app->query(

@@ -1,5 +1,5 @@
-# The hash of job keys is SipHash-2-4, the same on every machine: it is stored,
-# and dumps and logical replication carry it.
+# The hash of keys, and of keys of jobs, is SipHash-2-4 of UTF-8, the same on every machine and
+# in every encoding: it is stored, and dumps and logical replication carry it.
 #
 # Here it is computed a second time, in Perl, and compared with what is stored.
 # That code is checked against the test vectors of the authors: the key
@@ -109,6 +109,11 @@ foreach my $key (@keys)
 	my ($queue, $name) = @$key;
 	my $bytes = sub { q{convert_from('\x} . unpack('H*', $_[0]) . q{', 'UTF8')} };
 
+	is( $s->query('SELECT idem_key_hash(' . $bytes->($name) . ', ' . $bytes->($queue) . ')'),
+		hash_name($queue, $name),
+		sprintf 'hash of a scope of %d bytes and a key of %d',
+		length $queue,
+		length $name);
 	is( $s->query(
 			'BEGIN; SELECT outcome FROM idem_enqueue('
 			  . $bytes->($queue)
@@ -129,6 +134,32 @@ is( $s->query(
 	'J8: hash of a job that was brought back');
 
 $s->quit;
+
+# A key beyond ASCII has the same hash in a database with another encoding.  So the key is
+# found in a copy of the database with another encoding, and its work does not run again (K3).
+my $umlaut = q{convert_from('\xc3bc', 'UTF8')};
+$node->safe_psql('postgres', qq{CREATE DATABASE $_ TEMPLATE template0 ENCODING '$_' LOCALE 'C'})
+  foreach qw(latin1 utf8 sql_ascii);
+$node->safe_psql($_, 'CREATE EXTENSION idem') foreach qw(latin1 sql_ascii);
+is( $node->safe_psql('latin1', "SELECT octet_length($umlaut), idem_key_hash($umlaut, $umlaut)"),
+	'1|' . hash_name("\xc3\xbc", "\xc3\xbc"),
+	'hash in LATIN1');
+is( $node->safe_psql('sql_ascii', q{SELECT idem_key_hash(E'\\xfc')}),
+	hash_name('', "\xfc"),
+	'hash of bytes in SQL_ASCII');
+$node->safe_psql('latin1', "SELECT claimed FROM idem_claim($umlaut, scope => $umlaut)");
+$node->safe_psql('latin1', "SELECT outcome FROM idem_enqueue($umlaut, key => $umlaut)");
+my $dump = $node->basedir . '/latin1.sql';
+$node->command_ok([ 'pg_dump', '-f', $dump, $node->connstr('latin1') ], 'dump in LATIN1');
+$node->command_ok([ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '-f', $dump, $node->connstr('utf8') ],
+	'restore in UTF8');
+is( $node->safe_psql('utf8', "SELECT octet_length($umlaut), status FROM idem_claim($umlaut, scope => $umlaut)"),
+	'2|finished',
+	'K3: the key is found in another encoding');
+is( $node->safe_psql('utf8', "SELECT outcome FROM idem_enqueue($umlaut, key => $umlaut)"),
+	'absorbed',
+	'J1: the job is found in another encoding');
+
 $node->stop;
 log_ok($node);
 done_testing();

@@ -15,8 +15,8 @@ use Test::More;
 my $node = new_node('install', extension => 0);
 
 # One line per fact about a member: name, kind of fact, value.  Row types of
-# tables and views are left out: they follow their relation, and only some
-# versions of PostgreSQL call them members.
+# tables and views and array types are left out: they follow their relation or
+# type, and only some versions of PostgreSQL call them members.
 my $members = q{
 	WITH member AS (
 		SELECT d.classid, d.objid,
@@ -25,11 +25,13 @@ my $members = q{
 		  JOIN pg_extension AS e ON e.oid = d.refobjid
 		 WHERE d.refclassid = 'pg_extension'::regclass
 		   AND d.deptype = 'e' AND e.extname = 'idem'
-		   AND d.classid <> 'pg_type'::regclass),
+		   AND (d.classid <> 'pg_type'::regclass
+				OR d.objid IN (SELECT reltype FROM pg_class WHERE relkind = 'c'))),
 	relation AS (
 		SELECT m.name, c.*
-		  FROM member AS m JOIN pg_class AS c ON c.oid = m.objid
-		 WHERE m.classid = 'pg_class'::regclass),
+		  FROM member AS m
+		  JOIN pg_class AS c ON m.objid = CASE m.classid WHEN 'pg_class'::regclass THEN c.oid
+														 WHEN 'pg_type'::regclass THEN c.reltype END),
 	fact (name, kind, value) AS (
 		SELECT name, 'member', NULL FROM member
 		UNION ALL
@@ -53,8 +55,12 @@ my $members = q{
 		  FROM member AS m JOIN pg_namespace AS n ON n.oid = m.objid
 		 WHERE m.classid = 'pg_namespace'::regclass
 		UNION ALL
+		SELECT m.name, 'privileges', t.typowner::regrole || ' ' || t.typacl::text
+		  FROM member AS m JOIN pg_type AS t ON t.oid = m.objid
+		 WHERE m.classid = 'pg_type'::regclass
+		UNION ALL
 		SELECT name, 'privileges', relowner::regrole || ' ' || relacl::text
-		  FROM relation
+		  FROM relation WHERE relkind <> 'c'
 		UNION ALL
 		SELECT name, 'relation',
 			   concat_ws(' ', relkind, relpersistence, relrowsecurity,
@@ -164,6 +170,7 @@ is( join("\n", map { m{^(.*) / member / } ? $1 : () } @fresh),
 		'function idem_grant(text,text)',
 		'function idem_heartbeat(bigint[],bigint[],interval)',
 		'function idem_job(bigint)',
+		'function idem_key_hash(text,text)',
 		"function idem_key_state($timestamp,xid,$timestamp,$timestamp,$timestamp,boolean,integer,integer)",
 		'function idem_lease(text,interval,jsonb,interval,text,integer,text,interval,text)',
 		'function idem_pause(text)',
@@ -188,6 +195,17 @@ is( join("\n", map { m{^(.*) / member / } ? $1 : () } @fresh),
 		'table idem.jobs',
 		'table idem.keys',
 		'table idem.queues',
+		'type idem.call_result',
+		'type idem.claim_many_result',
+		'type idem.claim_result',
+		'type idem.complete_many_result',
+		'type idem.enqueue_many_result',
+		'type idem.enqueue_result',
+		'type idem.fetch_result',
+		'type idem.get_result',
+		'type idem.heartbeat_result',
+		'type idem.job_result',
+		'type idem.lease_result',
 		'view idem.checks',
 		'view idem.checks_catalog',
 		'view idem.checks_cleanup',
@@ -209,7 +227,7 @@ is( join("\n", map { m{^(.*) / member / } ? $1 : () } @fresh),
 is( join("\n", grep { m{ / comment / none$} } @fresh),
 	'', 'every member has a comment');
 is( join("\n",
-		grep { m! privileges / .*[{,]=! || m!^function .* / privileges / none$! }
+		grep { m! privileges / .*[{,]=! || m!^(function|type) .* / privileges / none$! }
 		  @fresh),
 	'',
 	'no member is open to PUBLIC');
@@ -218,7 +236,7 @@ is( $node->safe_psql(
 		SELECT count(*) FROM pg_class AS c
 		 WHERE relnamespace = 'idem'::regnamespace AND relkind NOT IN ('i', 't')
 		   AND NOT EXISTS (SELECT FROM pg_depend
-							WHERE objid = c.oid AND deptype = 'e')}),
+							WHERE objid IN (c.oid, c.reltype) AND deptype = 'e')}),
 	'0',
 	'everything in the schema is a member');
 
@@ -236,8 +254,16 @@ foreach my $change (
 		qr{function idem_clock\(\) / function / }
 	],
 	[
+		'GRANT USAGE ON TYPE idem.claim_result TO PUBLIC',
+		qr{type idem\.claim_result / privileges / }
+	],
+	[
+		'ALTER TYPE idem.claim_result ALTER ATTRIBUTE result TYPE text',
+		qr{type idem\.claim_result / column 3 / }
+	],
+	[
 		'COMMENT ON COLUMN idem.keys.result IS NULL',
-		qr{table idem\.keys / column 8 / }
+		qr{table idem\.keys / column 10 / }
 	],
 	[
 		'COMMENT ON SCHEMA idem IS NULL',
@@ -259,7 +285,7 @@ foreach my $change (
 	],
 	[
 		'ALTER TABLE idem.keys ALTER request SET STORAGE MAIN',
-		qr{table idem\.keys / column 6 / }
+		qr{table idem\.keys / column 8 / }
 	],
 	[
 		'ALTER SEQUENCE idem.jobs_job_id_seq CACHE 7',
@@ -500,6 +526,7 @@ refused("DROP TABLE idem.$_", '2BP01', "nor the table $_")
   foreach qw(keys jobs job_keys job_log queues);
 refused('DROP SEQUENCE idem.jobs_job_id_seq', '2BP01', 'nor the sequence');
 refused('DROP FUNCTION idem_claim', '2BP01', 'nor a function');
+refused('DROP TYPE idem.claim_result CASCADE', '2BP01', 'nor a type');
 
 $node->stop;
 log_ok($node);

@@ -46,7 +46,9 @@ my @functions = map { [ split /\|/, $_, -1 ] } split /\n/,
 	SELECT p.proname, p.proretset, p.prorettype::regtype,
 		   array_to_string(ARRAY(SELECT t::regtype FROM unnest(p.proargtypes) WITH ORDINALITY AS u (t, ord) ORDER BY ord), ';'),
 		   array_to_string(ARRAY(SELECT t::regtype FROM unnest(p.proallargtypes, p.proargmodes) WITH ORDINALITY AS u (t, mode, ord)
-								  WHERE mode = 'o' ORDER BY ord), ';')
+								  WHERE mode = 'o' ORDER BY ord)
+						   || ARRAY(SELECT a.atttypid::regtype FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
+									 WHERE c.reltype = p.prorettype AND a.attnum > 0 ORDER BY a.attnum), ';')
 	  FROM pg_proc AS p
 	  JOIN pg_language AS l ON l.oid = p.prolang
 	 WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.proname LIKE 'idem\_%' AND l.lanname = 'c'
@@ -63,17 +65,22 @@ sub other_type
 	return $by_value{$type} ? 'text' : 'bigint';
 }
 
+# columns of a result are declared as OUT columns, or as a type if the result is other.result
 sub declaration_state
 {
 	my ($function, $set, $result, $in, $out) = @_;
-	my @arguments = ((map { "IN $_" } @$in), (map { "OUT $_" } @$out));
+	my $n = 0;
+	my $type = $result eq 'other.result'
+	  ? "CREATE TYPE other.result AS (@{[ join ', ', map { 'c' . ++$n . qq{ $_} } @$out ]});"
+	  : '';
+	my @arguments = ((map { "IN $_" } @$in), $type ? () : (map { "OUT $_" } @$out));
 	my $returns = ($set eq 't' ? 'SETOF ' : '') . $result;
 	# no NULL where the type may be wrong: the value would not be read
 	my $call = join ', ', map { $_ eq 'bigint' ? '1::bigint' : $_ eq 'text' ? q{'1'::text} : "NULL::$_" } @$in;
 	my $state;
 
 	$s->query(
-		'BEGIN; CREATE FUNCTION other.'
+		"BEGIN; $type CREATE FUNCTION other."
 		  . "$function(@{[ join ', ', @arguments ]}) RETURNS $returns LANGUAGE C AS '\$libdir/idem', '$function'"
 	);
 	$state = $s->sqlstate("SELECT * FROM other.$function($call)");
@@ -87,7 +94,12 @@ foreach my $row (@functions)
 	my ($function, $set, $result, $in, $out) = @$row;
 	my @in = split /;/, $in;
 	my @out = split /;/, $out;
+	my @results = @out ? ('record', 'other.result') : ($result);
 	my %states;
+
+	unlike(declaration_state($function, $set, $_, \@in, \@out), qr/^55000/, "$function returns $_")
+	  foreach @results;
+	$result = $results[0];
 
 	foreach my $i (0 .. $#in)
 	{
@@ -101,7 +113,7 @@ foreach my $row (@functions)
 		my @changed = @out;
 
 		$changed[$i] = other_type($out[$i]);
-		$states{ declaration_state($function, $set, @out > 1 ? $result : $changed[0], \@in, \@changed) }++;
+		$states{ declaration_state($function, $set, $_, \@in, \@changed) }++ foreach @results;
 	}
 	$states{ declaration_state($function, $set, $result eq 'void' ? 'text' : other_type($result), \@in, []) }++
 	  if !@out;
@@ -111,10 +123,11 @@ foreach my $row (@functions)
 	$states{ declaration_state($function, $set, $result, [ @in, 'text' ], \@out) }++;
 	$states{ declaration_state($function, $set, $result, [ @in[ 0 .. $#in - 1 ] ], \@out) }++
 	  if @in;
-	$states{ declaration_state($function, $set, 'record', \@in, [ @out, 'text' ]) }++
-	  if @out;
-	$states{ declaration_state($function, $set, 'record', \@in, [ @out[ 0 .. $#out - 1 ] ]) }++
-	  if @out > 2;
+	foreach my $row (@out ? @results : ())
+	{
+		$states{ declaration_state($function, $set, $row, \@in, [ @out, 'text' ]) }++;
+		$states{ declaration_state($function, $set, $row, \@in, [ @out[ 0 .. $#out - 1 ] ]) }++;
+	}
 	$states{ declaration_state($function, $set, 'bigint', \@in, []) }++
 	  if @out;
 	is(join(', ', sort keys %states), '55000',
@@ -128,6 +141,60 @@ is( $node->safe_psql(
 		UNION ALL SELECT queue FROM idem.queues}),
 	'finished',
 	'none of them has changed anything');
+
+# a domain over the right type, and a function that does not return a set
+is( $s->sqlstate(
+		q{BEGIN; CREATE DOMAIN other.domain AS idem.claim_result;
+		  CREATE FUNCTION other.claim(text, jsonb, interval, interval, text)
+		  RETURNS other.domain LANGUAGE C AS '$libdir/idem', 'idem_claim';
+		  SELECT other.claim('a', NULL, NULL, NULL, NULL)}),
+	'55000',
+	'a domain is another result');
+$s->query('ROLLBACK');
+is( $s->sqlstate(
+		q{BEGIN;
+		  CREATE FUNCTION other.get(text, text)
+		  RETURNS idem.get_result LANGUAGE C AS '$libdir/idem', 'idem_get';
+		  SELECT other.get('a', NULL)}),
+	'55000',
+	'a function that is declared without SETOF');
+$s->query('ROLLBACK');
+
+#
+# the type of a result changed while functions wait, which know the old one
+#
+
+my %waiting = (
+	'in FROM' => q{SELECT * FROM idem_claim('type')},
+	'in the SELECT list' => q{SELECT (idem_claim('type')).status},
+	'idem_lease' => q{SELECT * FROM idem_lease('type', '1 min')},
+	'idem_enqueue' => q{SELECT * FROM idem_enqueue('type', key => 'type')},
+	'idem_call' => q{SELECT * FROM idem_call('type', 'handler')},
+	'idem_claim_many' => q{SELECT * FROM idem_claim_many('{type}')});
+my $holder = session($node);
+
+foreach my $name (sort keys %waiting)
+{
+	my ($function) = $waiting{$name} =~ /idem_(\w+)\(/;
+	my $column = $function eq 'enqueue' ? 'outcome' : 'status';
+	my $call = "BEGIN; $waiting{$name}; ROLLBACK";
+
+	$s->query($call);
+	$holder->query($function eq 'enqueue' ? "BEGIN; $waiting{$name}" : q{BEGIN; SELECT idem_claim('type')});
+	$s->send($call);
+	wait_until_blocked($node, $s);
+	$node->safe_psql('postgres', "ALTER TYPE idem.${function}_result ALTER ATTRIBUTE $column TYPE bigint");
+	$holder->query('ROLLBACK');
+	$s->receive;
+	# the rows of a set have the descriptor with which the statement began
+	is($s->{sqlstate}, $function eq 'claim_many' ? '00000' : '55000', "the type changed while a function waited: $name");
+	is($s->sqlstate($call), '55000', "and it is refused from then on: $name");
+	$node->safe_psql('postgres', "ALTER TYPE idem.${function}_result ALTER ATTRIBUTE $column TYPE text");
+	is($s->sqlstate($call), '00000', "until that is undone: $name");
+}
+$holder->quit;
+is($node->safe_psql('postgres', q{SELECT key FROM idem.keys UNION ALL SELECT queue FROM idem.jobs}),
+	'finished', 'none of them has written anything');
 
 #
 # the table changed
@@ -174,19 +241,19 @@ my @changes = (
 	],
 	[
 		'ALTER TABLE idem.keys DROP CONSTRAINT keys_pkey',
-		'ALTER TABLE idem.keys ADD CONSTRAINT keys_pkey PRIMARY KEY (key, scope)'
+		'ALTER TABLE idem.keys ADD CONSTRAINT keys_pkey PRIMARY KEY (key_hash, nth)'
 	],
 	[
 		'ALTER TABLE idem.keys DROP CONSTRAINT keys_pkey,
-		 ADD CONSTRAINT keys_pkey PRIMARY KEY (key, scope, owner)',
+		 ADD CONSTRAINT keys_pkey PRIMARY KEY (key_hash, nth, owner)',
 		'ALTER TABLE idem.keys DROP CONSTRAINT keys_pkey,
-		 ADD CONSTRAINT keys_pkey PRIMARY KEY (key, scope)'
+		 ADD CONSTRAINT keys_pkey PRIMARY KEY (key_hash, nth)'
 	],
 	[
 		'ALTER TABLE idem.keys DROP CONSTRAINT keys_pkey,
-		 ADD CONSTRAINT keys_pkey PRIMARY KEY (key, scope) DEFERRABLE',
+		 ADD CONSTRAINT keys_pkey PRIMARY KEY (key_hash, nth) DEFERRABLE',
 		'ALTER TABLE idem.keys DROP CONSTRAINT keys_pkey,
-		 ADD CONSTRAINT keys_pkey PRIMARY KEY (key, scope)'
+		 ADD CONSTRAINT keys_pkey PRIMARY KEY (key_hash, nth)'
 	]);
 
 # every function that touches the table; an additional index matters only to
@@ -530,12 +597,12 @@ foreach my $version ('0.0.1', '99.0.0')
 			'55000', "$version: $call gives 55000");
 		like($made_up->{message},
 			qr/^DETAIL: .* the SQL objects have version \Q$version\E.*^HINT: .*ALTER EXTENSION idem UPDATE/ms,
-			"$version: $call tells the versions and what to do");
+			"$version: $call shows the versions and what to do");
 	}
 }
 is($made_up->query('SELECT idem_version()'),
 	$node->safe_psql('postgres', 'SELECT extversion FROM pg_extension WHERE extname = \'idem\''),
-	'the library tells its version');
+	'the library reports its version');
 
 # The worker visits this database, fails, and continues in others.  (It may have seen a table
 # that was changed above, so there may be an earlier error.)

@@ -111,14 +111,6 @@ sub work_until
 	return $token;
 }
 
-sub row_of
-{
-	my ($key) = @_;
-
-	return $node->safe_psql('postgres',
-		"SELECT ctid, xmin, k FROM idem.keys AS k WHERE key = '$key'");
-}
-
 # the answers of all functions that take a token to this token
 sub states_of_token
 {
@@ -460,7 +452,7 @@ is($node->safe_psql('postgres', 'SELECT * FROM disagreement'),
 my %acknowledged;
 $acknowledged{ (split /\t/)[0] }++ foreach split /\n/, slurp_file($finishes);
 is( join(', ', grep { $acknowledged{$_} > 1 } sort keys %acknowledged),
-	'', 'L3: no two workers were told that they have finished a key');
+	'', 'L3: no two workers had a finish of the same key accepted');
 
 #
 # what the outside has seen of all that

@@ -207,7 +207,7 @@ foreach my $round (1 .. $rounds)
 			"SELECT key, token FROM idem.keys WHERE key LIKE 'round $round, key%' ORDER BY key"
 		),
 		join("\n", map { "$_|$streamed{$_}" } map { "round $round, $_" } @keys),
-		"round $round: other rows are those of before the cut");
+		"round $round: the other rows are as before the cut");
 
 	my %after = lease_keys(
 		$standby, $short, @keys,
@@ -252,7 +252,7 @@ foreach my $round (1 .. $rounds)
 }
 
 is(join(', ', @not_higher),
-	'', 'L2: no server has handed out a token as low as one of before');
+	'', 'L2: every new token is higher than all earlier ones');
 is(join(', ', @not_growing), '', 'L2: also on every takeover');
 is( $reissued, $rounds * $drawn,
 	"a sequence hands out $drawn of $drawn values again in each round");

@@ -247,12 +247,12 @@ is( $s->sqlstate(
 	'ID001',
 	'K7: its request is known');
 is( $s->query(q{SELECT status FROM idem_claim('live', wait => '0')}),
-	'busy', 'L8: a plain claim of it is told busy');
+	'busy', 'L8: a plain claim of it gets busy');
 is( $s->query(
 		qq{SELECT idem_finish('live', '"done"', token => $token{live});
 		   SELECT status, result FROM idem_lease('live', '1 min')}),
 	qq{t\nfinished|"done"},
-	'L3: the token of before finishes it');
+	'L3: the token from before the restore finishes it');
 
 # taken over
 my ($status, $attempt, $checkpoint, $token) = split /\|/,
@@ -263,7 +263,7 @@ is( "$status $attempt $checkpoint", 'claimed 2 {"step": 2}',
 	'L1, L5: an expired lease is taken over, with its checkpoint');
 cmp_ok($token, '>', $token{expired}, 'L2: with a higher token');
 is( $s->sqlstate(qq{SELECT idem_finish('expired', token => $token{expired})}),
-	'ID003', 'L3: the token of before is stale then');
+	'ID003', 'L3: the earlier token is stale then');
 
 ($status, $attempt, $checkpoint, $token) = split /\|/,
   $s->query(
@@ -274,7 +274,7 @@ is( $s->sqlstate(qq{SELECT idem_finish('expired', token => $token{expired})}),
 	  RESET idem.clock_offset});
 is("$status $attempt $checkpoint",
 	'claimed 2 null', 'L1: a live lease is taken over when it has expired');
-like($token, qr/^\d+\nparked$/, 'L1: or parked, if it was to be');
+like($token, qr/^\d+\nparked$/, 'L1: or parked, with on_expiry => park');
 cmp_ok($1, '>', $token{bare}, 'L2: with a higher token') if $token =~ /^(\d+)/;
 
 ($status, $attempt, $checkpoint, $token) = split /\|/,

@@ -140,14 +140,6 @@ sub lose_answer
 	return;
 }
 
-sub row_of
-{
-	my ($key) = @_;
-
-	return $node->safe_psql('postgres',
-		"SELECT ctid, xmin, k FROM idem.keys AS k WHERE key = '$key'");
-}
-
 sub token_of
 {
 	my ($key) = @_;
@@ -214,7 +206,7 @@ foreach my $mode ('answer', 'sent')
 			SELECT claimed, status, token, attempt FROM idem_lease('$key', '1 min')}
 		),
 		"f|busy||1\nf|busy||1",
-		"L1: $key: others are told busy, and no token");
+		"L1: $key: others get busy, and no token");
 	is(row_of($key), $row, "L1: $key: the row is still the first one");
 	is( $node->safe_psql(
 			'postgres', qq{

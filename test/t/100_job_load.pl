@@ -422,7 +422,7 @@ sub check_queue
 				  SELECT FROM runs AS r JOIN looks AS l USING (job_id, token)
 				   WHERE r.job_id = c.job_id
 					 AND pg_visible_in_snapshot(c.xid, l.snapshot))},
-		"J2: $queue: every change was seen by the job that its enqueue was told"
+		"J2: $queue: every change was seen by the job that its enqueue returned"
 	);
 	is_none(
 		qq{SELECT key, c.n, r.seen
@@ -567,7 +567,7 @@ sub check_one_job
 			 FULL JOIN (SELECT key, array_agg(job_id) AS ids FROM idem.jobs
 						 WHERE queue = '$queue' GROUP BY key) AS j USING (key)
 			WHERE c.ids IS DISTINCT FROM j.ids OR cardinality(j.ids) <> 1},
-		"J1: $queue: every key has one job, which all enqueues were told");
+		"J1: $queue: every key has one job, which all enqueues returned");
 	return;
 }
 

@@ -46,7 +46,7 @@ $node->safe_psql(
 	END $$;
 });
 
-# Producers of a queue, until they are told to stop
+# Producers of a queue, until they are stopped
 sub start_producers
 {
 	my ($queue, $options) = @_;
@@ -123,7 +123,7 @@ foreach my $queue (sort keys %policies)
 			'postgres', "SELECT count(*) FROM idem.jobs WHERE queue = '$queue'"),
 		'0', "$queue: no job is left");
 	# until_expired promises one run, not that it comes after the enqueue; until_executed promises
-	# nothing to what it absorbs into a job that runs (J2), and skip does not tell whether it did
+	# nothing to what it absorbs into a job that runs (J2), and skip does not show whether it did
 	next if $queue eq 'expired';
 	is( $node->safe_psql(
 			'postgres', qq{

@@ -220,7 +220,7 @@ my ($ret, $out, $err) =
 is($out, '0', 'W1: idem_cleanup() skips them, too');
 like($err,
 	qr/^psql.*NOTICE:  cleanup has skipped tables that a subscription writes\nDETAIL:  Not cleaned up: idem\.keys, idem\.job_keys, idem\.job_log, idem\.jobs\.\nHINT: /,
-	'W1: and tells');
+	'W1: and says so');
 on_subscriber('ALTER SUBSCRIPTION sub DISABLE');
 cleanup_round($subscriber, 'postgres');
 phase_ok('subscribed', 'W1: also while the subscription is disabled');
@@ -341,7 +341,7 @@ sub lines_of
 	return split /\n/, slurp_file("$dir/$name");
 }
 
-# The same keys in the same order from two clients: each is to run once.
+# The same keys in the same order from two clients: each must run once.
 sub claim_keys
 {
 	my ($client) = @_;

@@ -1,6 +1,6 @@
 # pg_dump and pg_restore carry jobs: those that wait or run, keys that outlive
 # their job, the history, what was declared for queues, and the numbers.  What
-# was a duplicate before is one after, and tokens of before still count.
+# was a duplicate before is one after, and tokens from before the dump are still valid.
 
 use strict;
 use warnings FATAL => 'all';
@@ -241,7 +241,7 @@ foreach my $target ([ $node, 'plain' ], [ $other, 'custom' ])
 			'0', '0', '|2'),
 		"$db: order, pause and time are as before");
 
-	# tokens of before
+	# tokens from before the dump
 	is( $s->query(
 			qq{SELECT status FROM idem_heartbeat('{$job{leased}}', '{$token{leased}}');
 			   BEGIN;

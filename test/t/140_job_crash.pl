@@ -69,7 +69,7 @@ my $stale = 'ID003 ID003 ID003 stale stale';
 # that dies.  ID and TOKEN stand for those of the job that was fetched, QUEUE
 # for the queue.  What it leaves is one of:
 #   waiting  the job, as before the fetch
-#   leased   the job, with the lease of before
+#   leased   the job, with the lease that it had
 #   done     no job
 #
 

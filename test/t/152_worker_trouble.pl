@@ -291,7 +291,7 @@ my ($status, $detail, $fix) = split /\|/,
 is($status, 'fail', 'H1: idem_doctor() reports it');
 like($detail, qr/unexpected definition of table "idem.keys"/, 'H1: and shows the error');
 
-# what it tells to do shows the whole error, and that has the cure
+# its fix shows the whole error, whose hint has the remedy
 my ($ret, $out, $err) = $node->psql('broken', $fix);
 
 like($err, qr/HINT:  Run (CREATE INDEX CONCURRENTLY .*)\./, 'H1: its fix shows what to do');

@@ -16,7 +16,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# debug1: the postmaster tells which process it starts
+# debug1: the postmaster logs which process it starts
 my $node = new_node(
 	'failures', conf => q{
 shared_preload_libraries = 'idem'

@@ -18,7 +18,7 @@ use IdemTest;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# debug1: the postmaster tells which process it starts and which has ended
+# debug1: the postmaster logs which process it starts and which has ended
 my $node = new_node(
 	'worker_signals', conf => q{
 shared_preload_libraries = 'idem'
@@ -198,7 +198,7 @@ run('SELECT pg_reload_conf()');
 #
 
 # How long is ten seconds?  The launcher of logical replication comes back after
-# five, so it can be ended twice in ten; ours is to be there before it is back
+# five, so it can be ended twice in ten; ours must be there before it is back
 # for the second time.
 {
 	my $logical = 'logical replication launcher';

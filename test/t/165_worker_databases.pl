@@ -76,7 +76,7 @@ sub serve
 	$node->safe_psql('postgres', $opt{before}) if $opt{before};
 	push @servers, { node => $node, running => [], what => $opt{what} };
 
-	# by files: psql shall not depend on us to go on
+	# with files for input and output, so that psql never waits for this test
 	foreach my $commands (@{ $opt{sessions} })
 	{
 		my $file = "$dir/$name." . @{ $servers[-1]{running} };

@@ -160,7 +160,7 @@ sub give_slots
 	return;
 }
 
-# Transactions of the launcher as the log tells them, in seconds of the day.  It
+# Transactions of the launcher as the log shows them, in seconds of the day.  It
 # has one for each attempt to start a worker, and one to read the list of
 # databases.
 sub transactions
@@ -271,7 +271,7 @@ sub wait_for_transactions
 	# postgres, usual, limited
 	is(join(' ', map { $round->() } 1 .. 20),
 		join(' ', (3) x 20),
-		'W5, timescaledb#7774: 20 rounds, each with one visit of what is to be visited');
+		'W5, timescaledb#7774: 20 rounds, each with one visit of every database that allows connections');
 	is( $node->safe_psql('postgres',
 			q{SELECT datname FROM idem.cleanup_progress WHERE last_finished_at IS NOT NULL ORDER BY 1}),
 		"limited\npostgres\nusual",

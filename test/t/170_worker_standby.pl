@@ -14,7 +14,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# debug1: the postmaster tells which process it starts
+# debug1: the postmaster logs which process it starts
 my $primary = new_node(
 	'primary',
 	init => { allows_streaming => 1 },

@@ -26,7 +26,7 @@ plan skip_all => 'pg_upgrade is not installed'
 	IPC::Run::run([ 'pg_upgrade', '--version' ], '>', \$version, '2>', \$error);
   };
 
-# debug1: the postmaster tells which process it starts, in pg_upgrade, too
+# debug1: the postmaster logs which process it starts, in pg_upgrade, too
 my $conf = q{
 shared_preload_libraries = 'idem'
 log_min_messages = debug1
@@ -126,7 +126,7 @@ cmp_ok(
 	scalar(() = $log =~ /ready to accept connections/g),
 	'>=', 3,
 	'the log has the servers that pg_upgrade has started');
-like($log, qr/DEBUG:  /, 'and would tell');
+like($log, qr/DEBUG:  /, 'and has messages of level debug');
 is( join("\n", $log =~ /^.*background worker.*"idem.*$/mg),
 	'',
 	'W6, pg_cron 1.1.3, pgsentinel#48: nothing of ours runs during pg_upgrade');

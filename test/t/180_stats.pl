@@ -1,6 +1,6 @@
-# Statistics: what 16 concurrent clients were told is what was counted (S1), what
-# a restart, a crash and a damaged file leave of it (S2), who sees it and what it
-# does not show (S3), the log of duplicates (S4); and what idem_doctor() finds on
+# Statistics: the counters match the answers that 16 concurrent clients got (S1), what
+# a restart, a crash and a damaged file leave of them (S2), which roles see them and what
+# they do not show (S3), the log of duplicates (S4); and what idem_doctor() finds on
 # servers that are set up wrongly (H1).
 #
 # Clients record the answers that they got, in a separate transaction, so
@@ -83,7 +83,7 @@ sub duplicates
 
 run(
 	q{
-	CREATE TABLE told (queue text, answer text);
+	CREATE TABLE answers (queue text, answer text);
 
 	CREATE FUNCTION counter_of(status text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
 		SELECT CASE status WHEN 'claimed' THEN 'claims' WHEN 'finished' THEN 'replays'
@@ -348,14 +348,14 @@ ROLLBACK PREPARED 'client :client_id';
 \\else
 COMMIT;
 \\endif
-INSERT INTO told VALUES ($queue, ':answer');
+INSERT INTO answers VALUES ($queue, ':answer');
 }, $weight
 	];
 }
 
-# What the clients were told, by counter, in the form of counters(); stale tokens of jobs
+# The answers that the clients got, by counter, in the form of counters(); stale tokens of jobs
 # and what cleanup removed count for the database
-sub told
+sub answers
 {
 	my ($queue) = @_;
 	my $which =
@@ -366,7 +366,7 @@ sub told
 	return run(
 		qq{SELECT string_agg(w || '=' || n, ' ' ORDER BY w COLLATE "C")
 			FROM (SELECT w, count(*) AS n
-					FROM told AS t, regexp_split_to_table(t.answer, '\\s+') AS w
+					FROM answers AS t, regexp_split_to_table(t.answer, '\\s+') AS w
 				   WHERE w <> '' AND $which GROUP BY w) AS c});
 }
 
@@ -395,21 +395,21 @@ $counted = join ' ', grep
 	$removed += $1 if /^expired_\w+=(\d+)$/;
 	!/^(expired|abandoned)_/
 } split / /, $counted;
-my $told = told();
-my $told_removed = $told =~ s/ ?\bremoved=(\d+)// ? $1 : 0;
+my $answers = answers();
+my $answered_removed = $answers =~ s/ ?\bremoved=(\d+)// ? $1 : 0;
 
-is($counted, $told, 'S1: claims, leases, tokens: counted is what the clients were told');
+is($counted, $answers, 'S1: claims, leases, tokens: the counters match the answers that clients got');
 foreach my $what (
 	qw(busy claims exhausted held mismatches parked replays resumed stale_tokens takeovers))
 {
 	like($counted, qr/\b$what=/, "S1: there was something to be counted as $what");
 }
-is($removed, $told_removed, 'S1: cleanup: counted is what was removed');
+is($removed, $answered_removed, 'S1: cleanup: counted is what was removed');
 cmp_ok($removed, '>', 0, 'S1: which was not nothing');
 foreach my $queue (qw(q1 q2))
 {
 	is(counters(queue => $queue),
-		told($queue), "S1: $queue: counted is what the clients were told");
+		answers($queue), "S1: $queue: the counters match the answers that clients got");
 	foreach my $what (
 		qw(enqueued absorbed replaced postponed rerun refused fetched completed failed dead snoozed)
 	  )
@@ -440,9 +440,9 @@ my $lines = 0;
 $lines += $_ foreach values %{ $lines{claim} }, values %{ $lines{lease} };
 is($lines, $sum, 'S4: one line for each duplicate of a claim or a lease');
 is( join(' ', sort keys %{ $lines{claim} }),
-	'busy finished', 'S4: what plain claims were told');
+	'busy finished', 'S4: answers of plain claims');
 is( join(' ', sort keys %{ $lines{lease} }),
-	'busy exhausted finished parked', 'S4: what leases were told');
+	'busy exhausted finished parked', 'S4: answers of leases');
 is( join(' ', map { "$_=$lines{enqueue}{$_}" } sort keys %{ $lines{enqueue} }),
 	run(
 		q{SELECT format('absorbed=%s done=%s postponed=%s refused=%s replaced=%s rerun=%s',
@@ -581,7 +581,7 @@ is( run(
 	'\xe9\x98\x9f\xe5\x88\x97 \xc3\xa4\xf0\x9f\x90\x98|1',
 	'S3: what has no counterpart is shown by its bytes');
 
-# what the encoding does not tell
+# names whose encoding is unknown
 $node->safe_psql('postgres',
 	q{CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0});
 run('CREATE EXTENSION idem', db => 'ascii');
@@ -641,7 +641,7 @@ my $s = session($node);
 
 run(q{SELECT idem_queue_set('mail')});
 
-# the server is told to show more than usual, but not the statements of the client
+# the server logs more than usual, but not the statements of the client
 $s->query(
 	q{SET idem.log_duplicates = on; SET log_min_messages = debug1;
 	  SET log_error_verbosity = verbose; SET client_min_messages = log;

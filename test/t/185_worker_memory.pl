@@ -122,7 +122,7 @@ SKIP:
 {
 	skip 'no /proc', 6 unless -e '/proc/self/status';
 
-	# what there is to be cached is cached
+	# fill the caches first
 	churn(0);
 	run("CALL visit($visits / 20)");
 

@@ -1,0 +1,121 @@
+/*
+ * change.c
+ *		Note a change of a queue that lets a fetch find a job.
+ *
+ * Fetches skip parts of the index in which no job can be fetched (fetchskip.c).  A
+ * transaction that changes this notes the position of the job, before its commit, but
+ * after it has written the job: a fetch that looks at the index at the same time sees
+ * either the job or the note.  doc/jobs-protocol.md has the protocol.
+ *
+ * A note stays if the transaction rolls back; then fetches only skip less than they could.
+ */
+#include "postgres.h"
+
+#include "utils/snapmgr.h"
+
+#include "jobs/jobs.h"
+
+/* A key with more entries in the index may have many jobs that have ended: do not read them all */
+#define MAX_FOLLOWERS 32
+
+/* A job of the queue can be fetched from the time due on */
+static void
+note_change(const text *queue, const IdemPosition *position, TimestampTz due)
+{
+	bool is_shared;
+	IdemSkips *skips = idem_counters_get_skips(queue, &is_shared);
+
+	idem_skips_note(skips, position, due, idem_clock_now());
+}
+
+/*
+ * J14: this transaction has written the job (it is the row written): the job waits, or its
+ * lease ends earlier than before.  Its entry is in the index already.
+ */
+void
+idem_change_note_job(IdemTable *jobs)
+{
+	TupleTableSlot *slot = jobs->written;
+	const Datum *values = slot->tts_values;
+	IdemPosition position = {
+		.priority = DatumGetInt32(values[IDEM_JOBS_PRIORITY - 1]),
+		.run_at = DatumGetTimestampTz(values[IDEM_JOBS_RUN_AT - 1]),
+		.job_id = DatumGetInt64(values[IDEM_JOBS_JOB_ID - 1])};
+	TimestampTz due = position.run_at;
+
+	/* a short row has no such column */
+	if (slot->tts_tupleDescriptor->natts >= IDEM_JOBS_LEASE_UNTIL &&
+		!slot->tts_isnull[IDEM_JOBS_LEASE_UNTIL - 1])
+		due = Max(due, DatumGetTimestampTz(values[IDEM_JOBS_LEASE_UNTIL - 1]));
+	note_change(DatumGetTextPP(values[IDEM_JOBS_QUEUE - 1]), &position, due);
+}
+
+/* J14: this transaction has enqueued the job, whose entries are in the indexes already */
+void
+idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id)
+{
+	IdemPosition position = {
+		.priority = enqueue->priority, .run_at = enqueue->run_at, .job_id = job_id};
+
+	note_change(enqueue->queue.name, &position, position.run_at);
+}
+
+/* The row found is a follow-up job that may be free now */
+static void
+note_follower(IdemTable *jobs, const text *queue)
+{
+	IdemPosition position = {
+		.priority = idem_row_int32(jobs, IDEM_JOBS_PRIORITY),
+		.run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT),
+		.job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID)};
+
+	note_change(queue, &position, position.run_at);
+}
+
+/*
+ * Note the follow-up jobs of a job that has ended.  Returns false if there may be more: the
+ * key has many entries in the index.  A job that another transaction is moving in the
+ * index may be missed: that transaction notes its new position, and every fetch that
+ * looks at it there finds that the job before it has ended.
+ */
+static bool
+note_followers(IdemTable *jobs, const text *queue, int64 job_id, int64 key_hash)
+{
+	Datum value = Int64GetDatum(key_hash);
+	IdemLeafWalk walk;
+	SnapshotData dirty;
+	int n = 0;
+
+	InitDirtySnapshot(dirty);
+	idem_leaf_begin(&walk, jobs, idem_jobtable_key_index(jobs), &dirty, &value, 1, false, 1);
+	while (n <= MAX_FOLLOWERS && idem_leaf_next(&walk))
+	{
+		n++;
+		do
+		{
+			if (idem_leaf_fetch(&walk) && idem_row_int64(jobs, IDEM_JOBS_AFTER_JOB) == job_id)
+				note_follower(jobs, queue);
+		} while (walk.again);
+	}
+	idem_leaf_end(&walk);
+	return n <= MAX_FOLLOWERS;
+}
+
+/*
+ * J14: this transaction has deleted the job found, so its follow-up jobs (J4), which have the
+ * same key, can be fetched if it commits.  The row found is another one afterwards.
+ */
+void
+idem_change_note_end(IdemTable *jobs, const text *queue)
+{
+	bool is_shared;
+	IdemSkips *skips;
+
+	if (idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
+		return;
+	skips = idem_counters_get_skips(queue, &is_shared);
+	if (idem_skips_has_blocked(skips) &&
+		!note_followers(jobs, queue, idem_row_int64(jobs, IDEM_JOBS_JOB_ID),
+						idem_row_int64(jobs, IDEM_JOBS_KEY_HASH)))
+		idem_skips_drop_blocked(skips);
+}

@@ -1,0 +1,453 @@
+/*
+ * skips.c
+ *		Skip ranges of a queue: parts of the index that no fetch needs to look at.
+ *
+ * doc/jobs-protocol.md has the protocol.  The ranges lie in shared memory, in the entry of
+ * the queue, or in the memory of a backend if there is no such entry.  This file knows
+ * positions and times, but no tables: src/jobs/fetchskip.c collects the ranges, and
+ * src/jobs/change.c notes what changes in them.
+ *
+ * A spinlock protects all but the flags, which are also read without it.  A process
+ * holds the lock for moments: nothing under it allocates memory or raises an error.
+ * The ranges are sorted, and no two of them overlap.
+ */
+#include "postgres.h"
+
+#include "datatype/timestamp.h"
+#include "utils/timestamp.h"
+
+#include "stats/stats.h"
+
+/* Bits of IdemSkips.flags */
+#define HAS_RANGES	0x01
+#define HAS_WALKER	0x02
+#define HAS_BLOCKED 0x04 /* a range, or the walker, has passed blocked jobs */
+
+/* A range of less weight is published only if it makes another one longer */
+#define MIN_WEIGHT 8
+
+/*
+ * In microseconds: from this age on one fetch looks at a range again; no fetch uses an
+ * older one; and a walker that has been silent for so long is replaced.
+ */
+#define LOOK_AGAIN_AFTER (USECS_PER_SEC * 3 / 4)
+#define LIFETIME		 USECS_PER_SEC
+#define WALKER_TIMEOUT	 USECS_PER_SEC
+
+const IdemPosition idem_first_position = {PG_INT32_MIN, PG_INT64_MIN, PG_INT64_MIN};
+const IdemPosition idem_last_position = {PG_INT32_MAX, PG_INT64_MAX, PG_INT64_MAX};
+
+int
+idem_skips_compare(const IdemPosition *a, const IdemPosition *b)
+{
+	if (a->priority != b->priority)
+		return a->priority < b->priority ? -1 : 1;
+	if (a->run_at != b->run_at)
+		return a->run_at < b->run_at ? -1 : 1;
+	if (a->job_id != b->job_id)
+		return a->job_id < b->job_id ? -1 : 1;
+	return 0;
+}
+
+/* The position before the given one; job numbers are not negative */
+IdemPosition
+idem_skips_before(const IdemPosition *position)
+{
+	IdemPosition before = *position;
+
+	if (before.job_id > PG_INT64_MIN)
+		before.job_id--;
+	return before;
+}
+
+/* Is the position in the range? */
+bool
+idem_skips_contains(const IdemSkipRange *range, const IdemPosition *position)
+{
+	return idem_skips_compare(&range->after, position) < 0 &&
+		idem_skips_compare(position, &range->upto) <= 0;
+}
+
+void
+idem_skips_init(IdemSkips *skips)
+{
+	memset(skips, 0, sizeof(*skips));
+	SpinLockInit(&skips->lock);
+	pg_atomic_init_u32(&skips->flags, 0);
+}
+
+static void
+remove_range(IdemSkips *skips, int i)
+{
+	skips->n--;
+	memmove(&skips->ranges[i], &skips->ranges[i + 1],
+			(skips->n - i) * sizeof(skips->ranges[0]));
+}
+
+/* Does b begin where a ends? */
+static bool
+touches(const IdemSkipRange *a, const IdemSkipRange *b)
+{
+	return idem_skips_compare(&a->upto, &b->after) == 0;
+}
+
+/* Make a one range with b, which touches it on one side */
+static void
+merge(IdemSkipRange *a, const IdemSkipRange *b)
+{
+	if (touches(a, b))
+		a->upto = b->upto;
+	else
+		a->after = b->after;
+	a->until = Min(a->until, b->until);
+	a->looked_at = Min(a->looked_at, b->looked_at);
+	a->weight = Min((int64) a->weight + b->weight, PG_INT32_MAX);
+	a->has_blocked |= b->has_blocked;
+}
+
+/*
+ * Make room for a range of this weight.  Two ranges that touch become one, although one
+ * of them has no end in time and the other has; or else the lightest range gives way.
+ * Returns false if the new one would be the lightest.
+ */
+static bool
+make_room(IdemSkips *skips, int weight)
+{
+	IdemSkipRange *ranges = skips->ranges;
+	int64 pair_weight = PG_INT64_MAX;
+	int pair = -1;
+	int lightest = 0;
+
+	for (int i = 0; i < skips->n; i++)
+	{
+		if (ranges[i].weight < ranges[lightest].weight)
+			lightest = i;
+		if (i + 1 < skips->n && touches(&ranges[i], &ranges[i + 1]) &&
+			ranges[i].owner == ranges[i + 1].owner &&
+			(int64) ranges[i].weight + ranges[i + 1].weight < pair_weight)
+		{
+			pair = i;
+			pair_weight = (int64) ranges[i].weight + ranges[i + 1].weight;
+		}
+	}
+	if (pair >= 0)
+	{
+		merge(&ranges[pair], &ranges[pair + 1]);
+		remove_range(skips, pair + 1);
+		return true;
+	}
+	if (ranges[lightest].weight >= weight)
+		return false;
+	remove_range(skips, lightest);
+	return true;
+}
+
+/* Insert a range that overlaps with no other one */
+static void
+insert_range(IdemSkips *skips, const IdemSkipRange *range)
+{
+	int i = skips->n;
+
+	if (skips->n == IDEM_MAX_SKIPS)
+	{
+		if (!make_room(skips, range->weight))
+			return;
+		i = skips->n;
+	}
+	while (i > 0 && idem_skips_compare(&range->after, &skips->ranges[i - 1].after) < 0)
+	{
+		skips->ranges[i] = skips->ranges[i - 1];
+		i--;
+	}
+	skips->ranges[i] = *range;
+	skips->n++;
+}
+
+/*
+ * Remove what lies behind one position up to and including another one from the ranges.  A
+ * range that reaches the end of the queue loses the rest: new jobs come there one after
+ * another, and each of them would leave a range behind it.
+ */
+static void
+carve(IdemSkips *skips, const IdemPosition *after, const IdemPosition *upto)
+{
+	for (int i = skips->n - 1; i >= 0; i--)
+	{
+		IdemSkipRange *range = &skips->ranges[i];
+		IdemSkipRange rest = *range;
+		bool has_left = idem_skips_compare(&range->after, after) < 0;
+		bool has_right = idem_skips_compare(upto, &range->upto) < 0 &&
+			idem_skips_compare(&range->upto, &idem_last_position) < 0;
+
+		if (idem_skips_compare(&range->upto, after) <= 0 ||
+			idem_skips_compare(upto, &range->after) <= 0)
+			continue;
+		rest.after = *upto;
+		if (has_left && has_right)
+		{
+			rest.weight = range->weight /= 2;
+			range->upto = *after;
+			insert_range(skips, &rest);
+			return;
+		}
+		if (has_left)
+			range->upto = *after;
+		else if (has_right)
+			*range = rest;
+		else
+			remove_range(skips, i);
+	}
+}
+
+/* How old is what is known of the range?  An age that cannot be is as good as no knowledge. */
+static bool
+is_older(const IdemSkipRange *range, int64 steady, int64 age)
+{
+	return steady - range->looked_at >= age || steady < range->looked_at;
+}
+
+/*
+ * Should two ranges that touch become one?  Not if the time ends only one of them, or if
+ * the walker has come again to look at one of them.
+ */
+static bool
+belong_together(const IdemSkipRange *a, const IdemSkipRange *b, int64 steady)
+{
+	return a->owner == b->owner &&
+		(a->until == DT_NOEND) == (b->until == DT_NOEND) &&
+		!is_older(a, steady, LOOK_AGAIN_AFTER) && !is_older(b, steady, LOOK_AGAIN_AFTER);
+}
+
+/* Add a range that overlaps with no other one; one that touches it becomes part of it */
+static void
+add_range(IdemSkips *skips, const IdemSkipRange *range, int64 steady)
+{
+	IdemSkipRange new = *range;
+	bool merged = false;
+
+	for (int i = skips->n - 1; i >= 0; i--)
+	{
+		IdemSkipRange *other = &skips->ranges[i];
+
+		if ((touches(other, &new) || touches(&new, other)) &&
+			belong_together(other, &new, steady))
+		{
+			merge(&new, other);
+			remove_range(skips, i);
+			merged = true;
+		}
+	}
+	if (merged || new.weight >= MIN_WEIGHT)
+		insert_range(skips, &new);
+}
+
+/* Let those who ask without the lock know what there is */
+static void
+set_flags(IdemSkips *skips)
+{
+	uint32 flags = 0;
+
+	if (skips->n > 0)
+		flags |= HAS_RANGES;
+	if (skips->walker != 0)
+		flags |= HAS_WALKER;
+	if (skips->walker != 0 && skips->walker_blocked)
+		flags |= HAS_BLOCKED;
+	for (int i = 0; i < skips->n; i++)
+	{
+		if (skips->ranges[i].has_blocked)
+			flags |= HAS_BLOCKED;
+	}
+	pg_atomic_write_u32(&skips->flags, flags);
+}
+
+/*
+ * Copy the ranges that a fetch of this owner may use, and drop those that are out of date.
+ * now is the clock of the fetch, steady the monotonic clock.  view->is_overdue: a range is
+ * due for another look.  fresh: leave such ranges out.
+ */
+void
+idem_skips_read(IdemSkips *skips, TimestampTz now, int64 steady, uint64 owner, bool fresh,
+				IdemSkipView *view)
+{
+	view->n = 0;
+	view->is_overdue = false;
+	if (pg_atomic_read_u32(&skips->flags) == 0)
+		return;
+	SpinLockAcquire(&skips->lock);
+	for (int i = skips->n - 1; i >= 0; i--)
+	{
+		if (is_older(&skips->ranges[i], steady, LIFETIME) || skips->ranges[i].until <= now)
+			remove_range(skips, i);
+	}
+	for (int i = 0; i < skips->n; i++)
+	{
+		bool is_overdue = is_older(&skips->ranges[i], steady, LOOK_AGAIN_AFTER);
+
+		if (skips->ranges[i].owner != 0 && skips->ranges[i].owner != owner)
+			continue;
+		view->is_overdue |= is_overdue;
+		if (!is_overdue || !fresh)
+			view->ranges[view->n++] = skips->ranges[i];
+	}
+	set_flags(skips);
+	SpinLockRelease(&skips->lock);
+}
+
+/*
+ * Become the walker, who looks at what lies behind the position.  Returns the number of the
+ * walker, or 0 if there is another one.
+ */
+uint64
+idem_skips_register(IdemSkips *skips, const IdemPosition *after, int64 steady)
+{
+	uint64 id = 0;
+
+	SpinLockAcquire(&skips->lock);
+	if (skips->walker == 0 || steady - skips->walker_seen_at >= WALKER_TIMEOUT ||
+		steady < skips->walker_seen_at)
+	{
+		id = skips->walker = ++skips->nwalkers;
+		skips->walker_seen_at = steady;
+		skips->walker_after = *after;
+		skips->walker_has_limit = false;
+		skips->walker_blocked = false;
+		set_flags(skips);
+	}
+	SpinLockRelease(&skips->lock);
+	/* the walker looks at the index only after writers can see that there is a walker */
+	pg_memory_barrier();
+	return id;
+}
+
+/* The walker is about to look at jobs that are followed by others */
+void
+idem_skips_announce_blocked(IdemSkips *skips, uint64 id)
+{
+	SpinLockAcquire(&skips->lock);
+	if (skips->walker == id)
+	{
+		skips->walker_blocked = true;
+		set_flags(skips);
+	}
+	SpinLockRelease(&skips->lock);
+	pg_memory_barrier();
+}
+
+/* Has a writer noted a change at this position or before it, where the walker has not published? */
+static bool
+is_at_limit(const IdemSkips *skips, const IdemPosition *position)
+{
+	return skips->walker_has_limit && idem_skips_compare(&skips->walker_limit, position) <= 0;
+}
+
+/*
+ * Publish what the walker has skipped, unless another backend has taken its place, and as far as
+ * no writer has noted a change meanwhile.  The walker goes on behind next; is_held: no
+ * range may contain that position itself.  Returns false if the walker has lost its place.
+ */
+bool
+idem_skips_publish(IdemSkips *skips, uint64 id, const IdemSkipRange *run, const IdemPosition *next,
+				   bool is_held, int64 steady)
+{
+	IdemSkipRange range = *run;
+	bool goes_on;
+
+	SpinLockAcquire(&skips->lock);
+	goes_on = skips->walker == id;
+	if (goes_on)
+	{
+		if (is_at_limit(skips, &range.upto))
+			range.upto = idem_skips_before(&skips->walker_limit);
+		if (idem_skips_compare(&range.after, &range.upto) < 0)
+		{
+			carve(skips, &range.after, &range.upto);
+			add_range(skips, &range, steady);
+		}
+		if (is_held)
+		{
+			IdemPosition before = idem_skips_before(next);
+
+			carve(skips, &before, next);
+		}
+		goes_on = !is_at_limit(skips, next);
+		skips->walker = goes_on ? id : 0;
+		skips->walker_after = *next;
+		skips->walker_seen_at = steady;
+		set_flags(skips);
+	}
+	SpinLockRelease(&skips->lock);
+	return goes_on;
+}
+
+/* The walk has ended */
+void
+idem_skips_release(IdemSkips *skips, uint64 id)
+{
+	SpinLockAcquire(&skips->lock);
+	if (skips->walker == id)
+		skips->walker = 0;
+	set_flags(skips);
+	SpinLockRelease(&skips->lock);
+}
+
+/*
+ * The job at this position can be fetched from the time due on.  The caller has written the
+ * job already; now is its clock.
+ */
+void
+idem_skips_note(IdemSkips *skips, const IdemPosition *position, TimestampTz due, TimestampTz now)
+{
+	IdemPosition before = idem_skips_before(position);
+
+	/* the walker looks at the index after it has set the flag; here it is the other way round */
+	pg_memory_barrier();
+	if (likely(pg_atomic_read_u32(&skips->flags) == 0))
+		return;
+	SpinLockAcquire(&skips->lock);
+	for (int i = 0; i < skips->n; i++)
+	{
+		IdemSkipRange *range = &skips->ranges[i];
+
+		if (!idem_skips_contains(range, position) || range->until <= due)
+			continue;
+		/* the range is not used for so long */
+		if (due - now > LIFETIME)
+			range->until = due;
+		else
+			carve(skips, &before, position);
+		break;
+	}
+	if (skips->walker != 0 && idem_skips_compare(&skips->walker_after, position) < 0 &&
+		!is_at_limit(skips, position))
+	{
+		skips->walker_has_limit = true;
+		skips->walker_limit = *position;
+	}
+	set_flags(skips);
+	SpinLockRelease(&skips->lock);
+}
+
+/* Has a range passed blocked jobs, or may the walker be doing so? */
+bool
+idem_skips_has_blocked(IdemSkips *skips)
+{
+	pg_memory_barrier();
+	return (pg_atomic_read_u32(&skips->flags) & HAS_BLOCKED) != 0;
+}
+
+/* Any blocked job may be free now: drop the ranges that have passed one, and the walker */
+void
+idem_skips_drop_blocked(IdemSkips *skips)
+{
+	SpinLockAcquire(&skips->lock);
+	for (int i = skips->n - 1; i >= 0; i--)
+	{
+		if (skips->ranges[i].has_blocked)
+			remove_range(skips, i);
+	}
+	if (skips->walker_blocked)
+		skips->walker = 0;
+	set_flags(skips);
+	SpinLockRelease(&skips->lock);
+}

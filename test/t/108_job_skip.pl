@@ -1,0 +1,196 @@
+# J14: what fetches skip, under load, without shared memory, and if the shared memory is full.
+#
+# Under load every enqueue, fetch and return of a job is recorded with the time before and
+# after it.  Afterwards the test looks for a fetch that passed a job which was there, due and
+# free before the fetch began, and which no fetch took before it ended.  There must be none.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node(
+	'job_skip', conf => q{
+shared_preload_libraries = 'idem'
+idem.cleanup_naptime = 1s
+idem.stats_max = 100
+fsync = off
+});
+
+# 30 leased jobs, due in the 30 seconds from 2020 on, and a function that shows what a
+# fetch gets
+my $helpers = q{
+	CREATE FUNCTION t(s float) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS
+		$$ SELECT '2020-01-01 00:00:00+00'::timestamptz + s * interval '1 s' $$;
+	CREATE PROCEDURE lease_jobs(q text, n int) LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM idem_enqueue(q, run_at => t(i)) FROM generate_series(1, n) AS i;
+		COMMIT;
+		PERFORM idem_fetch(q, n, lease => '1 h');
+	END $$;
+	CREATE FUNCTION got(q text) RETURNS text LANGUAGE sql AS
+		$$ SELECT coalesce(min(payload #>> '{}'), 'nothing') FROM idem_fetch(q, lease => '1 h') $$;
+};
+run($helpers);
+
+#
+# Under load
+#
+
+run(q{
+	CREATE SEQUENCE fetch_id;
+	CREATE TABLE free (job_id bigint, priority int, run_at timestamptz, since timestamptz);
+	CREATE TABLE fetches (id bigint, t0 timestamptz, t1 timestamptz, wanted int, got int);
+	CREATE TABLE taken (id bigint, job_id bigint, priority int, run_at timestamptz);
+	CREATE TABLE held (job_id bigint, t0 timestamptz, t1 timestamptz);
+
+	-- enqueue somewhere: now, some time ago, or for a moment later
+	CREATE PROCEDURE produce() LANGUAGE plpgsql AS $$
+	DECLARE
+		p int := random() * 3;
+		at timestamptz := clock_timestamp() + CASE (random() * 3)::int
+			WHEN 0 THEN interval '0' WHEN 1 THEN interval '0.2 s' ELSE -random() * interval '20 s' END;
+		id bigint;
+	BEGIN
+		id := (SELECT job_id FROM idem_enqueue('load', run_at => at, priority => p));
+		IF random() < 0.1 THEN
+			ROLLBACK;
+			RETURN;
+		END IF;
+		COMMIT;
+		INSERT INTO free VALUES (id, p, at, clock_timestamp());
+		COMMIT;
+	END $$;
+
+	-- fetch with a lease, and then end the jobs, give them back, or keep them
+	CREATE PROCEDURE consume() LANGUAGE plpgsql AS $$
+	DECLARE
+		f fetches := (nextval('fetch_id'), clock_timestamp(), NULL, 1 + (random() * 2)::int, NULL);
+		ids bigint[];
+		tokens bigint[];
+		at timestamptz;
+	BEGIN
+		SELECT array_agg(job_id), array_agg(token) INTO ids, tokens FROM idem_fetch('load', f.wanted, lease => '1 h');
+		f.got := coalesce(cardinality(ids), 0);
+		COMMIT;
+		f.t1 := clock_timestamp();
+		INSERT INTO fetches SELECT (f).*;
+		INSERT INTO taken SELECT f.id, job_id, priority, run_at FROM idem.jobs WHERE job_id = ANY (ids);
+		COMMIT;
+		FOR i IN 1 .. f.got LOOP
+			CASE (random() * 3)::int
+				WHEN 0 THEN
+					at := idem_snooze(ids[i], tokens[i], '0');
+					COMMIT;
+					INSERT INTO free SELECT job_id, priority, at, clock_timestamp() FROM taken WHERE id = f.id AND job_id = ids[i];
+				WHEN 1, 2 THEN
+					PERFORM idem_complete(ids[i], tokens[i]);
+				ELSE NULL;
+			END CASE;
+			COMMIT;
+		END LOOP;
+	END $$;
+
+	-- fetch without a lease, and roll back
+	CREATE PROCEDURE try() LANGUAGE plpgsql AS $$
+	DECLARE
+		t0 timestamptz := clock_timestamp();
+		ids bigint[];
+	BEGIN
+		ids := (SELECT array_agg(job_id) FROM idem_fetch('load', 2));
+		PERFORM pg_sleep(random() * 0.01);
+		ROLLBACK;
+		INSERT INTO held SELECT unnest(ids), t0, clock_timestamp();
+		COMMIT;
+	END $$;
+});
+
+# so that VACUUM cannot remove what ends
+my $old = session($node);
+$old->query('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT');
+run("CALL lease_jobs('load', 500)");
+ok( pgbench_run(
+		$node,
+		[ '--client' => 8, '--jobs' => 2, '--transactions' => 250 ],
+		[ [ 'CALL produce();', 10 ], [ 'CALL consume();', 8 ], [ 'CALL try();', 1 ] ]),
+	'load');
+
+is( run(q{
+	SELECT count(*)
+	  FROM fetches AS f
+	  LEFT JOIN LATERAL (SELECT * FROM taken WHERE taken.id = f.id ORDER BY priority DESC, run_at DESC, job_id DESC LIMIT 1) AS last ON true
+	  JOIN free AS x ON greatest(x.since, x.run_at) < f.t0
+	   AND (f.got < f.wanted OR (x.priority, x.run_at, x.job_id) < (last.priority, last.run_at, last.job_id))
+	  LEFT JOIN taken AS t ON t.job_id = x.job_id AND t.run_at = x.run_at
+	  LEFT JOIN fetches AS by ON by.id = t.id
+	 WHERE (by.id IS NULL OR by.t0 > f.t1)
+	   AND NOT EXISTS (SELECT FROM held AS h WHERE h.job_id = x.job_id AND h.t0 < f.t1 AND h.t1 > f.t0)
+}),
+	0,
+	'no fetch passed a job that was free before it began');
+cmp_ok(run('SELECT count(*) FROM taken'), '>', 500, 'many jobs were fetched');
+is( run(q{SELECT count(*) FROM free AS x WHERE NOT EXISTS (SELECT FROM taken AS t WHERE t.job_id = x.job_id AND t.run_at = x.run_at)
+		AND NOT EXISTS (SELECT FROM idem.jobs AS j WHERE j.job_id = x.job_id AND j.run_at = x.run_at)}),
+	0,
+	'and none was lost');
+$old->quit;
+
+#
+# Without room for the queue, and with room again
+#
+
+new_database('other');
+run("SELECT count(idem_enqueue('q' || i)) FROM generate_series(1, 74) AS i", db => 'other');
+run("CALL lease_jobs('late', 30)");
+my $producer = session($node);
+$producer->query(q{SELECT idem_enqueue('late', '"one"', run_at => t(15.5))});
+is(run("SELECT count(*) FROM idem.queue_stats WHERE queue = 'late'"), 0, 'no room for the queue');
+my $worker = session($node);
+is($worker->query(q{SELECT got('late')}), 'one', 'without room: a job');
+is($worker->query(q{SELECT got('late')}), 'nothing', 'then nothing');
+$producer->query(q{SELECT idem_enqueue('late', '"two"', run_at => t(15.5))});
+is($worker->query(q{SELECT got('late')}), 'two', 'another session has enqueued it: found at once');
+run('DROP DATABASE other');
+ok( $node->poll_query_until(
+		'postgres',
+		q{SELECT EXISTS (SELECT FROM idem.queue_stats WHERE queue = 'late') FROM idem_enqueue('late', '"three"', run_at => t(15.5))}),
+	'there is room again');
+my $worker2 = session($node);
+1 while $worker2->query(q{SELECT got('late')}) ne 'nothing';
+$producer->query(q{SELECT idem_enqueue('late', '"four"', run_at => t(15.5))});
+is($worker2->query(q{SELECT got('late')}), 'four', 'the first session has noticed that there is room');
+$_->quit foreach $producer, $worker, $worker2;
+
+#
+# Without shared memory
+#
+
+my $alone = new_node('not_preloaded');
+
+run($helpers, node => $alone);
+run("CALL lease_jobs('q', 2000)", node => $alone);
+run(q{
+	CREATE FUNCTION pages() RETURNS bigint LANGUAGE plpgsql AS $$
+	DECLARE
+		plan json;
+	BEGIN
+		EXECUTE $q$ EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM idem_fetch('q', lease => '1 h') $q$ INTO plan;
+		RETURN (plan #>> '{0,Plan,Shared Hit Blocks}')::bigint + (plan #>> '{0,Plan,Shared Read Blocks}')::bigint;
+	END $$;
+}, node => $alone);
+$worker = session($alone);
+is($worker->query(q{SELECT got('q')}), 'nothing', 'without shared memory: nothing');
+run(q{SELECT idem_enqueue('q', '"one"', run_at => t(15.5))}, node => $alone);
+is($worker->query(q{SELECT got('q')}), 'one', 'another session has enqueued it: found at once');
+run(q{SELECT count(*) FROM idem_enqueue_many('q', array_fill('1'::jsonb, ARRAY[100]))}, node => $alone);
+is($worker->query('SELECT min(pages()) < 60 FROM generate_series(1, 20)'),
+	't', 'fetches behind many leased jobs are cheap');
+$worker->quit;
+
+log_ok($_) foreach $node, $alone;
+done_testing();
