@@ -74,13 +74,20 @@ def stale_holder(lang):
     equal(lang.db.count("sent", "recipient = %s", to), 1, "rows")
 
 
-def program_killed_with_lease(lang):
-    """kill -9 during the call outside: after the lease the next request takes over. Outside twice, recorded once."""
+def killed_with_lease(lang):
+    """kill -9 of program and worker during the call outside: the next ones take over after the lease.
+
+    Outside twice, recorded once. Both in one scenario, because leases take their time.
+    """
     to, key = f"e{unique()}", f"k-{unique()}"
     with lang.db.gate() as gate:
         body = mail(to, gate=gate.number)
         lost = Background(lang.server.post, "/mails", body, key)
         gate.wait_reached()
+        job = lang.db.one("SELECT job_id FROM idem_enqueue('mail', %s::jsonb)", json.dumps(mail(f"{to}w", gate=gate.number)))
+        worker = lang.worker()
+        wait_for("the worker waits at the gate, too", lambda: len(gate.waiting()) == 2)
+        worker.kill()
         lang.server.kill()
         try:
             lost.result()
@@ -90,10 +97,13 @@ def program_killed_with_lease(lang):
         gate.open()
         lang.server.start()
         equal(lang.server.post("/mails", body, key).status, 409, "status while the lease lasts")
+        lang.worker()
         reply = lang.server.persist("/mails", body, key)
     equal(reply.status, 201, "status")
     equal(lang.db.count("outside", "what = %s", f"mail:{to}"), 2, "mails")
     equal(lang.db.count("sent", "recipient = %s", to), 1, "rows")
+    wait_for("the job is done", lambda: lang.db.one("SELECT count(*) FROM idem_job(%s) WHERE state <> 'done'", job) == 0)
+    equal(lang.db.count("outside", "what = %s", f"mail:{to}w"), 2, "mails of the worker")
 
 
 SCENARIOS = [
@@ -101,5 +111,5 @@ SCENARIOS = [
     mail_is_renewed_and_busy,
     mail_lost_connection,
     stale_holder,
-    program_killed_with_lease,
+    killed_with_lease,
 ]
