@@ -81,6 +81,13 @@ export function transaction(pool, work) {
   })
 }
 
+// Statements sent in one round trip: wait for all, then return or throw what this one says. (Promise.all() would
+// throw the 25P02 of a statement after the one that failed.)
+export async function together(sent, index) {
+  await Promise.allSettled(sent)
+  return sent[index]
+}
+
 // COMMIT of a transaction that has failed answers ROLLBACK, and that is no error: look at the tag.
 export async function commit(client) {
   const { command } = await client.query('COMMIT')
@@ -91,7 +98,7 @@ export async function commit(client) {
 // anything that JSON.stringify takes. fn must neither commit nor roll back, and await all its queries.
 export function once(pool, key, request, fn, { scope = null, ttl = null, wait = '0' } = {}) {
   return transaction(pool, async (client) => {
-    const [, [claim]] = await Promise.all([
+    const sent = [
       client.query('BEGIN'),
       ask(
         client,
@@ -100,7 +107,8 @@ export function once(pool, key, request, fn, { scope = null, ttl = null, wait = 
         [key, JSON.stringify(request), ttl, wait, scope],
       ),
       client.query('SAVEPOINT idem_work'),
-    ])
+    ]
+    const [claim] = await together(sent, 1)
     if (!claim.claimed) {
       await client.query('ROLLBACK')
       return notClaimed(claim)

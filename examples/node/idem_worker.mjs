@@ -9,7 +9,7 @@
 // A handler that throws fails the job: it is retried with the backoff of its queue.
 import { hostname } from 'node:os'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { Stale, ask, autocommit, commit, heartbeat, transaction } from './idem.mjs'
+import { Stale, ask, autocommit, commit, heartbeat, together, transaction } from './idem.mjs'
 
 // How long to wait when there was nothing to do: with jitter, so that workers do not poll in step.
 export const pollPause = (seconds, signal) =>
@@ -59,7 +59,7 @@ export class Worker {
     const queues = [...this.#inTransaction.keys()].sort(() => Math.random() - 0.5)
     return transaction(this.pool, async (client) => {
       const fetch = `SELECT f.* FROM unnest($1::text[]) AS q, LATERAL idem_fetch(q, lease => '0', worker => $2) AS f LIMIT 1`
-      const [, [job]] = await Promise.all([client.query('BEGIN'), ask(client, fetch, [queues, this.name])])
+      const [job] = await together([client.query('BEGIN'), ask(client, fetch, [queues, this.name])], 1)
       if (!job) {
         await client.query('ROLLBACK')
         return false

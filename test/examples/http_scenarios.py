@@ -178,6 +178,21 @@ def backend_terminated(lang):
     equal(lang.db.count("charges", "order_id = %s", order), 1, "rows")
 
 
+def commit_answer_lost(lang):
+    """The COMMIT has happened, its answer has not arrived: the module asks the key, and the client gets the answer."""
+    order, key = unique(), f"k-{unique()}"
+    with lang.db.gate() as gate:
+        reply = Background(lang.server.post, "/charges", charge(order, gate=gate.number), key)
+        gate.wait_reached()
+        with lang.db.commits_wait():
+            gate.open()
+            lang.db.lose_commit_answer()
+            reply = reply.result()
+    charge_id = lang.db.one("SELECT id FROM charges WHERE order_id = %s", order)
+    equal((reply.status, json.loads(reply.body)["charge_id"]), (201, charge_id), "answer")
+    equal(lang.db.count("charges", "order_id = %s", order), 1, "rows")
+
+
 def backend_killed(lang):
     order, key = unique(), f"k-{unique()}"
     with lang.db.gate() as gate:
@@ -214,6 +229,7 @@ SCENARIOS = [
     client_aborts,
     program_killed,
     backend_terminated,
+    commit_answer_lost,
     backend_killed,
     server_restarted,
 ]

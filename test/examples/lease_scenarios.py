@@ -54,6 +54,22 @@ def mail_lost_connection(lang):
     equal(lang.db.count("sent", "recipient = %s", to), 1, "rows")
 
 
+def mail_commit_answer_lost(lang):
+    """The COMMIT of the record has happened, its answer has not arrived: the fence keeps it from being repeated."""
+    to, key = f"l{unique()}", f"k-{unique()}"
+    with lang.db.gate() as gate:
+        reply = Background(lang.server.post, "/mails", mail(to, gate=gate.number), key)
+        gate.wait_reached()
+        with lang.db.commits_wait():
+            gate.open()
+            lang.db.lose_commit_answer()
+            # it asks again: not in vain if that does not write, so there is nothing more to wait for
+            wait_for("the answer", lambda: not reply.thread.is_alive())
+    reply = reply.result()
+    equal((reply.status, json.loads(reply.body)), (201, {"sent": to}), "answer")
+    equal(lang.db.count("sent", "recipient = %s", to), 1, "rows")
+
+
 def stale_holder(lang):
     """Another worker takes over while the first one is outside: the first one writes nothing."""
     to, key = f"d{unique()}", f"k-{unique()}"
@@ -110,6 +126,7 @@ SCENARIOS = [
     mail_and_replay,
     mail_is_renewed_and_busy,
     mail_lost_connection,
+    mail_commit_answer_lost,
     stale_holder,
     killed_with_lease,
 ]
