@@ -294,7 +294,7 @@ list-%:
 
 CLANG_FORMAT ?= clang-format
 C_FILES = $(wildcard src/*.[ch] src/*/*.[ch])
-SHELL_SCRIPTS = .ci/run $(wildcard test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh)
+SHELL_SCRIPTS = .ci/run $(wildcard examples/*/start test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh)
 
 format:
 	$(CLANG_FORMAT) -i $(C_FILES)
