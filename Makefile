@@ -20,7 +20,7 @@ OBJS = \
 	src/table/leaf.o \
 	src/table/probe.o \
 	src/fn/fn.o \
-	src/fn/values.o \
+	src/fn/value.o \
 	src/fn/args.o \
 	src/fn/arrays.o \
 	src/stats/exchange.o \

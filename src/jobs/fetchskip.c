@@ -121,7 +121,7 @@ idem_fetchskip_begin_anew(IdemFetchWalk *walk)
 
 /* Publish the run and go on behind next; is_held: no range may contain that position */
 static void
-publish(IdemFetchWalk *walk, const IdemPosition *next, bool is_held)
+publish_run(IdemFetchWalk *walk, const IdemPosition *next, bool is_held)
 {
 	walk->steady = idem_clock_steady();
 	if (!idem_skips_publish(walk->skips, walk->id, &walk->run, next, is_held, walk->steady))
@@ -200,7 +200,7 @@ idem_fetchskip_jump(IdemFetchWalk *walk, const IdemPosition *from)
 	{
 		/* there is no entry between the last one that was skipped and the range */
 		walk->run.upto = *from;
-		publish(walk, &to, false);
+		publish_run(walk, &to, false);
 	}
 	walk->run.weight += JUMP_WEIGHT;
 	return to;
@@ -223,7 +223,7 @@ idem_fetchskip_add(IdemFetchWalk *walk, const IdemPosition *upto, const IdemSkip
 	{
 		IdemPosition next = walk->run.upto;
 
-		publish(walk, &next, false);
+		publish_run(walk, &next, false);
 		walk->run.weight = 1;
 	}
 	walk->run.upto = *upto;
@@ -231,7 +231,7 @@ idem_fetchskip_add(IdemFetchWalk *walk, const IdemPosition *upto, const IdemSkip
 	walk->run.owner = its_owner;
 	walk->run.has_blocked |= skip->is_blocked;
 	if (walk->id != 0 && walk->run.weight >= PUBLISH_AFTER)
-		publish(walk, upto, false);
+		publish_run(walk, upto, false);
 }
 
 /* The fetch has read pages of the index that had only dead entries */
@@ -248,7 +248,7 @@ idem_fetchskip_stop(IdemFetchWalk *walk, const IdemPosition *position)
 	if (walk->id != 0)
 	{
 		walk->run.upto = idem_skips_before(position);
-		publish(walk, position, true);
+		publish_run(walk, position, true);
 	}
 	else
 		begin_run(walk, position);

@@ -68,7 +68,7 @@ begin_part(Fetch *fetch, const IdemPosition *after)
 
 /* Continue behind this position, and behind the ranges that begin there */
 static void
-seek(Fetch *fetch, const IdemPosition *after)
+continue_after(Fetch *fetch, const IdemPosition *after)
 {
 	IdemPosition position = idem_fetchskip_jump(&fetch->walk, after);
 
@@ -259,7 +259,7 @@ skip_priority(Fetch *fetch, const IdemPosition *entry)
 
 	end.priority = entry->priority;
 	idem_fetchskip_add(&fetch->walk, &end, &skip);
-	seek(fetch, &end);
+	continue_after(fetch, &end);
 }
 
 /* Scan the index until the batch is full */
@@ -269,7 +269,7 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 	IdemFetchWalk *walk = &fetch->walk;
 	bool at_end = false;
 
-	seek(fetch, &idem_first_position);
+	continue_after(fetch, &idem_first_position);
 	while (fetch->found < fetch->args->batch && !at_end)
 	{
 		const IdemSkipRange *range;
@@ -281,12 +281,12 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 			IdemPosition after = walk->run.after;
 
 			at_end = false;
-			seek(fetch, &after);
+			continue_after(fetch, &after);
 		}
 		else if (at_end)
 			break;
 		else if ((range = idem_fetchskip_find(walk, &entry)) != NULL)
-			seek(fetch, &range->after);
+			continue_after(fetch, &range->after);
 		else if (entry.run_at > fetch->now)
 			skip_priority(fetch, &entry);
 		else

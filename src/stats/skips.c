@@ -86,16 +86,16 @@ remove_range(IdemSkips *skips, int i)
 
 /* Does b begin where a ends? */
 static bool
-touches(const IdemSkipRange *a, const IdemSkipRange *b)
+is_followed_by(const IdemSkipRange *a, const IdemSkipRange *b)
 {
 	return idem_skips_compare(&a->upto, &b->after) == 0;
 }
 
 /* Make a one range with b, which touches it on one side */
 static void
-merge(IdemSkipRange *a, const IdemSkipRange *b)
+merge_ranges(IdemSkipRange *a, const IdemSkipRange *b)
 {
-	if (touches(a, b))
+	if (is_followed_by(a, b))
 		a->upto = b->upto;
 	else
 		a->after = b->after;
@@ -122,7 +122,7 @@ make_room(IdemSkips *skips, int weight)
 	{
 		if (ranges[i].weight < ranges[lightest].weight)
 			lightest = i;
-		if (i + 1 < skips->n && touches(&ranges[i], &ranges[i + 1]) &&
+		if (i + 1 < skips->n && is_followed_by(&ranges[i], &ranges[i + 1]) &&
 			ranges[i].owner == ranges[i + 1].owner &&
 			(int64) ranges[i].weight + ranges[i + 1].weight < pair_weight)
 		{
@@ -132,7 +132,7 @@ make_room(IdemSkips *skips, int weight)
 	}
 	if (pair >= 0)
 	{
-		merge(&ranges[pair], &ranges[pair + 1]);
+		merge_ranges(&ranges[pair], &ranges[pair + 1]);
 		remove_range(skips, pair + 1);
 		return true;
 	}
@@ -169,7 +169,7 @@ insert_range(IdemSkips *skips, const IdemSkipRange *range)
  * another, and each of them would leave a range behind it.
  */
 static void
-carve(IdemSkips *skips, const IdemPosition *after, const IdemPosition *upto)
+remove_part(IdemSkips *skips, const IdemPosition *after, const IdemPosition *upto)
 {
 	for (int i = skips->n - 1; i >= 0; i--)
 	{
@@ -229,10 +229,10 @@ add_range(IdemSkips *skips, const IdemSkipRange *range, int64 steady)
 	{
 		IdemSkipRange *other = &skips->ranges[i];
 
-		if ((touches(other, &new) || touches(&new, other)) &&
+		if ((is_followed_by(other, &new) || is_followed_by(&new, other)) &&
 			belong_together(other, &new, steady))
 		{
-			merge(&new, other);
+			merge_ranges(&new, other);
 			remove_range(skips, i);
 			merged = true;
 		}
@@ -361,14 +361,14 @@ idem_skips_publish(IdemSkips *skips, uint64 id, const IdemSkipRange *run, const 
 			range.upto = idem_skips_before(&skips->walker_limit);
 		if (idem_skips_compare(&range.after, &range.upto) < 0)
 		{
-			carve(skips, &range.after, &range.upto);
+			remove_part(skips, &range.after, &range.upto);
 			add_range(skips, &range, steady);
 		}
 		if (is_held)
 		{
 			IdemPosition before = idem_skips_before(next);
 
-			carve(skips, &before, next);
+			remove_part(skips, &before, next);
 		}
 		goes_on = !is_at_limit(skips, next);
 		skips->walker = goes_on ? id : 0;
@@ -415,7 +415,7 @@ idem_skips_note(IdemSkips *skips, const IdemPosition *position, TimestampTz due,
 		if (due - now > LIFETIME)
 			range->until = due;
 		else
-			carve(skips, &before, position);
+			remove_part(skips, &before, position);
 		break;
 	}
 	if (skips->walker != 0 && idem_skips_compare(&skips->walker_after, position) < 0 &&

@@ -36,7 +36,7 @@ idem_probe_walk(IdemLeafWalk *walk, IdemTable *table, const IdemLookup *lookup, 
 
 /* Does the row found have the key that is looked up? */
 static bool
-matches(IdemTable *table, IdemLookup *lookup)
+has_looked_up_key(IdemTable *table, IdemLookup *lookup)
 {
 	return lookup->matches == NULL || lookup->matches(table, lookup);
 }
@@ -73,7 +73,7 @@ idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result)
 	idem_probe_walk(&walk, table, lookup, &dirty);
 	while (result->found != IDEM_FOUND_ROW && idem_leaf_next_row(&walk))
 	{
-		if (matches(table, lookup))
+		if (has_looked_up_key(table, lookup))
 			idem_probe_classify(&dirty, result);
 	}
 	result->nentries = walk.nentries;
@@ -92,7 +92,7 @@ find_latest(IdemTable *table, IdemLookup *lookup)
 	do
 	{
 		found = idem_leaf_next_row(&walk);
-	} while (found && !matches(table, lookup));
+	} while (found && !has_looked_up_key(table, lookup));
 	idem_leaf_end(&walk);
 	UnregisterSnapshot(snapshot);
 	return found;
