@@ -12,7 +12,7 @@
  */
 #include "postgres.h"
 
-#include "utils/timestamp.h"
+#include "datatype/timestamp.h"
 
 #include "jobs/jobs.h"
 

@@ -14,7 +14,6 @@
 #include "postgres.h"
 
 #include "datatype/timestamp.h"
-#include "utils/timestamp.h"
 
 #include "stats/stats.h"
 

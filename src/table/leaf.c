@@ -20,7 +20,7 @@
 #include "postgres.h"
 
 #include "access/relscan.h"
-#include "access/xact.h"
+#include "access/transam.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "storage/bufmgr.h"

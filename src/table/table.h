@@ -8,11 +8,9 @@
 #ifndef IDEM_TABLE_H
 #define IDEM_TABLE_H
 
-#include "access/skey.h"
 #include "executor/tuptable.h"
 #include "nodes/execnodes.h"
 #include "nodes/lockoptions.h"
-#include "utils/builtins.h"
 #include "utils/jsonb.h"
 
 #include "idem.h"

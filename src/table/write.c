@@ -23,7 +23,6 @@
 #include "access/heaptoast.h"
 #include "access/htup_details.h"
 #include "access/xact.h"
-#include "catalog/index.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "utils/datum.h"
