@@ -7,7 +7,7 @@
  * after it has written the job: a fetch that looks at the index at the same time sees
  * either the job or the note.  doc/jobs-protocol.md has the protocol.
  *
- * A note stays if the transaction rolls back; then fetches only skip less than they could.
+ * The note stays if the transaction rolls back.  Then fetches skip less than they could.
  */
 #include "postgres.h"
 

@@ -11,9 +11,9 @@
  *
  * Entries of jobs that have ended stay in the index until VACUUM, and longer
  * while a transaction holds an old snapshot.  These, and jobs that are leased, blocked or
- * scheduled, are skipped.  Fetches share what they skip (J14): fetchskip.c.  A fetch
- * tells it for each entry whether the job was skipped, and until when; or taken, or held
- * by an open transaction.
+ * scheduled, are skipped.  Fetches share what they skip (J14): fetchskip.c.  For each
+ * entry, this file reports to fetchskip.c whether the job was taken, is held by an open
+ * transaction, or was skipped, and until when.
  */
 #include "postgres.h"
 
@@ -103,7 +103,7 @@ get_next_entry(Fetch *fetch, IdemPosition *entry)
 	return true;
 }
 
-/* J4: the same for a job that would be due if the job that it follows were gone */
+/* J4: may the job found be taken if it is a follow-up job?  Else like is_due(). */
 static bool
 is_free(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
 {
@@ -164,8 +164,9 @@ update_job(Fetch *fetch, IdemFetched *job)
 	idem_row_set_varlena(slot, IDEM_JOBS_WORKER, fetch->args->worker);
 	idem_jobrow_store(jobs);
 	/*
-	 * J14: if the row has moved to another page, another fetch may have met the old entry too
-	 * late and the new one too early, and would take the job for ended.
+	 * J14: if the row has moved to another page, another fetch may have read the place of the
+	 * new entry before it was there, and the old entry when its row was outdated.  That fetch
+	 * would treat the job as ended.
 	 */
 	if (ItemPointerGetBlockNumber(&jobs->written->tts_tid) !=
 		ItemPointerGetBlockNumber(&jobs->found->tts_tid))

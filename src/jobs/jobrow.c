@@ -114,7 +114,7 @@ idem_jobrow_waits_for_other(IdemTable *jobs)
 }
 
 /*
- * Like idem_jobrow_waits_for_other(), but also tells whether an open transaction, this one
+ * Like idem_jobrow_waits_for_other(), but also report whether an open transaction, this one
  * included, is changing or removing the job that the job found follows.
  */
 IdemBlocked

@@ -6,12 +6,13 @@
  *
  *	SQL functions	queue.c, enqueue.c, work.c, job.c: check the arguments, call a
  *					store, form the rows to return
- *	stores			dedup.c (enqueue), which scans the jobs of a key in keyscan.c;
+ *	stores			bulk.c (enqueue of many jobs), above dedup.c (enqueue), which scans
+ *					the jobs of a key in keyscan.c;
  *					fetchstore.c (fetch), which shares what it skips in fetchskip.c;
  *					workstore.c (complete, fail, snooze, heartbeat), which finds the job
  *					through jobstore.c (cancel, retry, the state of a job)
  *	shared by these	dead.c (make a job dead), joblog.c (history, kept keys),
- *					change.c (note what a fetch must not skip any more),
+ *					change.c (note that a job can be fetched),
  *					queuestore.c (settings and owners of queues), which caches settings
  *					in queuecache.c,
  *					jobrow.c (what a row of idem.jobs means)
@@ -281,13 +282,13 @@ typedef struct IdemFetchWalk
 	bool is_shared; /* the ranges are in shared memory, where writers note changes */
 	TimestampTz now;
 	int64 steady;
-	uint64 id; /* the number of this fetch as walker; 0: it does not collect */
+	uint64 id; /* number of this fetch as the walker of the queue; 0: it does not collect */
 	bool may_register;
 	bool looks_again;		/* it ignores ranges that are due for another look */
 	bool ignores_ranges;	/* it ignores all of them */
-	bool announced_blocked; /* as this walker */
+	bool announced_blocked; /* called idem_skips_announce_blocked() as the walker */
 	bool has_jumped;
-	IdemSkipRange run; /* since the last job that was taken or held, or since it was published */
+	IdemSkipRange run; /* skipped since the last job taken or held, or since the last publishing */
 	IdemSkipView view;
 } IdemFetchWalk;
 

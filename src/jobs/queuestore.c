@@ -58,7 +58,7 @@ idem_queuestore_word(const text *value, const char *name, const char *const *wor
 
 /*
  * Find the settings that were declared for a queue; false if there are none.  An index scan
- * tells SSI that they were read, also if there are none.
+ * reports the read to SSI, also if there are none.
  */
 static bool
 find_queue(IdemTable *table, text *name)

@@ -255,7 +255,7 @@ raise_serialization_failure(const char *detail)
 /*
  * K10: the answer is the latest committed state.  So under SERIALIZABLE the
  * snapshot of the transaction must show the row found, as with ON CONFLICT.
- * Fetching the row with that snapshot also tells SSI that the row was read.  SSI
+ * Fetching the row with that snapshot also reports the read to SSI.  SSI
  * then detects a conflict with an open transaction that is changing the row.
  */
 void

@@ -4,8 +4,8 @@
  *
  * A key is found by a 64-bit hash of scope and key: the index is less than half as
  * large as one on the text, and a search compares integers.  Different keys can have
- * the same hash, so the text of the row is compared, too.  "nth" tells such keys
- * apart in the primary key: it is 0 for the first key of a hash, and for another key of
+ * the same hash, so the text of the row is compared, too.  "nth" distinguishes
+ * such keys in the primary key: it is 0 for the first key of a hash, and for another key of
  * the same hash the least number that no such key has.
  */
 #include "postgres.h"

@@ -75,7 +75,7 @@ typedef struct IdemSkipRange
 	IdemPosition after; /* the range begins behind this position */
 	IdemPosition upto;	/* and ends with this one */
 	TimestampTz until;	/* DT_NOEND: time changes nothing */
-	int64 looked_at;	/* by the steady clock: when the first look at it began */
+	int64 looked_at;	/* by the steady clock: when the walker began to look at it */
 	uint64 owner;		/* the only transaction that may use the range; 0: all may */
 	int weight;			/* what it saves: about the number of entries in it */
 	bool has_blocked;	/* it contains follow-up jobs that are blocked */
@@ -83,19 +83,19 @@ typedef struct IdemSkipRange
 
 #define IDEM_MAX_SKIPS 12
 
-/* The ranges of a queue, and who collects them */
+/* The skip ranges of a queue, and the walker: the fetch that collects them */
 typedef struct IdemSkips
 {
 	slock_t lock;
-	pg_atomic_uint32 flags; /* what there is, for those who ask without the lock */
+	pg_atomic_uint32 flags; /* bits HAS_..., see skips.c; read without the lock */
 	int n;
 	bool walker_has_limit;
-	bool walker_blocked;	   /* the walker passes blocked jobs */
+	bool walker_blocked;	   /* the walker may have passed blocked jobs */
 	uint64 walker;			   /* number of the walker; 0: none */
 	uint64 nwalkers;		   /* number of the last walker */
 	int64 walker_seen_at;	   /* by the steady clock */
-	IdemPosition walker_after; /* what lies behind this the walker has not published */
-	IdemPosition walker_limit; /* and here a writer has noted a change meanwhile */
+	IdemPosition walker_after; /* the walker has published up to this position */
+	IdemPosition walker_limit; /* first change behind it that a writer has noted meanwhile */
 	IdemSkipRange ranges[IDEM_MAX_SKIPS];
 } IdemSkips;
 
