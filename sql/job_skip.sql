@@ -6,13 +6,6 @@
 CALL anew();
 SET client_min_messages = warning;
 
-CREATE FUNCTION pages(query text) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-	plan json;
-BEGIN
-	EXECUTE 'EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) ' || query INTO plan;
-	RETURN (plan #>> '{0,Plan,Shared Hit Blocks}')::bigint + (plan #>> '{0,Plan,Shared Read Blocks}')::bigint;
-END $$;
 -- the pages of one fetch; what it does is undone
 CREATE FUNCTION fetch_pages(queue text, OUT n bigint) LANGUAGE plpgsql AS $$
 BEGIN
@@ -154,6 +147,6 @@ SELECT gets_cheap('ended');
 SELECT gets_cheap('drain');
 
 DROP PROCEDURE comes;
-DROP FUNCTION pages, fetch_pages, gets_cheap, next_job, drain;
+DROP FUNCTION fetch_pages, gets_cheap, next_job, drain;
 RESET client_min_messages;
 CALL anew();
