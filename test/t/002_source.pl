@@ -67,10 +67,42 @@ SKIP:
 	cmp_ok(scalar(@calls), '>', 300, 'there are calls to look at');
 }
 
+# Files have less than 600 lines, functions less than 50.  The name of a function that other
+# files call begins with that of its file, and a static function has a name of two words or
+# more, so that it can be searched for.
+
+my (@long, @names);
+
+foreach my $path (glob('src/*.[ch] src/*/*.[ch]'))
+{
+	my $text = slurp_file($path);
+	my ($file) = $path =~ m{([^/]+)\.\w$};
+
+	push @long, $path if ($text =~ tr/\n//) >= 600;
+	while ($text =~ /^([^\n#;=]*)\n(\w+)(\([^;{}]*?\)\n\{\n.*?^\}\n)/msg)
+	{
+		my ($type, $name, $lines) = ($1, $2, $3 =~ tr/\n//);
+		my $is_sql = $text =~ /^IDEM_FUNCTION\(\Q$name\E\b/m;
+
+		push @long, "$name in $path" if $lines >= 50;
+		next if $path =~ /\.h$/ || $is_sql || $name eq '_PG_init';
+		push @names, "$name in $path" if $name !~ ($type =~ /\bstatic\b/ ? qr/_/ : qr/^idem_\Q$file\E/);
+	}
+}
+is("@long", '', 'no file and no function is too long');
+is("@names", '', 'names of functions');
+
 # Only compat.h tests the version of the server.
 
 is(join(' ', grep { !m{/compat\.h$} && slurp_file($_) =~ /PG_VERSION_NUM/ } glob('src/*.[ch] src/*/*.[ch]')),
 	'', 'PG_VERSION_NUM stands in compat.h only');
+
+# Comments and manual name the actor.
+
+my $vague = qr/\b(?:whoever|somebody|nobody|to be had|for ever|what has been|as it were)\b/i;
+
+is(join(' ', grep { slurp_file($_) =~ $vague } glob('src/*.[ch] src/*/*.[ch] src/sql/*.sql *.md src/*.md doc/*.md')),
+	'', 'no vague actors');
 
 # The queries for exporters know every state of the launcher, in its order.
 
