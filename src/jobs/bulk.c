@@ -129,8 +129,8 @@ lock_if_new(Bulk *bulk, const Element *element, IdemTable *keys)
 
 /*
  * Add new jobs to the batch, as long as their keys are new; returns their number.  The
- * hashes of their keys stay locked.  A key that is not new ends the run, and so does a
- * hash that the run has already: the lookup does not find jobs of the run.
+ * hashes of their keys stay locked, in ascending order (J9).  A key that is not new ends the
+ * run, and so does a hash that the run has already: the lookup does not find jobs of the run.
  */
 static int
 gather_run(Bulk *bulk, const Element *run, int max, IdemTable *keys)
@@ -157,7 +157,10 @@ gather_run(Bulk *bulk, const Element *run, int max, IdemTable *keys)
 	return n;
 }
 
-/* Insert a run of new jobs; returns their number, 0 if the key of the first is not new */
+/*
+ * Insert a run of new jobs; returns their number, 0 if the key of the first is not new.  J9: no
+ * transaction waits for another one while it holds locks on hashes.
+ */
 static int
 insert_run(Bulk *bulk, const Element *run, int max)
 {

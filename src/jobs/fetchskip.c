@@ -179,7 +179,7 @@ idem_fetchskip_find(const IdemFetchWalk *walk, const IdemPosition *position)
 	return NULL;
 }
 
-/* Where the fetch continues behind this position: behind all ranges that begin there */
+/* J14: where the fetch continues behind this position: behind all ranges that begin there */
 IdemPosition
 idem_fetchskip_jump(IdemFetchWalk *walk, const IdemPosition *from)
 {
@@ -207,7 +207,7 @@ idem_fetchskip_jump(IdemFetchWalk *walk, const IdemPosition *from)
 }
 
 /*
- * The fetch skips the entries up to this position: their jobs cannot be fetched before the
+ * J14: the fetch skips the entries up to this position: their jobs cannot be fetched before the
  * time skip->until.
  */
 void
@@ -241,7 +241,10 @@ idem_fetchskip_add_pages(IdemFetchWalk *walk, int64 npages)
 	walk->run.weight += (int) Min(npages, PG_INT16_MAX);
 }
 
-/* The fetch has taken the job at this position, or an open transaction holds it: the run ends */
+/*
+ * J14: the fetch has taken the job at this position, or an open transaction holds it.  The run
+ * ends before it.
+ */
 void
 idem_fetchskip_stop(IdemFetchWalk *walk, const IdemPosition *position)
 {

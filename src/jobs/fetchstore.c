@@ -299,7 +299,8 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 
 /*
  * Fetch jobs that are due, in the order of the index, at most a batch, and pass
- * each one to put().  A paused queue has none.
+ * each one to put().  A paused queue has none.  The WAL position that put() gets is flushed
+ * soon (J10).
  */
 void
 idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,

@@ -341,7 +341,7 @@ is_at_limit(const IdemSkips *skips, const IdemPosition *position)
 }
 
 /*
- * Publish the run that the walker has skipped, up to the first change that a writer has noted
+ * J14: publish the run that the walker has skipped, up to the first change that a writer has noted
  * meanwhile.  If another backend has become the walker, publish nothing.  The walker continues
  * behind next; is_held: no range may contain that position itself.  Returns false if the
  * caller is no longer the walker.
@@ -392,7 +392,7 @@ idem_skips_release(IdemSkips *skips, uint64 id)
 }
 
 /*
- * The job at this position can be fetched from the time due on.  The caller has written the
+ * J14: the job at this position can be fetched from the time due on.  The caller has written the
  * job already; now is its clock.
  */
 void
