@@ -156,7 +156,7 @@ static void
 update_job(Fetch *fetch, IdemFetched *job)
 {
 	IdemTable *jobs = fetch->jobs;
-	TupleTableSlot *slot = idem_jobrow_copy(jobs, true);
+	TupleTableSlot *slot = idem_write_copy_row(jobs);
 
 	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(job->attempt));
 	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(job->token));

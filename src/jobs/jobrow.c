@@ -140,15 +140,6 @@ idem_jobrow_is_blocked(IdemTable *jobs)
 	return idem_jobrow_waits_for_other(jobs) ? IDEM_BLOCKED_FOR_NOW : IDEM_BLOCKED_NOT;
 }
 
-/* Start the row to be written as a copy of the row found.  full: the change needs all columns. */
-TupleTableSlot *
-idem_jobrow_copy(IdemTable *jobs, bool full)
-{
-	for (AttrNumber attno = IDEM_JOBS_SHORT_NATTS + 1; attno <= IDEM_JOBS_NATTS && !full; attno++)
-		full = !idem_row_isnull(jobs, attno);
-	return idem_write_copy_row(jobs, full);
-}
-
 /*
  * Update the row found, which this transaction has locked.  A row with a key is
  * updated under the lock on its hash, so that a concurrent enqueue of the key

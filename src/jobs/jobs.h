@@ -50,7 +50,6 @@ enum IdemJobColumn
 	IDEM_JOBS_LEASE_UNTIL,
 	IDEM_JOBS_WORKER,
 	IDEM_JOBS_ERROR,
-	IDEM_JOBS_SHORT_NATTS = IDEM_JOBS_PAYLOAD,
 	IDEM_JOBS_NATTS = IDEM_JOBS_ERROR
 };
 
@@ -359,7 +358,6 @@ extern int idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_waits_for_other(IdemTable *jobs);
 extern IdemBlocked idem_jobrow_is_blocked(IdemTable *jobs);
-extern TupleTableSlot *idem_jobrow_copy(IdemTable *jobs, bool full);
 extern const char *idem_jobrow_state_name(IdemTable *jobs);
 extern void idem_jobrow_store(IdemTable *jobs);
 

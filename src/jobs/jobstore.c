@@ -66,7 +66,7 @@ static void
 insert_again(IdemTable *jobs, IdemTable *log)
 {
 	TimestampTz now = idem_clock_now();
-	TupleTableSlot *slot = idem_write_new_row(jobs, true);
+	TupleTableSlot *slot = idem_write_new_row(jobs);
 
 	idem_row_copy_column(log, IDEM_JOB_LOG_JOB_ID, slot, IDEM_JOBS_JOB_ID);
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(now));

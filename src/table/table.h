@@ -44,8 +44,7 @@ typedef struct IdemTableCache
 	bool is_open;	 /* a function of this session uses the slots */
 	MemoryContext context;
 	TupleTableSlot *found;
-	TupleTableSlot *full_row;
-	TupleTableSlot *short_row; /* of a row that ends after short_natts columns */
+	TupleTableSlot **rows; /* rows[n]: to write a row that ends after n columns; NULL: not made */
 	IdemIndexCache pkey;
 	IdemIndexCache *indexes; /* all of them, the primary key included; NULL: not looked up */
 	int nindexes;
@@ -57,7 +56,6 @@ typedef struct IdemTableDef
 	const char *name;
 	const Oid *types; /* of the columns */
 	int natts;
-	int short_natts; /* a row may end here if all columns after it are null */
 	uint64 nullable; /* columns that may be null */
 	AttrNumber pkey[2];
 	int npkey;
@@ -184,6 +182,7 @@ extern void idem_table_open_indexes(IdemTable *table);
 extern Relation idem_table_find_index(IdemTable *table, const AttrNumber *columns, int ncolumns,
 									  const char *missing, const char *hint);
 extern void idem_table_lock_toast(IdemTable *table);
+extern TupleTableSlot *idem_table_row_slot(IdemTable *table, int natts);
 extern struct IndexInfo *idem_table_index_info(IdemTable *table, int i);
 extern const BTScanInsertData *idem_table_search_key(IdemTable *table, Relation index);
 extern void idem_table_lock_hash(IdemTable *table, int64 hash);
@@ -192,8 +191,8 @@ extern TM_Result idem_table_lock_row(IdemTable *table, ItemPointerData tid, Lock
 									 LockWaitPolicy policy);
 
 /* write.c */
-extern TupleTableSlot *idem_write_new_row(IdemTable *table, bool full);
-extern TupleTableSlot *idem_write_copy_row(IdemTable *table, bool full);
+extern TupleTableSlot *idem_write_new_row(IdemTable *table);
+extern TupleTableSlot *idem_write_copy_row(IdemTable *table);
 extern bool idem_write_insert(IdemTable *table);
 extern IdemBatch *idem_write_begin_batch(IdemTable *table);
 extern Size idem_write_add(IdemBatch *batch, int ord);
