@@ -36,7 +36,8 @@ $node->safe_psql('postgres', q{
 	SELECT idem_claim('k');
 	SELECT idem_finish('k', '1');
 	COMMIT;
-	SELECT idem_enqueue('q', '1', 'k')});
+	SELECT idem_enqueue('q', '1', 'k');
+	SELECT idem_enqueue('q2', '1', 'other')});
 is(run(q{SELECT string_agg(key || ' ' || nth, ', ' ORDER BY nth) FROM idem.keys}),
 	'other 0, k 1', 'two keys have the same hash');
 
@@ -59,7 +60,10 @@ sub found_ok
 
 my $old = session($node);
 $old->query('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM idem.keys');
-run(q{CALL update_key('other', 3000); CALL update_key('k', 3000); CALL update_job('k', 3000)});
+# The first versions of "other" fill the page.  Then the server merges the entries of "k": that of the last version,
+# which counts, with those of the old ones.
+run(q{CALL update_key('k', 50); CALL update_key('other', 3000)});
+run(q{CALL update_job('k', 50); CALL update_job('other', 3000)});
 cmp_ok(run(q{SELECT pg_relation_size('idem.keys_pkey') / current_setting('block_size')::int}),
 	'>', 4, 'the entries of one hash fill several pages');
 found_ok('behind versions that an old snapshot may see');
