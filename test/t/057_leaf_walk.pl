@@ -58,6 +58,14 @@ sub found_ok
 	return;
 }
 
+# an entry that only this transaction does not see is not dead
+run(q{SELECT idem_claim('back')});
+is( run(q{BEGIN; SELECT idem_forget('back'); SELECT status FROM idem_claim('back'); ROLLBACK;
+		SELECT status FROM idem_claim('back')}),
+	"t\nclaimed\nfinished",
+	'K1: a key that was removed and claimed again is back after the rollback');
+run(q{SELECT idem_forget('back')});
+
 my $old = session($node);
 $old->query('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM idem.keys');
 # The first versions of "other" fill the page.  Then the server merges the entries of "k": that of the last version,
