@@ -75,7 +75,7 @@ make_room(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_
 	IdemProbeResult probe;
 	TM_Result result;
 
-	idem_probe_existing(table, lookup, &probe);
+	idem_probe_latest(table, lookup, &probe);
 	if (probe.found == IDEM_FOUND_NONE)
 		return true;
 	if (probe.found == IDEM_FOUND_OPEN && wait)

@@ -357,7 +357,7 @@ probe_or_insert(IdemTable *table, const IdemClaim *claim, IdemProbeResult *probe
 	idem_probe(table, &lookup, probe);
 	/* the probe may have missed a row that was not HOT updated without the lock on the hash */
 	if (probe->found == IDEM_FOUND_NONE && probe->nentries > 0)
-		idem_probe_existing(table, &lookup, probe);
+		idem_probe_latest(table, &lookup, probe);
 	last_was_new = probe->found == IDEM_FOUND_NONE;
 	if (last_was_new)
 	{
