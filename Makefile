@@ -192,6 +192,7 @@ ISOLATION = \
 	job-skip \
 	job-skip-chain \
 	job-skip-race \
+	job-skip-moved \
 	job-prepare \
 	job-pause \
 	job-queue \
