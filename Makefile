@@ -193,6 +193,7 @@ ISOLATION = \
 	job-skip-chain \
 	job-skip-race \
 	job-skip-moved \
+	job-toast-lock \
 	job-prepare \
 	job-pause \
 	job-queue \
