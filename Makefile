@@ -192,6 +192,8 @@ ISOLATION = \
 	job-skip \
 	job-skip-chain \
 	job-skip-race \
+	job-skip-moved \
+	job-toast-lock \
 	job-prepare \
 	job-pause \
 	job-queue \

@@ -98,9 +98,10 @@ order_jobs(Bulk *bulk)
 		element->ord = i;
 		element->key = bulk->news[i].key;
 		element->takes_key = idem_dedup_takes_key(bulk->enqueue, element->key);
+		/* a job without a key may be written together with others, under the locks on their hashes */
+		idem_dedup_lock_toast(bulk->jobs, &bulk->news[i]);
 		if (!element->takes_key)
 			continue;
-		idem_dedup_lock_toast(bulk->jobs, &bulk->news[i]);
 		element->key_hash = idem_hash_name(bulk->enqueue->queue.name, element->key);
 		if (bulk->index == NULL)
 			bulk->index = idem_jobtable_key_index(bulk->jobs);

@@ -50,6 +50,18 @@ idem_change_note_job(IdemTable *jobs)
 	note_change(DatumGetTextPP(values[IDEM_JOBS_QUEUE - 1]), &position, due);
 }
 
+/*
+ * J14: this transaction has written the job, which is leased now.  If it has new entries in the
+ * indexes, a fetch may have met the old entry too late and the new one too early, and
+ * would take the job for ended.
+ */
+void
+idem_change_note_move(IdemTable *jobs)
+{
+	if (jobs->has_moved)
+		idem_change_note_job(jobs);
+}
+
 /* J14: this transaction has enqueued the job, whose entries are in the indexes already */
 void
 idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id)

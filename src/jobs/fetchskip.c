@@ -209,20 +209,31 @@ idem_fetchskip_jump(IdemFetchWalk *walk, const IdemPosition *from)
 /*
  * J14: the fetch skips the entries up to this position: their jobs cannot be fetched before the
  * time skip->until.
+ *
+ * A job whose row has moved has several entries at one position.  All of them must have been
+ * seen before a range with the position is published, and if one of them belongs to this
+ * transaction, the position does.  So a run is published before the next position is added,
+ * not after the last one.
  */
 void
 idem_fetchskip_add(IdemFetchWalk *walk, const IdemPosition *upto, const IdemSkip *skip)
 {
+	bool is_empty = idem_skips_compare(&walk->run.after, &walk->run.upto) >= 0;
+	bool is_same = idem_skips_compare(&walk->run.upto, upto) == 0;
 	uint64 its_owner;
 
 	walk->run.weight++;
 	if (walk->id == 0)
 		return;
 	its_owner = skip->is_mine ? get_owner() : 0;
-	if (walk->run.owner != its_owner && idem_skips_compare(&walk->run.after, &walk->run.upto) < 0)
+	if (is_same && its_owner == 0)
+		its_owner = walk->run.owner;
+	if (!is_empty &&
+		(walk->run.owner != its_owner || (walk->run.weight > PUBLISH_AFTER && !is_same)))
 	{
-		IdemPosition next = walk->run.upto;
+		IdemPosition next = is_same ? idem_skips_before(upto) : walk->run.upto;
 
+		walk->run.upto = next;
 		publish_run(walk, &next, false);
 		walk->run.weight = 1;
 	}
@@ -230,8 +241,6 @@ idem_fetchskip_add(IdemFetchWalk *walk, const IdemPosition *upto, const IdemSkip
 	walk->run.until = Min(walk->run.until, skip->until);
 	walk->run.owner = its_owner;
 	walk->run.has_blocked |= skip->is_blocked;
-	if (walk->id != 0 && walk->run.weight >= PUBLISH_AFTER)
-		publish_run(walk, upto, false);
 }
 
 /* The fetch has read pages of the index that had only dead entries */

@@ -163,14 +163,7 @@ update_job(Fetch *fetch, IdemFetched *job)
 	idem_row_set(slot, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(fetch->now + fetch->args->lease));
 	idem_row_set_varlena(slot, IDEM_JOBS_WORKER, fetch->args->worker);
 	idem_jobrow_store(jobs);
-	/*
-	 * J14: if the row has moved to another page, another fetch may have read the place of the
-	 * new entry before it was there, and the old entry when its row was outdated.  That fetch
-	 * would treat the job as ended.
-	 */
-	if (ItemPointerGetBlockNumber(&jobs->written->tts_tid) !=
-		ItemPointerGetBlockNumber(&jobs->found->tts_tid))
-		idem_change_note_job(jobs);
+	idem_change_note_move(jobs);
 }
 
 /*

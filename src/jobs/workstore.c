@@ -206,5 +206,7 @@ idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease
 	idem_jobrow_store(jobs);
 	if (is_shorter)
 		idem_change_note_job(jobs);
+	else
+		idem_change_note_move(jobs);
 	return hold;
 }

@@ -72,6 +72,7 @@ typedef struct IdemTable
 	Relation pkey;
 	TupleTableSlot *found;	 /* the row found last */
 	TupleTableSlot *written; /* the row to be written, or written last */
+	bool has_moved;			 /* the last update has given the row new entries in indexes */
 	Relation *indexes;		 /* those that take entries; opened when needed */
 	int nindexes;
 } IdemTable;

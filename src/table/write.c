@@ -342,7 +342,8 @@ idem_write_update(IdemTable *table)
 		elog(ERROR, "unexpected result %d of an update of idem.%s", result, table->def->name);
 	if (result == TM_Ok)
 	{
-		if (which)
+		table->has_moved = which != 0;
+		if (table->has_moved)
 			insert_update_entries(table, which);
 		CommandCounterIncrement();
 	}
