@@ -431,6 +431,7 @@ sub end
 	}
 	$self->{sessions} = {};
 	$self->direct('postgres', 'ALTER SYSTEM RESET ALL');
+	$self->direct('template1', 'SET client_min_messages = warning; DROP EXTENSION IF EXISTS idem');
 	foreach my $db (split /\n/, $self->direct('postgres',
 			q{SELECT quote_ident(datname) FROM pg_database WHERE datname NOT IN ('postgres', 'template0', 'template1')}))
 	{
