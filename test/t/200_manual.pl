@@ -14,7 +14,7 @@ use Test::More;
 
 # Blocks that are not run, each with its reason in the page.  Raise the limit only if no
 # server of this test could run the block.
-my $limit = 40;
+my $limit = 20;
 
 my @pages = grep { -f } 'README.md', glob('doc/*.md'), glob('doc/*/README.md'), glob('examples/*/README.md');
 my $node = new_node('manual', conf => "shared_preload_libraries = 'idem'\nwal_level = logical\n");
