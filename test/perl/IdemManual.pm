@@ -45,9 +45,13 @@ A comment C<< <!-- setup: SQL --> >> is run where it stands.  Errors are failure
 
 =item *
 
-A comment C<< <!-- not run: reason --> >> before a block exempts that block.  Blocks with
-the language C<text> (pseudo-code, drawings, lines of a log) are never run.  Every
-other block needs such a comment.
+A comment C<< <!-- not run: reason --> >> before a block exempts that block.
+
+=item *
+
+Blocks with the language C<text> (pseudo-code, drawings, lines of a log) are not run, nor
+are programs and data in other languages: C<make examples> runs the programs.  Any other language is
+a mistake (C<bash> for C<sh>).
 
 =item *
 
@@ -72,6 +76,7 @@ use IPC::Run;
 use PostgreSQL::Test::Utils;
 
 my %runnable = map { $_ => 1 } qw(sql sh conf);
+my %illustration = map { $_ => 1 } qw(text js ts python go ruby java json yaml http);
 
 # blocks($file): the blocks and comments of a page that matter here, in order:
 # {line, kind, text, reason}.  kind is the language; '' is an output, 'setup' a comment.
@@ -472,9 +477,9 @@ sub page
 			$r{run}++ if $kind ne 'setup';
 			$problem = $self->one_block($block, $next);
 		}
-		elsif ($kind ne 'text')
+		elsif (!$illustration{$kind})
 		{
-			$problem = "this kind of block ($kind) is not run, and no comment says why";
+			$problem = "unknown kind of block ($kind), and no comment says why it is not run";
 		}
 		push @{ $r{problems} }, "$file:$block->{line}: $problem" if defined $problem;
 	}

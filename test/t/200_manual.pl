@@ -16,7 +16,8 @@ use Test::More;
 # server of this test could run the block.
 my $limit = 20;
 
-my @pages = grep { -f } 'README.md', glob('doc/*.md'), glob('doc/*/README.md'), glob('examples/*/README.md');
+my @pages = grep { -f } 'README.md', glob('doc/*.md'), glob('doc/*/README.md'),
+  'examples/README.md', glob('examples/*/README.md');
 my $node = new_node('manual', conf => "shared_preload_libraries = 'idem'\nwal_level = logical\n");
 my $manual = IdemManual->new(
 	psql => $node->installed_command('psql'),
@@ -25,6 +26,91 @@ my $manual = IdemManual->new(
 	user => $node->safe_psql('postgres', 'SELECT current_user'),
 	dir => PostgreSQL::Test::Utils::tempdir());
 my @not_run;
+
+# A page that is wrong in every way: one problem per block, but for the last two.
+
+my $wrong = PostgreSQL::Test::Utils::tempdir() . '/wrong.md';
+
+append_to_file($wrong, <<'PAGE' =~ s/^~~~/```/mgr);
+~~~sql
+SELECT 1 AS a, 2 AS b;
+~~~
+~~~
+ a | b
+---+---
+ 1 | 3
+(1 row)
+~~~
+
+~~~sql
+SELECT 1 AS a;
+~~~
+~~~
+ a
+---
+ 1
+(1 row)
+
+ a
+---
+ 2
+(1 row)
+~~~
+
+~~~sql
+SELECT 1 / 0;
+~~~
+
+Text between them.
+
+~~~
+neither output nor text
+~~~
+
+~~~bash
+true
+~~~
+
+~~~sh
+false
+~~~
+
+~~~conf
+idem.no_such_setting = 1
+~~~
+
+~~~sql
+-- session B
+SELECT 1;       -- waits
+~~~
+
+<!-- setup: SELECT no_such_column -->
+
+<!-- not run: there is a reason -->
+~~~sql
+SELECT no_such_column;
+~~~
+
+~~~sql
+SELECT idem_finish('k') FROM idem_claim('k');
+SELECT now(), 1 AS n;
+~~~
+~~~
+             now              | n
+------------------------------+---
+ 2026-11-18 12:00:00.12345+00 | 1
+(1 row)
+~~~
+PAGE
+
+my %wrong = $manual->page($wrong);
+
+is( join(' ', map { /wrong\.md:(\d+):/ } @{ $wrong{problems} }),
+	'1 11 26 32 36 40 44 48 53',
+	'the test finds what is wrong');
+is("@{ $wrong{not_run}[0] }", '56 there is a reason', 'and what is not run');
+
+# The pages.
 
 foreach my $file (@pages)
 {
