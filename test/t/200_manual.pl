@@ -119,6 +119,46 @@ foreach my $file (@pages)
 	is(join("\n", @{ $page{problems} }), '', "$file: $page{run} blocks run");
 	push @not_run, map { "$file:$_->[0]: $_->[1]" } @{ $page{not_run} };
 }
+
+# The tables of doc/reference.md agree with the server: arguments of functions, settings.
+
+my $reference = slurp_file('doc/reference.md');
+my %arguments = map { split /\|/, $_, 2 } split /\n/, $node->safe_psql(
+	'postgres', q{
+	SELECT proname, array_to_string(proargnames[1:pronargs], ', ')
+	  FROM pg_proc WHERE proname ~ '^idem_' AND pronamespace = 'pg_catalog'::regnamespace});
+my (%shown, @differ);
+
+foreach my $line (grep { /^\| `idem_/ } split /\n/, $reference)
+{
+	while ($line =~ /`(idem_\w+)\(([^)`]*)\)/g)
+	{
+		my ($name, $arguments) = ($1, $2);
+
+		$arguments =~ s/ = \w+//g;
+		my $is_part = $arguments =~ s/,? …$//;
+
+		$shown{$name} = 1;
+		push @differ, "$name($arguments)"
+		  if ($arguments{$name} // 'none') !~ ($is_part ? qr/^\Q$arguments\E/ : qr/^\Q$arguments\E$/);
+	}
+}
+is("@differ", '', 'doc/reference.md: functions and their arguments');
+is( $node->safe_psql(
+		'postgres', q{
+		CREATE ROLE all_sets;
+		SELECT idem_grant('all_sets', 'admin');
+		SELECT string_agg(proname, ' ' ORDER BY proname) FROM pg_proc
+		 WHERE proname ~ '^idem_' AND pronamespace = 'pg_catalog'::regnamespace
+		   AND has_function_privilege('all_sets', oid, 'EXECUTE')
+		   AND proname !~ '^idem_(checks|clock|key_state|stat_.*)$'
+		   AND proname <> ALL (string_to_array('} . join(' ', sort keys %shown) . q{', ' '));
+		SELECT idem_revoke('all_sets', 'admin');
+		DROP ROLE all_sets}) =~ s/\s//gr,
+	'', 'doc/reference.md: every function that a set grants');
+is( join(' ', sort $reference =~ /^\| `(idem\.\w+)` \|/mg),
+	$node->safe_psql('postgres', q{SELECT string_agg(name, ' ' ORDER BY name) FROM pg_settings WHERE name ~ '^idem[.]'}),
+	'doc/reference.md: settings');
 note $_ foreach @not_run;
 cmp_ok(scalar @not_run, '<=', $limit, "at most $limit blocks are not run");
 log_ok($node);
