@@ -98,7 +98,7 @@ order_jobs(Bulk *bulk)
 		element->ord = i;
 		element->key = bulk->news[i].key;
 		element->takes_key = idem_dedup_takes_key(bulk->enqueue, element->key);
-		/* a job without a key may be written together with others, under the locks on their hashes */
+		/* a job without a key is written with others, maybe under the locks on their hashes */
 		idem_dedup_lock_toast(bulk->jobs, &bulk->news[i]);
 		if (!element->takes_key)
 			continue;

@@ -132,7 +132,7 @@ read_absent(IdemTable *table, IdemLookup *lookup)
 	index_endscan(scan);
 }
 
-/* The same for a caller that inserts no such row if there is none */
+/* The same for a caller that inserts no such row: under SERIALIZABLE its answer is a read (K10) */
 void
 idem_probe_existing(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result)
 {
