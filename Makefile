@@ -25,6 +25,7 @@ OBJS = \
 	src/fn/arrays.o \
 	src/stats/exchange.o \
 	src/stats/skips.o \
+	src/stats/keyskips.o \
 	src/stats/shmem.o \
 	src/stats/statsfile.o \
 	src/stats/counters.o \
@@ -194,6 +195,7 @@ ISOLATION = \
 	job-skip-race \
 	job-skip-moved \
 	job-toast-lock \
+	job-ended-key \
 	job-prepare \
 	job-pause \
 	job-queue \

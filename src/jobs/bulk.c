@@ -178,8 +178,12 @@ insert_run(Bulk *bulk, const Element *run, int max)
 	idem_write_rows(bulk->batch, IDEM_JOBS_KEY_HASH);
 	for (int i = 0; i < n; i++)
 	{
-		if (run[i].takes_key)
-			idem_table_unlock_hash(bulk->jobs, run[i].key_hash);
+		const IdemBatchRow *row = &bulk->batch->rows[bulk->batch->n - n + i];
+
+		if (!run[i].takes_key)
+			continue;
+		idem_change_note_place(bulk->enqueue->queue.name, run[i].key_hash, &row->slot->tts_tid);
+		idem_table_unlock_hash(bulk->jobs, run[i].key_hash);
 	}
 	if (with_keys)
 		idem_table_close(&keys);

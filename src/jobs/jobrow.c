@@ -149,7 +149,16 @@ void
 idem_jobrow_store(IdemTable *jobs)
 {
 	if (!idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
-		idem_write_update_hashed(jobs, idem_row_int64(jobs, IDEM_JOBS_KEY_HASH));
+	{
+		int64 key_hash = idem_row_int64(jobs, IDEM_JOBS_KEY_HASH);
+
+		idem_write_update_locked(jobs, key_hash);
+		if (jobs->has_moved)
+			idem_change_note_place(
+				DatumGetTextPP(jobs->written->tts_values[IDEM_JOBS_QUEUE - 1]), key_hash,
+				&jobs->written->tts_tid);
+		idem_table_unlock_hash(jobs, key_hash);
+	}
 	else if (idem_write_update(jobs) != TM_Ok)
 		elog(ERROR, "another transaction has changed a job that this transaction has locked");
 }

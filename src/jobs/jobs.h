@@ -381,6 +381,7 @@ extern bool idem_queuestore_pause(IdemTable *queues, text *name, bool pause);
 /* change.c */
 extern void idem_change_note_job(IdemTable *jobs);
 extern void idem_change_note_move(IdemTable *jobs);
+extern void idem_change_note_place(const text *queue, int64 key_hash, ItemPointer place);
 extern void idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id);
 extern void idem_change_note_end(IdemTable *jobs, const text *queue);
 
