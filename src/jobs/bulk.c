@@ -98,7 +98,7 @@ order_jobs(Bulk *bulk)
 		element->ord = i;
 		element->key = bulk->news[i].key;
 		element->takes_key = idem_dedup_takes_key(bulk->enqueue, element->key);
-		/* a job without a key may be written together with others, under the locks on their hashes */
+		/* also without a key: its row may be written under the locks on the hashes of others */
 		idem_dedup_lock_toast(bulk->jobs, &bulk->news[i]);
 		if (!element->takes_key)
 			continue;
@@ -182,7 +182,7 @@ insert_run(Bulk *bulk, const Element *run, int max)
 
 		if (!run[i].takes_key)
 			continue;
-		idem_change_note_place(bulk->enqueue->queue.name, run[i].key_hash, &row->slot->tts_tid);
+		idem_jobrow_note_place(bulk->enqueue->queue.name, run[i].key_hash, &row->slot->tts_tid);
 		idem_table_unlock_hash(bulk->jobs, run[i].key_hash);
 	}
 	if (with_keys)

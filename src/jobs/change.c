@@ -62,20 +62,6 @@ idem_change_note_move(IdemTable *jobs)
 		idem_change_note_job(jobs);
 }
 
-/*
- * This transaction has written a row with a hash at this place, and the entry of the row is in the
- * index on the hash.  The caller holds the lock on the hash.
- */
-void
-idem_change_note_place(const text *queue, int64 key_hash, ItemPointer place)
-{
-	bool is_shared;
-	IdemSkips *skips = idem_counters_get_skips(queue, &is_shared);
-
-	if (is_shared)
-		idem_keyskips_note(skips, key_hash, place);
-}
-
 /* J14: this transaction has enqueued the job, whose entries are in the indexes already */
 void
 idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id)

@@ -359,6 +359,7 @@ extern bool idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *q
 extern bool idem_jobrow_waits_for_other(IdemTable *jobs);
 extern IdemBlocked idem_jobrow_is_blocked(IdemTable *jobs);
 extern const char *idem_jobrow_state_name(IdemTable *jobs);
+extern void idem_jobrow_note_place(const text *queue, int64 key_hash, ItemPointer place);
 extern void idem_jobrow_store(IdemTable *jobs);
 
 /* queuecache.c */
@@ -381,7 +382,6 @@ extern bool idem_queuestore_pause(IdemTable *queues, text *name, bool pause);
 /* change.c */
 extern void idem_change_note_job(IdemTable *jobs);
 extern void idem_change_note_move(IdemTable *jobs);
-extern void idem_change_note_place(const text *queue, int64 key_hash, ItemPointer place);
 extern void idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id);
 extern void idem_change_note_end(IdemTable *jobs, const text *queue);
 

@@ -101,7 +101,7 @@ insert_again(IdemTable *jobs, IdemTable *log)
 				errhint("Enqueue the payload of the older job in idem.job_log as a new job; idem_doctor() shows how to correct the sequence."));
 	if (takes_key)
 	{
-		idem_change_note_place(queue, key_hash, &jobs->written->tts_tid);
+		idem_jobrow_note_place(queue, key_hash, &jobs->written->tts_tid);
 		idem_table_unlock_hash(jobs, key_hash);
 	}
 	idem_change_note_job(jobs);

@@ -259,7 +259,7 @@ add_ended(KeyWalk *walk, const ItemPointerData *first, const ItemPointerData *la
 		walk->most = *run;
 }
 
-/* Read the row of the current entry; false if it has ended.  What this transaction has ended may come back. */
+/* Read the row of the entry; false if it has ended.  A rollback may bring back what is mine. */
 static bool
 read_row(KeyWalk *walk)
 {
