@@ -50,6 +50,7 @@ OBJS = \
 	src/jobs/workstore.o \
 	src/jobs/fetchskip.o \
 	src/jobs/fetchstore.o \
+	src/jobs/keywalk.o \
 	src/jobs/keyscan.o \
 	src/jobs/dedup.o \
 	src/jobs/bulk.o \

@@ -141,8 +141,8 @@ idem_jobrow_is_blocked(IdemTable *jobs)
 }
 
 /*
- * This transaction has written a row with a hash at this place, and the entry of the row is in the
- * index on the hash.  The caller holds the lock on the hash.
+ * J14: this transaction has written a row with a hash at this place, and the entry of the
+ * row is in the index on the hash.  The caller holds the lock on the hash.
  */
 void
 idem_jobrow_note_place(const text *queue, int64 key_hash, ItemPointer place)

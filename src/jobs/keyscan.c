@@ -201,109 +201,6 @@ note_committed(KeyJobs *list, IdemTable *jobs, TransactionId xmax, const IdemKey
 		note_job(list, jobs, KIND_WAITING, xmax, keyed);
 }
 
-/* A walk over the entries of the hash, and the most entries of ended jobs that it has passed */
-typedef struct KeyWalk
-{
-	IdemTable *jobs;
-	IdemLeafWalk leaf;
-	IdemSkips *skips; /* NULL: the places are not shared, so none are used */
-	int64 began;	  /* by the steady clock */
-	bool has_known;
-	IdemKeySkip known; /* what earlier enqueues have passed */
-	IdemKeySkip run;   /* since the last row that has not ended */
-	IdemKeySkip most;
-} KeyWalk;
-
-/* Publish only so many entries, and only if so many are new */
-#define MANY_ENDED 32
-
-static void
-begin_walk(KeyWalk *walk, IdemTable *jobs, Relation index, const IdemKeyedEnqueue *keyed,
-		   SnapshotData *dirty)
-{
-	IdemLookup lookup = idem_jobtable_by_key(jobs, index, keyed->key_hash);
-	bool is_shared;
-
-	walk->jobs = jobs;
-	walk->skips = idem_counters_get_skips(keyed->enqueue->queue.name, &is_shared);
-	if (!is_shared)
-		walk->skips = NULL;
-	memset(&walk->run, 0, sizeof(walk->run));
-	walk->run.key_hash = keyed->key_hash;
-	walk->run.storage = jobs->heap->rd_rel->relfilenode;
-	walk->most = walk->run;
-	walk->began = idem_clock_steady();
-	walk->has_known = is_shared &&
-		idem_keyskips_get(walk->skips, keyed->key_hash, walk->run.storage, walk->began,
-						  &walk->known);
-	InitDirtySnapshot(*dirty);
-	idem_probe_walk(&walk->leaf, jobs, &lookup, dirty);
-}
-
-/* The walk has passed entries of ended jobs, from one place to another */
-static void
-add_ended(KeyWalk *walk, const ItemPointerData *first, const ItemPointerData *last, int n,
-		  int64 looked_at)
-{
-	IdemKeySkip *run = &walk->run;
-
-	if (run->n == 0)
-	{
-		run->first = *first;
-		run->looked_at = looked_at;
-	}
-	run->last = *last;
-	run->n += Min(n, PG_INT32_MAX - run->n);
-	run->looked_at = Min(run->looked_at, looked_at);
-	if (run->n > walk->most.n)
-		walk->most = *run;
-}
-
-/* Read the row of the entry; false if it has ended.  A rollback may bring back what is mine. */
-static bool
-read_row(KeyWalk *walk)
-{
-	ItemPointer place = &walk->leaf.entry.tuple.t_tid;
-	bool first = !walk->leaf.again;
-	bool found = idem_leaf_fetch(&walk->leaf);
-
-	if (found || walk->skips == NULL)
-		walk->run.n = 0;
-	else if (first && idem_row_is_changed_by_me(walk->jobs, place))
-		walk->run.n = 0;
-	else if (first)
-		add_ended(walk, place, place, 1, walk->began);
-	return found;
-}
-
-/* Go to the next row version that is not ended; false: there is none */
-static bool
-next_row(KeyWalk *walk)
-{
-	while (walk->leaf.again || idem_leaf_next(&walk->leaf))
-	{
-		const IdemKeySkip *known = &walk->known;
-
-		if (!walk->leaf.again && walk->has_known &&
-			idem_keyskips_contains(known, &walk->leaf.entry.tuple.t_tid))
-		{
-			add_ended(walk, &known->first, &known->last, known->n, known->looked_at);
-			idem_leaf_skip(&walk->leaf, &known->last);
-		}
-		else if (read_row(walk))
-			return true;
-	}
-	return false;
-}
-
-static void
-end_walk(KeyWalk *walk)
-{
-	idem_leaf_end(&walk->leaf);
-	if (walk->most.n >= (walk->has_known ? walk->known.n : 0) + MANY_ENDED)
-		idem_keyskips_publish(walk->skips, &walk->most, walk->began);
-}
-
 /*
  * List the jobs of the key.  Returns false if the scan must be repeated, in two cases.  The
  * scan saw only the new version of a job, which an open transaction has written, and missed
@@ -317,12 +214,12 @@ list_jobs(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, KeyJobs *lis
 	IdemIdSet changing = {0};
 	bool settled = true;
 	SnapshotData dirty;
-	KeyWalk walk;
+	IdemKeyWalk walk;
 
 	list->n = 0;
 	keyed->others->n = 0;
-	begin_walk(&walk, jobs, index, keyed, &dirty);
-	while (next_row(&walk))
+	idem_keywalk_begin(&walk, jobs, index, keyed, &dirty);
+	while (idem_keywalk_next(&walk))
 	{
 		int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
 
@@ -346,7 +243,7 @@ list_jobs(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, KeyJobs *lis
 				settled = false;
 		}
 	}
-	end_walk(&walk);
+	idem_keywalk_end(&walk);
 	ExecClearTuple(jobs->found);
 
 	for (int i = 0; i < changing.n; i++)

@@ -1,6 +1,6 @@
 /*
  * keyskips.c
- *		Places of ended jobs of a key, which no enqueue of the key needs to look at.
+ *		Places of ended jobs of a key, which no enqueue of the key needs to look at (J14).
  *
  * Entries of jobs that have ended stay in the index on the hash of the key until VACUUM, and
  * longer while a transaction holds an old snapshot.  An enqueue that has passed many of
@@ -8,8 +8,8 @@
  * have ended: those stay ended.  A transaction that inserts an entry of the hash there
  * drops this again.  doc/jobs-protocol.md has the protocol.
  *
- * Whoever reads, publishes or drops the places of a hash holds the lock on the hash.  The
- * spinlock only protects against those who do the same for another hash.
+ * A backend that reads, publishes or drops the places of a hash holds the lock on the hash.  The
+ * spinlock only protects against backends that do the same for another hash.
  */
 #include "postgres.h"
 
@@ -80,7 +80,7 @@ idem_keyskips_publish(IdemSkips *skips, const IdemKeySkip *skip, int64 steady)
 	SpinLockRelease(&skips->lock);
 }
 
-/* An entry of the hash has come, at this place */
+/* J14: an entry of the hash has come, at this place */
 void
 idem_keyskips_note(IdemSkips *skips, int64 key_hash, ItemPointer place)
 {
