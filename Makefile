@@ -25,6 +25,7 @@ OBJS = \
 	src/fn/arrays.o \
 	src/stats/exchange.o \
 	src/stats/skips.o \
+	src/stats/keyskips.o \
 	src/stats/shmem.o \
 	src/stats/statsfile.o \
 	src/stats/counters.o \
@@ -49,6 +50,7 @@ OBJS = \
 	src/jobs/workstore.o \
 	src/jobs/fetchskip.o \
 	src/jobs/fetchstore.o \
+	src/jobs/keywalk.o \
 	src/jobs/keyscan.o \
 	src/jobs/dedup.o \
 	src/jobs/bulk.o \
@@ -194,6 +196,7 @@ ISOLATION = \
 	job-skip-race \
 	job-skip-moved \
 	job-toast-lock \
+	job-ended-key \
 	job-prepare \
 	job-pause \
 	job-queue \

@@ -98,7 +98,7 @@ order_jobs(Bulk *bulk)
 		element->ord = i;
 		element->key = bulk->news[i].key;
 		element->takes_key = idem_dedup_takes_key(bulk->enqueue, element->key);
-		/* a job without a key is written with others, maybe under the locks on their hashes */
+		/* also without a key: its row may be written under the locks on the hashes of others */
 		idem_dedup_lock_toast(bulk->jobs, &bulk->news[i]);
 		if (!element->takes_key)
 			continue;
@@ -178,8 +178,12 @@ insert_run(Bulk *bulk, const Element *run, int max)
 	idem_write_rows(bulk->batch, IDEM_JOBS_KEY_HASH);
 	for (int i = 0; i < n; i++)
 	{
-		if (run[i].takes_key)
-			idem_table_unlock_hash(bulk->jobs, run[i].key_hash);
+		const IdemBatchRow *row = &bulk->batch->rows[bulk->batch->n - n + i];
+
+		if (!run[i].takes_key)
+			continue;
+		idem_jobrow_note_place(bulk->enqueue->queue.name, run[i].key_hash, &row->slot->tts_tid);
+		idem_table_unlock_hash(bulk->jobs, run[i].key_hash);
 	}
 	if (with_keys)
 		idem_table_close(&keys);

@@ -134,6 +134,8 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, i
 	idem_dedup_fill_row(jobs, enqueue, &numbered, key_hash, takes_key, after_job);
 	if (!idem_write_insert(jobs))
 		idem_dedup_refuse_number();
+	if (takes_key)
+		idem_jobrow_note_place(enqueue->queue.name, key_hash, &jobs->written->tts_tid);
 	answer->job_id = numbered.job_id;
 	answer->outcome = after_job != 0 ? IDEM_OUTCOME_RERUN : IDEM_OUTCOME_ENQUEUED;
 	idem_change_note_job(jobs);

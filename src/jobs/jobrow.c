@@ -141,6 +141,20 @@ idem_jobrow_is_blocked(IdemTable *jobs)
 }
 
 /*
+ * J14: this transaction has written a row with a hash at this place, and the entry of the
+ * row is in the index on the hash.  The caller holds the lock on the hash.
+ */
+void
+idem_jobrow_note_place(const text *queue, int64 key_hash, ItemPointer place)
+{
+	bool is_shared;
+	IdemSkips *skips = idem_counters_get_skips(queue, &is_shared);
+
+	if (is_shared)
+		idem_keyskips_note(skips, key_hash, place);
+}
+
+/*
  * Update the row found, which this transaction has locked.  A row with a key is
  * updated under the lock on its hash, so that a concurrent enqueue of the key
  * does not miss the job while its row moves.
@@ -149,7 +163,16 @@ void
 idem_jobrow_store(IdemTable *jobs)
 {
 	if (!idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
-		idem_write_update_hashed(jobs, idem_row_int64(jobs, IDEM_JOBS_KEY_HASH));
+	{
+		int64 key_hash = idem_row_int64(jobs, IDEM_JOBS_KEY_HASH);
+
+		idem_write_update_locked(jobs, key_hash);
+		if (jobs->has_moved)
+			idem_jobrow_note_place(
+				DatumGetTextPP(jobs->written->tts_values[IDEM_JOBS_QUEUE - 1]), key_hash,
+				&jobs->written->tts_tid);
+		idem_table_unlock_hash(jobs, key_hash);
+	}
 	else if (idem_write_update(jobs) != TM_Ok)
 		elog(ERROR, "another transaction has changed a job that this transaction has locked");
 }

@@ -243,6 +243,19 @@ typedef struct IdemKeyScan
 	TM_Result lock_result;	  /* of locking the waiting job; set if in_the_way is invalid */
 } IdemKeyScan;
 
+/* A walk over the jobs of a key, and the most entries of ended jobs that it has passed */
+typedef struct IdemKeyWalk
+{
+	IdemTable *jobs;
+	IdemLeafWalk leaf;
+	IdemSkips *skips; /* NULL: the places are not shared, so none are used */
+	int64 began;	  /* by the steady clock */
+	bool has_known;
+	IdemKeySkip known; /* what earlier enqueues have passed */
+	IdemKeySkip run;   /* since the last row that has not ended */
+	IdemKeySkip most;
+} IdemKeyWalk;
+
 /* Arguments of a fetch */
 typedef struct IdemFetch
 {
@@ -359,6 +372,7 @@ extern bool idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *q
 extern bool idem_jobrow_waits_for_other(IdemTable *jobs);
 extern IdemBlocked idem_jobrow_is_blocked(IdemTable *jobs);
 extern const char *idem_jobrow_state_name(IdemTable *jobs);
+extern void idem_jobrow_note_place(const text *queue, int64 key_hash, ItemPointer place);
 extern void idem_jobrow_store(IdemTable *jobs);
 
 /* queuecache.c */
@@ -431,6 +445,12 @@ extern void idem_fetchskip_end(IdemFetchWalk *walk, bool at_end, bool is_far);
 /* fetchstore.c */
 extern void idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 								  void (*put)(const IdemFetched *job, void *arg), void *arg);
+
+/* keywalk.c */
+extern void idem_keywalk_begin(IdemKeyWalk *walk, IdemTable *jobs, Relation index,
+							   const IdemKeyedEnqueue *keyed, SnapshotData *dirty);
+extern bool idem_keywalk_next(IdemKeyWalk *walk);
+extern void idem_keywalk_end(IdemKeyWalk *walk);
 
 /* keyscan.c */
 extern bool idem_keyscan_add_id(IdemIdSet *set, int64 id);

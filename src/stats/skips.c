@@ -73,6 +73,7 @@ idem_skips_init(IdemSkips *skips)
 	memset(skips, 0, sizeof(*skips));
 	SpinLockInit(&skips->lock);
 	pg_atomic_init_u32(&skips->flags, 0);
+	pg_atomic_init_u32(&skips->nkeys, 0);
 }
 
 static void

@@ -13,6 +13,7 @@
 
 #include "nodes/pg_list.h"
 #include "port/atomics.h"
+#include "storage/itemptr.h"
 #include "storage/lwlock.h"
 #include "storage/spin.h"
 
@@ -83,6 +84,19 @@ typedef struct IdemSkipRange
 
 #define IDEM_MAX_SKIPS 12
 
+/* From the first place to the last, all entries of the hash are of ended jobs; see keyskips.c */
+typedef struct IdemKeySkip
+{
+	int64 key_hash;
+	Oid storage; /* of the table: after a rewrite the rows have other places */
+	ItemPointerData first;
+	ItemPointerData last;
+	int n;			 /* about the number of entries; 0: unused */
+	int64 looked_at; /* by the steady clock: when the look at them began */
+} IdemKeySkip;
+
+#define IDEM_MAX_KEY_SKIPS 4
+
 /* The skip ranges of a queue, and the walker: the fetch that collects them */
 typedef struct IdemSkips
 {
@@ -97,6 +111,8 @@ typedef struct IdemSkips
 	IdemPosition walker_after; /* the walker has published up to this position */
 	IdemPosition walker_limit; /* first change behind it that a writer has noted meanwhile */
 	IdemSkipRange ranges[IDEM_MAX_SKIPS];
+	pg_atomic_uint32 nkeys; /* not 0: keys is in use */
+	IdemKeySkip keys[IDEM_MAX_KEY_SKIPS];
 } IdemSkips;
 
 /* Copies of the ranges that a fetch uses */
@@ -281,6 +297,13 @@ extern void idem_skips_note(IdemSkips *skips, const IdemPosition *position, Time
 							TimestampTz now);
 extern bool idem_skips_has_blocked(IdemSkips *skips);
 extern void idem_skips_drop_blocked(IdemSkips *skips);
+
+/* keyskips.c */
+extern bool idem_keyskips_get(IdemSkips *skips, int64 key_hash, Oid storage, int64 steady,
+							  IdemKeySkip *skip);
+extern void idem_keyskips_publish(IdemSkips *skips, const IdemKeySkip *skip, int64 steady);
+extern void idem_keyskips_note(IdemSkips *skips, int64 key_hash, ItemPointer place);
+extern bool idem_keyskips_contains(const IdemKeySkip *skip, ItemPointer place);
 
 /* shmem.c */
 extern void idem_shmem_request(void);

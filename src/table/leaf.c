@@ -258,6 +258,16 @@ idem_leaf_next(IdemLeafWalk *walk)
 	return true;
 }
 
+/* Go on behind this place of a row, among entries that are equal to the last one */
+void
+idem_leaf_skip(IdemLeafWalk *walk, const ItemPointerData *place)
+{
+	walk->entry.tuple.t_tid = *place;
+	walk->again = false;
+	/* no page has this LSN, so the index is searched */
+	walk->lsn = InvalidXLogRecPtr;
+}
+
 /* No transaction can see the row: mark the entry, so that later walks and scans skip it */
 static void
 mark_dead(IdemLeafWalk *walk)

@@ -201,6 +201,7 @@ extern void idem_write_rows(IdemBatch *batch, AttrNumber attno);
 extern bool idem_write_other_entries(IdemBatch *batch, AttrNumber attno, int *ord);
 extern void idem_write_end_batch(IdemBatch *batch);
 extern TM_Result idem_write_update(IdemTable *table);
+extern void idem_write_update_locked(IdemTable *table, int64 hash);
 extern void idem_write_update_hashed(IdemTable *table, int64 hash);
 extern TM_Result idem_write_delete(IdemTable *table, bool wait);
 
@@ -220,6 +221,7 @@ extern bool idem_row_is_last_version(IdemTable *table);
 extern void idem_leaf_begin(IdemLeafWalk *walk, IdemTable *table, Relation index,
 							Snapshot snapshot, const Datum *values, int nvalues, bool after,
 							int nequal);
+extern void idem_leaf_skip(IdemLeafWalk *walk, const ItemPointerData *place);
 extern bool idem_leaf_next(IdemLeafWalk *walk);
 extern bool idem_leaf_fetch(IdemLeafWalk *walk);
 extern bool idem_leaf_next_row(IdemLeafWalk *walk);

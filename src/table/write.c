@@ -365,21 +365,25 @@ needs_toast(IdemTable *table)
 
 /*
  * Update a row that this transaction has locked, under the lock on its hash: a
- * concurrent probe under that lock cannot miss the row while it moves.
+ * concurrent probe under that lock cannot miss the row while it moves.  The hash stays locked.
  */
 void
-idem_write_update_hashed(IdemTable *table, int64 hash)
+idem_write_update_locked(IdemTable *table, int64 hash)
 {
-	TM_Result result;
-
 	idem_table_open_indexes(table);
 	if (needs_toast(table))
 		idem_table_lock_toast(table);
 	idem_table_lock_hash(table, hash);
-	result = idem_write_update(table);
-	idem_table_unlock_hash(table, hash);
-	if (result != TM_Ok)
+	if (idem_write_update(table) != TM_Ok)
 		elog(ERROR, "another transaction has changed a row that this transaction has locked");
+}
+
+/* The same, and unlock the hash */
+void
+idem_write_update_hashed(IdemTable *table, int64 hash)
+{
+	idem_write_update_locked(table, hash);
+	idem_table_unlock_hash(table, hash);
 }
 
 /*
