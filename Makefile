@@ -88,6 +88,8 @@ SQL_PARTS = \
 	src/sql/testing.sql \
 	src/sql/admin.sql \
 	src/sql/health.sql \
+	src/sql/report_views.sql \
+	src/sql/report.sql \
 	src/sql/close.sql
 PGFILEDESC = "idem - idempotency keys inside the caller's own transaction"
 
@@ -136,7 +138,8 @@ REGRESS = \
 	doctor \
 	verify \
 	drain \
-	reset
+	reset \
+	report
 REGRESS_OPTS = \
 	--temp-instance=tmp_check_regress \
 	--temp-config=$(srcdir)/test/temp.conf \
@@ -250,7 +253,7 @@ endif
 # install what is missing and then call make again.
 all:
 
-.PHONY: all help test demo demo-stop examples drivers bench soak model format format-check shellcheck
+.PHONY: all help test demo demo-stop examples drivers bench soak model report-picture format format-check shellcheck
 
 # If PG_CONFIG was not given, the scripts find one.
 ifneq ($(filter command environment%,$(origin PG_CONFIG)),)
@@ -274,13 +277,15 @@ help:
 	@echo '                    sizes, writes nothing (BENCH_OUT=DIRECTORY: there)'
 	@echo 'make soak           a random load with a ledger, for a minute (SOAK_SECONDS, SOAK_SEED,'
 	@echo '                    SOAK_CLIENTS), and look whether every promise was kept'
+	@echo 'make report-picture fill a server with a day of a shop, render idem_report() in Chromium'
+	@echo '                    and write doc/report.png (REPORT_OUT=DIRECTORY: all pictures, there)'
 	@echo 'make model          check the model of the lease protocol (Spin)'
 	@echo 'make format         format the C files; format-check only checks them'
 	@echo 'make shellcheck     check the shell scripts'
 	@echo 'make clean          remove what was built'
 	@echo
 	@echo 'PG_CONFIG=/path/to/pg_config chooses the server. test, demo, examples, bench,'
-	@echo 'soak and model install missing Debian packages (as root or with sudo).'
+	@echo 'soak, report-picture and model install missing Debian packages (as root or with sudo).'
 
 test:
 	@bash test/run
@@ -302,6 +307,9 @@ bench:
 
 soak:
 	@bash test/soak/run
+
+report-picture:
+	@bash test/report/run
 
 model:
 	@bash test/model/run

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# test/lib.sh: functions for test/run, test/demo/run, test/bench/run and test/soak/run
+# test/lib.sh: functions for test/run, test/demo/run, test/bench/run, test/soak/run
+# and test/report/run
 #
 # Everything happens in a new temporary directory: a copy of the source tree,
 # a private copy of the PostgreSQL installation, and servers that listen on
@@ -21,7 +22,7 @@
 #	idem_server_stop "$IDEM_TMP/pg"
 #
 # Functions:
-#	idem_setup build|test|bench|soak
+#	idem_setup build|test|bench|soak|report
 #	                        install what is missing; sets PG_CONFIG
 #	                        (PG_CONFIG in the environment chooses the server)
 #	idem_workdir NAME       make and enter $IDEM_TMP; at exit servers below it

@@ -24,8 +24,8 @@ IDEM_FUNCTION(idem_revoke, VOIDOID, TEXTOID, TEXTOID);
 /* A set: functions in pg_catalog to execute, relations of schema idem to select from */
 typedef struct PrivilegeSet
 {
-	const char *functions[48];
-	const char *relations[16];
+	const char *functions[80];
+	const char *relations[32];
 } PrivilegeSet;
 
 #define APP_FUNCTIONS                                                       \
@@ -39,8 +39,15 @@ typedef struct PrivilegeSet
 	"idem_clock", "idem_key_state", "idem_doctor", "idem_checks", "idem_version", \
 		"idem_stat_databases", "idem_stat_queues", "idem_stat_cleanup",           \
 		"idem_stat_worker"
-#define MONITOR_RELATIONS \
-	"key_summary", "queue_status", "stats", "queue_stats", "cleanup_progress", "worker_status", "checks", "health"
+#define REPORT_FUNCTIONS                                                                  \
+	"idem_report", "idem_report_html", "idem_report_number", "idem_report_cells",         \
+		"idem_report_age", "idem_report_table", "idem_report_chart", "idem_report_style", \
+		"idem_report_overview", "idem_report_health", "idem_report_trends",               \
+		"idem_report_queues", "idem_report_running", "idem_report_dead",                  \
+		"idem_report_decisions", "idem_report_duplicates", "idem_report_keys"
+#define MONITOR_RELATIONS                                                                       \
+	"key_summary", "queue_status", "stats", "queue_stats", "cleanup_progress", "worker_status", \
+		"checks", "health", "report_jobs", "report_dead", "report_leases", "report_scopes", "report_hours"
 
 enum
 {
@@ -55,10 +62,10 @@ static const char *const set_names[NSETS + 1] = {
 
 static const PrivilegeSet privilege_sets[NSETS] = {
 	[SET_APP] = {{APP_FUNCTIONS}, {NULL}},
-	[SET_ADMIN] = {{APP_FUNCTIONS, VIEW_FUNCTIONS, "idem_key_hash", "idem_forget", "idem_cleanup",
+	[SET_ADMIN] = {{APP_FUNCTIONS, VIEW_FUNCTIONS, REPORT_FUNCTIONS, "idem_key_hash", "idem_forget", "idem_cleanup",
 					"idem_queue_set", "idem_queue_drop", "idem_pause", "idem_resume", "idem_stats_reset", "idem_reset"},
 				   {MONITOR_RELATIONS, "key_status", "lease_status", "job_status", "queues"}},
-	[SET_MONITOR] = {{VIEW_FUNCTIONS}, {MONITOR_RELATIONS}},
+	[SET_MONITOR] = {{VIEW_FUNCTIONS, REPORT_FUNCTIONS}, {MONITOR_RELATIONS}},
 };
 
 static const PrivilegeSet *

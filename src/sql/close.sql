@@ -28,7 +28,12 @@ GRANT SELECT ON
 	idem.cleanup_progress,
 	idem.worker_status,
 	idem.checks,
-	idem.health
+	idem.health,
+	idem.report_jobs,
+	idem.report_dead,
+	idem.report_leases,
+	idem.report_scopes,
+	idem.report_hours
 TO pg_monitor;
 GRANT EXECUTE ON FUNCTION
 	pg_catalog.idem_stat_databases,
@@ -39,5 +44,22 @@ GRANT EXECUTE ON FUNCTION
 	pg_catalog.idem_checks,
 	pg_catalog.idem_doctor,
 	pg_catalog.idem_clock,
-	pg_catalog.idem_key_state
+	pg_catalog.idem_key_state,
+	pg_catalog.idem_report,
+	pg_catalog.idem_report_html,
+	pg_catalog.idem_report_number,
+	pg_catalog.idem_report_cells,
+	pg_catalog.idem_report_age,
+	pg_catalog.idem_report_table,
+	pg_catalog.idem_report_chart,
+	pg_catalog.idem_report_style,
+	pg_catalog.idem_report_overview,
+	pg_catalog.idem_report_health,
+	pg_catalog.idem_report_trends,
+	pg_catalog.idem_report_queues,
+	pg_catalog.idem_report_running,
+	pg_catalog.idem_report_dead,
+	pg_catalog.idem_report_decisions,
+	pg_catalog.idem_report_duplicates,
+	pg_catalog.idem_report_keys
 TO pg_monitor;

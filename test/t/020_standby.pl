@@ -121,6 +121,7 @@ foreach my $where ([ $standby, '', 'on a standby' ],
 			SELECT status, worker, attempt, token FROM idem_get('leased')}),
 		qq{finished|"streamed"\nfinished|"before"\nfinished|t\nlive|w 1|1|$token},
 		"K13: idem_get works $what");
+	like($node->safe_psql('postgres', "$begin SELECT idem_report()"), qr{</html>$}, "H2: so does idem_report $what");
 	is( $node->safe_psql(
 			'postgres', qq{$begin
 			SELECT count(*) FROM idem_get('absent');

@@ -41,7 +41,7 @@ my @functions = (
 	'idem_enqueue(text, text)', 'idem_call(text, text, text)',
 	'idem_queue_set(queue text, owner text)', 'idem_cleanup(integer)',
 	'idem_cleanup(bigint)', 'idem_forget(text, text)',
-	'idem_doctor()', 'idem_checks(text)',
+	'idem_doctor()', 'idem_checks(text)', 'idem_report()', 'idem_report_html(text, text)',
 	'idem_version()', 'idem_pause(text)',
 	'clock_timestamp()', 'current_database()',
 	'current_setting(text, boolean)', 'pg_reload_conf()',
@@ -95,7 +95,8 @@ sub nothing_is_captured
 	  q{pg_catalog.idem_pause('mail')},
 	  q{pg_catalog.idem_resume('mail')},
 	  q{pg_catalog.idem_cleanup(10)},
-	  q{pg_catalog.idem_doctor()};
+	  q{pg_catalog.idem_doctor()},
+	  q{pg_catalog.idem_report()};
 	return;
 }
 
@@ -312,7 +313,7 @@ foreach my $case (
 #
 
 my $administrative = join '|',
-  qw(grant revoke queue_set queue_drop pause resume forget cleanup doctor stats_reset);
+  qw(grant revoke queue_set queue_drop pause resume forget cleanup doctor report stats_reset);
 foreach my $file (glob('README.md doc/*.md doc/monitoring/*'))
 {
 	my $text = slurp_file($file);
