@@ -232,7 +232,7 @@ endif
 # install what is missing and then call make again.
 all:
 
-.PHONY: all help test demo demo-stop bench soak model format format-check shellcheck
+.PHONY: all help test demo demo-stop examples bench soak model format format-check shellcheck
 
 # If PG_CONFIG was not given, the scripts find one.
 ifneq ($(filter command environment%,$(origin PG_CONFIG)),)
@@ -248,6 +248,8 @@ help:
 	@echo '                    ISOLATION="claim", TESTS="test/t/010_crash.pl", BENCH="pair"'
 	@echo 'make demo           see it work, on a throw-away server (KEEP=1 leaves it running)'
 	@echo 'make demo-stop      remove what make demo KEEP=1 has left'
+	@echo 'make examples       run the programs of examples/ with pgbouncer through one suite;'
+	@echo '                    LANGS="python node" for some, SCENARIOS="fifty_at_once"'
 	@echo 'make bench          measure it against SQL written by hand, and other queues, and write'
 	@echo '                    doc/bench; BENCH="counts pair" for some lines; QUICK=1 with small'
 	@echo '                    sizes, writes nothing (BENCH_OUT=DIRECTORY: there)'
@@ -258,8 +260,8 @@ help:
 	@echo 'make shellcheck     check the shell scripts'
 	@echo 'make clean          remove what was built'
 	@echo
-	@echo 'PG_CONFIG=/path/to/pg_config chooses the server. test, demo, bench, soak and'
-	@echo 'model install missing Debian packages (as root or with sudo).'
+	@echo 'PG_CONFIG=/path/to/pg_config chooses the server. test, demo, examples, bench,'
+	@echo 'soak and model install missing Debian packages (as root or with sudo).'
 
 test:
 	@bash test/run
@@ -269,6 +271,9 @@ demo:
 
 demo-stop:
 	@bash test/demo/stop
+
+examples:
+	@LANGS='$(LANGS)' SCENARIOS='$(SCENARIOS)' bash test/examples/run
 
 bench:
 	@bash test/bench/run $(BENCH)

@@ -167,7 +167,7 @@ idem_copy_source()
 	IDEM_SRC=$IDEM_TMP/src
 	idem_as_user mkdir "$IDEM_SRC"
 	tar -C "$IDEM_ROOT" -cf - --exclude-vcs \
-		--exclude='*.o' --exclude='*.bc' --exclude='*.so' \
+		--exclude='*.o' --exclude='*.bc' --exclude='*.so' --exclude=node_modules --exclude=__pycache__ \
 		--anchored --exclude='./idem--*.sql' \
 		--exclude=./results --exclude=./log --exclude=./output_iso \
 		--exclude='./tmp_check*' --exclude='./regression.*' --exclude=./.demo . |

@@ -1,0 +1,59 @@
+"""suite.py LANGUAGE DIRECTORY LOG [SCENARIO]...: the same scenarios for the example program of every language.
+
+Prints one line per scenario, and last `LANGUAGE: N passed, M failed`.  Behind test/examples/run.
+"""
+
+import sys
+import time
+import traceback
+
+import http_scenarios
+from harness import Db, Program, Server
+
+MODULES = [http_scenarios]
+
+
+class Language:
+    """What a scenario gets: the program of the language, serving, and the database."""
+
+    def __init__(self, directory, log):
+        self.directory, self.log, self.db = directory, log, Db()
+        self.server = Server(directory, log)
+
+    def worker(self):
+        return Program(self.directory, self.log, "work").start()
+
+    def ready(self):
+        """Before a scenario: everything runs, whatever the last one has left behind."""
+        self.db.wait_up()
+        if self.server.process is None or self.server.process.poll() is not None:
+            self.server.start()
+
+
+def main(name, directory, log, *wanted):
+    passed = failed = 0
+    with open(log, "ab") as stream:
+        lang = Language(directory, stream)
+        try:
+            for scenario in (s for module in MODULES for s in module.SCENARIOS):
+                if wanted and scenario.__name__ not in wanted:
+                    continue
+                began = time.monotonic()
+                stream.write(f"--- {scenario.__name__}\n".encode())
+                stream.flush()
+                try:
+                    lang.ready()
+                    scenario(lang)
+                    passed, verdict = passed + 1, "ok"
+                except Exception:
+                    failed, verdict = failed + 1, "not ok"
+                    traceback.print_exc(file=sys.stdout)
+                print(f"{verdict} - {name}: {scenario.__name__} ({time.monotonic() - began:.1f} s)", flush=True)
+        finally:
+            Program.kill_all()
+    print(f"{name}: {passed} passed, {failed} failed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
