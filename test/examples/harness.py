@@ -95,6 +95,26 @@ class Db:
         wait_for("the server accepts connections", up)
 
     @contextlib.contextmanager
+    def commits_wait(self):
+        """Every COMMIT that writes happens, but waits for a standby that does not exist before it answers."""
+        self.rows("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        self.rows("SELECT pg_reload_conf()")
+        wait_for("the setting", lambda: self.one("SHOW synchronous_standby_names") == "nobody")
+        try:
+            yield
+        finally:
+            self.rows("ALTER SYSTEM RESET synchronous_standby_names")
+            self.rows("SELECT pg_reload_conf()")
+            wait_for("the setting", lambda: self.one("SHOW synchronous_standby_names") == "")
+
+    def lose_commit_answer(self):
+        """Terminate the first backend of the program that has committed and waits: its client gets no answer."""
+        sql = "SELECT pid FROM pg_stat_activity WHERE usename = 'shop' AND wait_event = 'SyncRep'"
+        pid = wait_for("a COMMIT waits", lambda: self.one(sql))
+        self.rows("SELECT pg_terminate_backend(%s)", pid)
+        wait_for("the backend is gone", lambda: not self.count("pg_stat_activity", "pid = %s", pid))
+
+    @contextlib.contextmanager
     def gate(self):
         """Hold an advisory lock: a request that asks for this gate stops there. yields a Gate."""
         conn = self._connect()
@@ -127,7 +147,8 @@ class Gate:
         return wait_for("a backend waits at the gate", self.waiting)[0]
 
 
-_numbers = itertools.count(1000)
+# Languages, and runs on a server that is left running, share one database.
+_numbers = itertools.count(int(time.time()) % 1000000 * 1000)
 
 
 def unique():

@@ -22,14 +22,25 @@ def header_missing(lang):
 def header_invalid(lang):
     order = unique()
     bad = {
-        "empty": b"", "empty string": b'""', "open quote": b'"abc', "escape": rb'"a\u0000b"', "latin-1": "\xe9t\xe9".encode("latin-1"),
-        "utf-8": "\u20ac".encode(), "quoted utf-8": '"\u20ac"'.encode(), "over-long": b"k" * 1025, "quoted over-long": b'"' + b"k" * 1025 + b'"',
-        "tab": b"a\tb", "NUL": b"a\x00b", "two keys": b"abc, def", "parameter": b'"abc";q=1',
+        "empty": b"",
+        "empty string": b'""',
+        "open quote": b'"abc',
+        "escape": rb'"a\u0000b"',
+        "latin-1": "\xe9t\xe9".encode("latin-1"),
+        "utf-8": "\u20ac".encode(),
+        "quoted utf-8": '"\u20ac"'.encode(),
+        "over-long": b"k" * 1025,
+        "quoted over-long": b'"' + b"k" * 1025 + b'"',
+        "tab": b"a\tb",
+        "NUL": b"a\x00b",
+        "two keys": b"abc, def",
+        "parameter": b'"abc";q=1',
     }
     for name, header in bad.items():
         equal(lang.server.raw_status("/charges", charge(order), header), 400, name)
     equal(lang.db.count("charges", "order_id = %s", order), 0, "rows")
-    equal(lang.server.raw_status("/charges", charge(order), b"k" * 1018 + str(unique()).encode()), 201, "longest key")
+    longest = str(unique()).encode().ljust(1024, b"k")
+    equal(lang.server.raw_status("/charges", charge(order), longest), 201, "longest key")
 
 
 def header_quoted(lang):
@@ -167,6 +178,21 @@ def backend_terminated(lang):
     equal(lang.db.count("charges", "order_id = %s", order), 1, "rows")
 
 
+def commit_answer_lost(lang):
+    """The COMMIT has happened, its answer has not arrived: the module asks the key, and the client gets the answer."""
+    order, key = unique(), f"k-{unique()}"
+    with lang.db.gate() as gate:
+        reply = Background(lang.server.post, "/charges", charge(order, gate=gate.number), key)
+        gate.wait_reached()
+        with lang.db.commits_wait():
+            gate.open()
+            lang.db.lose_commit_answer()
+            reply = reply.result()
+    charge_id = lang.db.one("SELECT id FROM charges WHERE order_id = %s", order)
+    equal((reply.status, json.loads(reply.body)["charge_id"]), (201, charge_id), "answer")
+    equal(lang.db.count("charges", "order_id = %s", order), 1, "rows")
+
+
 def backend_killed(lang):
     order, key = unique(), f"k-{unique()}"
     with lang.db.gate() as gate:
@@ -203,6 +229,7 @@ SCENARIOS = [
     client_aborts,
     program_killed,
     backend_terminated,
+    commit_answer_lost,
     backend_killed,
     server_restarted,
 ]

@@ -8,9 +8,11 @@ import time
 import traceback
 
 import http_scenarios
+import lease_scenarios
+import worker_scenarios
 from harness import Db, Program, Server
 
-MODULES = [http_scenarios]
+MODULES = [http_scenarios, lease_scenarios, worker_scenarios]
 
 
 class Language:
@@ -18,14 +20,20 @@ class Language:
 
     def __init__(self, directory, log):
         self.directory, self.log, self.db = directory, log, Db()
-        self.server = Server(directory, log)
+        self.server, self.workers = Server(directory, log), []
 
     def worker(self):
-        return Program(self.directory, self.log, "work").start()
+        worker = Program(self.directory, self.log, "work")
+        self.workers.append(worker)
+        return worker.start()
 
     def ready(self):
-        """Before a scenario: everything runs, whatever the last one has left behind."""
+        """Before a scenario: the program serves, no worker runs and no job waits, whatever the last one has left."""
         self.db.wait_up()
+        for worker in self.workers:
+            worker.kill()
+        self.workers = []
+        self.db.rows("SELECT idem_cancel(job_id) FROM idem.job_status WHERE state NOT IN ('done', 'dead', 'cancelled')")
         if self.server.process is None or self.server.process.poll() is not None:
             self.server.start()
 
