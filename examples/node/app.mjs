@@ -82,12 +82,12 @@ async function indexOrder(client, job) {
 }
 
 async function work(url) {
-  const worker = new Worker(openPool(url), { poll: 0.2 })
+  const worker = new Worker(openPool(url), { poll: 0.2, lease: 10 })
   worker.transaction('index', indexOrder)
   worker.leased('mail', async (job) => {
     if (job.attempt <= (job.payload.fail ?? 0)) throw new Error('asked to fail')
     await sendMail(url, job.payload.to, job.payload.gate)
-  }, { lease: 10 })
+  })
   process.once('SIGTERM', () => worker.stop())
   console.log('ready')
   await worker.run()

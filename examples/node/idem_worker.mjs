@@ -2,7 +2,7 @@
 //
 //   const worker = new Worker(pool)
 //   worker.transaction('index', handler)           // handler(client, job): job and work commit together
-//   worker.leased('mail', handler, { lease: 30 })  // handler(job, signal): the work leaves the database
+//   worker.leased('mail', handler)                 // handler(job, signal): the work leaves the database
 //   process.once('SIGTERM', () => worker.stop())
 //   await worker.run()                             // until stop(): ends what runs, gives back the rest
 //
@@ -19,19 +19,18 @@ export class Worker {
   #stopping = new AbortController()
   #inTransaction = new Map()
   #withLease = new Map()
-  #lease = 30
 
-  constructor(pool, { poll = 1, batch = 10, name = `${hostname()}:${process.pid}` } = {}) {
-    Object.assign(this, { pool, poll, batch, name })
+  // Seconds between polls; jobs per fetch and seconds of the lease, for the queues with a lease.
+  constructor(pool, { poll = 1, batch = 10, lease = 30, name = `${hostname()}:${process.pid}` } = {}) {
+    Object.assign(this, { pool, poll, batch, lease, name })
   }
 
   transaction(queue, handler) {
     this.#inTransaction.set(queue, handler)
   }
 
-  leased(queue, handler, { lease = 30 } = {}) {
+  leased(queue, handler) {
     this.#withLease.set(queue, handler)
-    this.#lease = lease
   }
 
   stop() {
@@ -83,20 +82,20 @@ export class Worker {
     const jobs = await autocommit(
       this.pool,
       `SELECT f.* FROM unnest($1::text[]) AS q, LATERAL idem_fetch(q, batch => $2, lease => $3::interval, worker => $4) AS f`,
-      [[...this.#withLease.keys()], this.batch, `${this.#lease} s`, this.name],
+      [[...this.#withLease.keys()], this.batch, `${this.lease} s`, this.name],
     )
     const held = new Map(jobs.map((job) => [job.job_id, { ...job, lost: new AbortController() }]))
     const beat = async () => {
       const rows = await autocommit(
         this.pool,
         'SELECT job_id, status FROM idem_heartbeat($1::bigint[], $2::bigint[], $3::interval)',
-        [[...held.keys()], [...held.values()].map((job) => job.token), `${this.#lease} s`],
+        [[...held.keys()], [...held.values()].map((job) => job.token), `${this.lease} s`],
       )
       for (const { job_id, status } of rows) {
         if (status !== 'renewed') held.get(job_id)?.lost.abort(new Stale('another worker has taken over'))
       }
     }
-    await heartbeat(this.#lease / 3, beat, async () => {
+    await heartbeat(this.lease / 3, beat, async () => {
       for (const job of [...held.values()]) {
         if (this.#stopping.signal.aborted) {
           await this.#end(`SELECT idem_snooze($1::bigint, $2::bigint, '0')`, job) // not begun: the attempt does not count

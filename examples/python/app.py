@@ -120,9 +120,9 @@ def work():
             raise RuntimeError("asked to fail")
         send_mail(url, job.payload["to"], job.payload.get("gate"))
 
-    worker = Worker(open_pool(url), poll=0.2)
+    worker = Worker(open_pool(url), poll=0.2, lease=10)
     worker.transaction("index", index_order)
-    worker.leased("mail", mail, lease=10)
+    worker.leased("mail", mail)
     signal.signal(signal.SIGTERM, lambda *_: worker.stop())
     print("ready", flush=True)
     worker.run()

@@ -2,7 +2,7 @@
 
     worker = Worker(pool)
     worker.transaction("index", handler)       # handler(conn, job): job and work commit together
-    worker.leased("mail", handler, lease=30)   # handler(job): the work leaves the database
+    worker.leased("mail", handler)             # handler(job, lost): the work leaves the database; lost: an Event
     signal.signal(signal.SIGTERM, lambda *_: worker.stop())
     worker.run()                               # until stop(): ends what runs, gives back the rest
 
@@ -26,17 +26,18 @@ def poll_pause(seconds):
 
 
 class Worker:
-    def __init__(self, pool, poll=1.0, batch=10):
-        self.pool, self.poll, self.batch = pool, poll, batch
+    def __init__(self, pool, poll=1.0, batch=10, lease=30):
+        """Seconds between polls; jobs per fetch and seconds of the lease, for the queues with a lease."""
+        self.pool, self.poll, self.batch, self.lease = pool, poll, batch, lease
         self.name = f"{socket.gethostname()}:{os.getpid()}"
-        self.in_transaction, self.with_lease, self.lease = {}, {}, 30
+        self.in_transaction, self.with_lease = {}, {}
         self.stopping = threading.Event()
 
     def transaction(self, queue, handler):
         self.in_transaction[queue] = handler
 
-    def leased(self, queue, handler, lease=30):
-        self.with_lease[queue], self.lease = handler, lease
+    def leased(self, queue, handler):
+        self.with_lease[queue] = handler
 
     def stop(self):
         self.stopping.set()

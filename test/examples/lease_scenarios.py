@@ -54,6 +54,18 @@ def mail_lost_connection(lang):
     equal(lang.db.count("sent", "recipient = %s", to), 1, "rows")
 
 
+def lease_answer_lost(lang):
+    """The lease is committed, its answer has not arrived: asking again gives the same lease, not busy."""
+    to, key = f"m{unique()}", f"k-{unique()}"
+    with lang.db.commits_wait():
+        reply = Background(lang.server.post, "/mails", mail(to), key)
+        lang.db.lose_commit_answer()
+    equal(reply.result().status, 201, "status")
+    equal(lang.db.one("SELECT attempt FROM idem_get(%s)", key), 1, "attempt")
+    equal(lang.db.count("outside", "what = %s", f"mail:{to}"), 1, "mails")
+    equal(lang.db.count("sent", "recipient = %s", to), 1, "rows")
+
+
 def mail_commit_answer_lost(lang):
     """The COMMIT of the record has happened, its answer has not arrived: the fence keeps it from being repeated."""
     to, key = f"l{unique()}", f"k-{unique()}"
@@ -126,6 +138,7 @@ SCENARIOS = [
     mail_and_replay,
     mail_is_renewed_and_busy,
     mail_lost_connection,
+    lease_answer_lost,
     mail_commit_answer_lost,
     stale_holder,
     killed_with_lease,
