@@ -160,8 +160,9 @@ func work() {
 				if err := json.Unmarshal(job.Payload, &order); err != nil {
 					return err
 				}
+				// Two runs of one key can overlap. The lock puts them in order: the later one reads the later version.
 				_, err := tx.Exec(context.Background(), "INSERT INTO indexed SELECT id, version FROM orders WHERE id = $1"+
-					" ON CONFLICT (order_id) DO UPDATE SET version = excluded.version", order.Order)
+					" FOR NO KEY UPDATE ON CONFLICT (order_id) DO UPDATE SET version = excluded.version", order.Order)
 				return err
 			}},
 		Leased: map[string]func(context.Context, idem.Job) error{

@@ -139,8 +139,9 @@ public final class App {
 	static void work() throws Exception {
 		DataSource pool = open(System.getenv("WORKER_URL"));
 		IdemWorker worker = new IdemWorker(pool, Duration.ofMillis(200), Duration.ofSeconds(10), 10);
+		// Two runs of one key can overlap. The lock puts them in order: the later one reads the later version.
 		worker.transaction("index", (tx, job) -> execute(tx, "INSERT INTO indexed SELECT id, version FROM orders WHERE id = ?"
-			+ " ON CONFLICT (order_id) DO UPDATE SET version = excluded.version", Json.object(job.payload()).get("order")));
+			+ " FOR NO KEY UPDATE ON CONFLICT (order_id) DO UPDATE SET version = excluded.version", Json.object(job.payload()).get("order")));
 		worker.leased("mail", job -> {
 			Map<String, Object> mail = Json.object(job.payload());
 			if (job.attempt() <= (Long) mail.getOrDefault("fail", 0L)) {

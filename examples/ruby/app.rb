@@ -97,7 +97,8 @@ def work
   mailer = Idem::Pool.new(url)
   worker = Idem::Worker.new(Idem::Pool.new(url), poll: 0.2, lease: 10, batch: 10)
   worker.transaction('index') do |conn, job|
-    conn.exec_params('INSERT INTO indexed SELECT id, version FROM orders WHERE id = $1' \
+    # Two runs of one key can overlap. The lock puts them in order: the later one reads the later version.
+    conn.exec_params('INSERT INTO indexed SELECT id, version FROM orders WHERE id = $1 FOR NO KEY UPDATE' \
                      ' ON CONFLICT (order_id) DO UPDATE SET version = excluded.version', [job.payload['order']])
   end
   worker.leased('mail') do |job|
