@@ -232,7 +232,7 @@ endif
 # install what is missing and then call make again.
 all:
 
-.PHONY: all help test demo demo-stop examples bench soak model format format-check shellcheck
+.PHONY: all help test demo demo-stop examples drivers bench soak model format format-check shellcheck
 
 # If PG_CONFIG was not given, the scripts find one.
 ifneq ($(filter command environment%,$(origin PG_CONFIG)),)
@@ -250,6 +250,7 @@ help:
 	@echo 'make demo-stop      remove what make demo KEEP=1 has left'
 	@echo 'make examples       run the programs of examples/ with pgbouncer through one suite;'
 	@echo '                    LANGS="python node" for some, SCENARIOS="fifty_at_once"'
+	@echo 'make drivers        try what doc/drivers.md says about each driver; DRIVERS="knex jdbc"'
 	@echo 'make bench          measure it against SQL written by hand, and other queues, and write'
 	@echo '                    doc/bench; BENCH="counts pair" for some lines; QUICK=1 with small'
 	@echo '                    sizes, writes nothing (BENCH_OUT=DIRECTORY: there)'
@@ -274,6 +275,9 @@ demo-stop:
 
 examples:
 	@LANGS='$(LANGS)' SCENARIOS='$(SCENARIOS)' bash test/examples/run
+
+drivers:
+	@DRIVERS='$(DRIVERS)' bash test/drivers/run
 
 bench:
 	@bash test/bench/run $(BENCH)
