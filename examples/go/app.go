@@ -177,6 +177,10 @@ func work() {
 				return sendMail(ctx, mailer, mail.To, mail.Gate)
 			}},
 	}
+	go func() {
+		<-stop.Done()
+		fmt.Println("stopping")
+	}()
 	fmt.Println("ready")
 	worker.Run(stop)
 }

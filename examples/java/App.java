@@ -152,6 +152,7 @@ public final class App {
 		Thread main = Thread.currentThread();
 		Runtime.getRuntime().addShutdownHook(new Thread(() -> {
 			worker.stop();
+			System.out.println("stopping");
 			try {
 				main.join();
 			} catch (InterruptedException e) {

@@ -106,7 +106,10 @@ def work
 
     send_mail(mailer, job.payload['to'], job.payload['gate'])
   end
-  trap('TERM') { worker.stop }
+  trap('TERM') do
+    worker.stop
+    $stdout.syswrite("stopping\n") # no buffer and no lock in a trap handler
+  end
   puts 'ready'
   worker.run
 end
