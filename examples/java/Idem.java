@@ -137,7 +137,8 @@ public final class Idem {
 		}
 	}
 
-	// commit() throws if the server answers ROLLBACK: raiseExceptionOnSilentRollback is on by default.
+	// commit() of a transaction that has failed raises no error (seen with pgjdbc 42.5), although the server answers
+	// ROLLBACK. So idem_finish is the last statement before it: in a failed transaction it raises 25P02.
 	private static Answer finish(Connection tx, Key key, String result, Long token) throws Exception {
 		ask(tx, "SELECT idem_finish(?, ?::jsonb, ?::bigint, ?)", key.key, result, token, key.scope);
 		tx.commit();

@@ -81,7 +81,7 @@ public final class IdemWorker {
 			boolean found = false;
 			try {
 				found = round.run();
-			} catch (Exception e) {
+			} catch (Throwable e) {
 				System.err.println("worker: " + e); // the server is away, say: poll on
 			}
 			try {
@@ -127,7 +127,7 @@ public final class IdemWorker {
 			try {
 				inTransaction.get(job.queue).run(tx, job);
 				Idem.ask(tx, "SELECT idem_complete(?, ?)", job.id, job.token);
-			} catch (Exception e) {
+			} catch (Throwable e) {
 				// A plain ROLLBACK would undo the fetch, too: no attempt counted, no backoff. If the connection is
 				// lost, this throws, and the job is back in its queue.
 				Idem.execute(tx, "ROLLBACK TO SAVEPOINT idem_work");
@@ -157,7 +157,7 @@ public final class IdemWorker {
 
 	/** Meanwhile the heartbeat extends the lease of the job and of those that wait behind it. */
 	private void call(Job job, List<Job> held, boolean late) throws Exception {
-		Exception failure = null;
+		Throwable failure = null;
 		try {
 			if (late) {
 				beat(held); // it waited behind another job: is it still ours?
@@ -165,7 +165,7 @@ public final class IdemWorker {
 			Idem.Heartbeat heartbeat = new Idem.Heartbeat(lease, () -> beat(held));
 			try {
 				leased.get(job.queue).run(job);
-			} catch (Exception e) {
+			} catch (Throwable e) {
 				failure = e;
 			} finally {
 				heartbeat.stop();

@@ -60,7 +60,10 @@ module Idem
       yield conn
     ensure
       # A connection that is lost or not idle (an error, Thread#raise in the middle) is not used again.
-      conn = nil if conn && !Idem.idle?(conn) && (conn.finished? || conn.close.nil?)
+      if conn && !Idem.idle?(conn)
+        conn.close unless conn.finished?
+        conn = nil
+      end
       @free << conn
     end
   end

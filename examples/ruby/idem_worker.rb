@@ -49,6 +49,7 @@ module Idem
       loops = []
       loops << Thread.new { poll { one } } unless @transaction.empty?
       loops << Thread.new { poll { several } } unless @leased.empty?
+      loops.each { |loop| loop.abort_on_exception = true } # no worker that has lost one of its loops
       loops.each(&:join)
     end
 

@@ -72,11 +72,19 @@ func (h HTTP) Leased(lease time.Duration, call func(ctx context.Context, key str
 	record func(tx Tx, outcome any, r *http.Request) (*Response, error)) http.Handler {
 	return h.handle(func(ctx context.Context, key Key, r func() *http.Request) (*Response, bool, error) {
 		// A client that goes away does not stop the call in the middle: its outcome would be unknown.
-		return Leased(context.Background(), h.Pool, key, lease,
-			func(ctx context.Context, l Lease) (any, error) { return call(ctx, key.Key, l, r()) },
-			func(tx Tx, outcome any) (*Response, error) { return record(tx, outcome, r()) })
+		ctx = detached{ctx}
+		return Leased(ctx, h.Pool, key, lease,
+			func(ctx context.Context, l Lease) (any, error) { return call(ctx, key.Key, l, r().WithContext(ctx)) },
+			func(tx Tx, outcome any) (*Response, error) { return record(tx, outcome, r().WithContext(ctx)) })
 	})
 }
+
+// detached has the values of a context, but does not end with it. (From Go 1.21 on: context.WithoutCancel.)
+type detached struct{ context.Context }
+
+func (detached) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (detached) Done() <-chan struct{}       { return nil }
+func (detached) Err() error                  { return nil }
 
 // A structured-field string, or (many clients send that) the bare key.
 var quoted = regexp.MustCompile(`^"((?:[ !#-\[\]-~]|\\["\\])*)"$`)

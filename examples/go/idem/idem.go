@@ -152,8 +152,12 @@ func Leased[C, T any](ctx context.Context, pool *pgxpool.Pool, key Key, lease ti
 	working, stop := heartbeat(ctx, lease/3, func() error {
 		return ask(ctx, pool, nil, "SELECT idem_renew($1, $2, $3::interval, $4)", key.Key, *row.token, interval(lease), orNull(key.Scope))
 	})
-	outcome, err := call(working, Lease{*row.token, *row.attempt, row.checkpoint})
-	if lost := stop(); lost != nil {
+	var lost error
+	outcome, err := func() (C, error) {
+		defer func() { lost = stop() }() // also after a panic: nobody may renew the lease for ever
+		return call(working, Lease{*row.token, *row.attempt, row.checkpoint})
+	}()
+	if lost != nil {
 		return result, false, lost
 	}
 	if err == nil {

@@ -97,7 +97,7 @@ func (w *Worker) one(context.Context) (found bool, err error) {
 		if found = err != pgx.ErrNoRows; !found || err != nil {
 			return ignore(err, pgx.ErrNoRows)
 		}
-		failure := w.Transaction[job.Queue](conn, job)
+		failure := safely(func() error { return w.Transaction[job.Queue](conn, job) })
 		if failure == nil {
 			failure = roundTrip(ctx, conn, query{sql: "SELECT idem_complete($1, $2)", args: []any{job.ID, job.Token}})
 		}
@@ -172,7 +172,7 @@ func (w *Worker) call(job Job, waiting []Job, late bool) {
 		return // it waited behind another job, and somebody has taken or cancelled it meanwhile
 	}
 	working, stop := heartbeat(context.Background(), w.Lease/3, beat)
-	failure := w.Leased[job.Queue](working, job)
+	failure := safely(func() error { return w.Leased[job.Queue](working, job) })
 	if lost := stop(); lost != nil {
 		log.Printf("worker: job %d: %v", job.ID, lost)
 	} else if failure != nil {
@@ -188,6 +188,16 @@ func (w *Worker) end(job Job, sql string, args ...any) {
 	if err := ask(context.Background(), w.Pool, nil, sql, args...); err != nil {
 		log.Printf("worker: job %d: %v", job.ID, err)
 	}
+}
+
+// safely makes an error of a panic: the job fails, the worker goes on.
+func safely(handler func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	return handler()
 }
 
 func workerName() string {
