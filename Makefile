@@ -20,11 +20,12 @@ OBJS = \
 	src/table/leaf.o \
 	src/table/probe.o \
 	src/fn/fn.o \
-	src/fn/values.o \
+	src/fn/value.o \
 	src/fn/args.o \
 	src/fn/arrays.o \
 	src/stats/exchange.o \
 	src/stats/skips.o \
+	src/stats/keyskips.o \
 	src/stats/shmem.o \
 	src/stats/statsfile.o \
 	src/stats/counters.o \
@@ -49,6 +50,7 @@ OBJS = \
 	src/jobs/workstore.o \
 	src/jobs/fetchskip.o \
 	src/jobs/fetchstore.o \
+	src/jobs/keywalk.o \
 	src/jobs/keyscan.o \
 	src/jobs/dedup.o \
 	src/jobs/bulk.o \
@@ -192,6 +194,9 @@ ISOLATION = \
 	job-skip \
 	job-skip-chain \
 	job-skip-race \
+	job-skip-moved \
+	job-toast-lock \
+	job-ended-key \
 	job-prepare \
 	job-pause \
 	job-queue \
@@ -294,7 +299,7 @@ list-%:
 
 CLANG_FORMAT ?= clang-format
 C_FILES = $(wildcard src/*.[ch] src/*/*.[ch])
-SHELL_SCRIPTS = .ci/run $(wildcard test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh)
+SHELL_SCRIPTS = .ci/run $(wildcard examples/*/start test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh)
 
 format:
 	$(CLANG_FORMAT) -i $(C_FILES)

@@ -27,6 +27,23 @@ BEGIN
 END $$;
 
 --
+-- timeouts: a new server has none; the fix sets them for the database, whose new sessions
+-- get them.  Those of another database do not count, those of a role do.
+--
+SELECT status, detail, replace(fix, quote_ident(current_database()), '(database)') AS fix FROM idem_doctor() WHERE "check" = 'timeouts' \gx
+SELECT current_database() AS db \gset
+CREATE ROLE idem_timeouts;
+ALTER DATABASE template1 SET client_connection_check_interval = '10s';
+ALTER ROLE idem_timeouts SET idle_in_transaction_session_timeout = '5min';
+ALTER ROLE idem_timeouts SET client_connection_check_interval = 0;
+SELECT detail ~ '^client_connection_check_interval: no limit' AS only_the_other FROM idem_doctor() WHERE "check" = 'timeouts';
+ALTER DATABASE template1 RESET client_connection_check_interval;
+DROP ROLE idem_timeouts;
+SELECT fix FROM idem_doctor() WHERE "check" = 'timeouts' \gset
+:fix
+SELECT * FROM doctor('timeouts');
+
+--
 -- everything is ok except that cleanup is off (see test/temp.conf): one row per check, without a fix
 --
 SELECT pg_reload_conf();
@@ -367,6 +384,8 @@ SELECT format('ALTER DATABASE %I RESET idem.cleanup', current_database()) \gexec
 SELECT pg_reload_conf();
 CALL wait_for($$ phase = 'off' FROM idem.cleanup_progress WHERE datname = current_database() $$);
 
+ALTER DATABASE :"db" RESET client_connection_check_interval;
+ALTER DATABASE :"db" RESET idle_in_transaction_session_timeout;
 DROP PROCEDURE reload;
 DROP FUNCTION doctor;
 CALL anew();

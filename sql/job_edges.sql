@@ -127,3 +127,12 @@ RESET client_min_messages;
 SELECT pg_relation_size('idem.jobs_key_idx') / current_setting('block_size')::int < 5 AS small;
 DROP PROCEDURE retry_often;
 CALL anew();
+
+-- A row that was not enqueued by idem may have a longer name of the queue than idem allows: nothing is counted for it
+INSERT INTO idem.jobs (job_id, run_at, enqueued_at, priority, queue, key_hash, key, attempt, max_attempts, token, lease_until)
+SELECT i, '2021-01-01 00:00:00+00', '2021-01-01 00:00:00+00', 0, repeat('q', 3000 + i), 1, 'k', 1, 1, 1, '2021-01-02 00:00:00+00' FROM generate_series(1, 4) AS i;
+SELECT idem_cancel(1), idem_complete(2, 1), idem_fail(3, 1, dead => true), idem_retry(1), idem_snooze(4, 1, '0') > '2021-01-01 00:00:00+00' AS snoozed;
+UPDATE idem.jobs SET attempt = 1, lease_until = '2021-01-02 00:00:00+00' WHERE job_id = 4;
+SELECT idem_cleanup();
+SELECT job_id, length(queue), state FROM (SELECT job_id, queue, state FROM idem.job_log UNION ALL SELECT job_id, queue, 'waiting' FROM idem.jobs) AS j ORDER BY job_id;
+CALL anew();

@@ -6,13 +6,6 @@
 CALL anew();
 SET client_min_messages = warning;
 
-CREATE FUNCTION pages(query text) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-	plan json;
-BEGIN
-	EXECUTE 'EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) ' || query INTO plan;
-	RETURN (plan #>> '{0,Plan,Shared Hit Blocks}')::bigint + (plan #>> '{0,Plan,Shared Read Blocks}')::bigint;
-END $$;
 -- the pages of one fetch; what it does is undone
 CREATE FUNCTION fetch_pages(queue text, OUT n bigint) LANGUAGE plpgsql AS $$
 BEGIN
@@ -120,6 +113,29 @@ SELECT min(pages($$ SELECT * FROM idem_fetch('drain') $$)) < 50 AS cheap FROM ge
 ROLLBACK;
 SELECT count(*) FROM idem_fetch('drain', 1000, lease => '1 h');
 
+-- the time of what is skipped together is that of the first lease that expires
+INSERT INTO idem.jobs (job_id, run_at, enqueued_at, priority, queue, attempt, token, lease_until)
+SELECT 7000000 + i, '2021-01-01 00:00:00+00', '2021-01-01 00:00:00+00', 0, 'leases', 1, 1, idem_clock() + CASE i WHEN 10 THEN interval '10 min' ELSE '2 h' END FROM generate_series(1, 1000) AS i;
+SELECT gets_cheap('leases');
+SET idem.clock_offset = '15 min';
+SELECT next_job('leases');
+RESET idem.clock_offset;
+
+-- an enqueue of a key whose jobs have ended
+SELECT outcome FROM idem_enqueue('hot', NULL, 'k');
+INSERT INTO idem.jobs (job_id, run_at, enqueued_at, priority, queue, key_hash, key)
+SELECT 6000000 + i, run_at, enqueued_at, 0, queue, key_hash, key FROM idem.jobs, generate_series(1, 6000) AS i WHERE queue = 'hot';
+DELETE FROM idem.jobs WHERE queue = 'hot';
+CREATE FUNCTION enqueue_pages(key text, OUT n bigint) LANGUAGE plpgsql AS $$
+BEGIN
+	n := pages(format($q$ SELECT * FROM idem_enqueue('hot', NULL, %L) $q$, key));
+	RAISE EXCEPTION 'undo';
+EXCEPTION WHEN raise_exception THEN
+END $$;
+SELECT enqueue_pages('k') > 100 AS dear_at_first;
+SELECT min(enqueue_pages('k')) <= 3 * min(enqueue_pages('clean')) AS cheap FROM generate_series(1, 20);
+DROP FUNCTION enqueue_pages;
+
 -- rows that bypass the library are found within about a second, while other fetches jump over them
 CREATE PROCEDURE comes(queue text, id bigint) LANGUAGE plpgsql AS $$
 DECLARE
@@ -154,6 +170,6 @@ SELECT gets_cheap('ended');
 SELECT gets_cheap('drain');
 
 DROP PROCEDURE comes;
-DROP FUNCTION pages, fetch_pages, gets_cheap, next_job, drain;
+DROP FUNCTION fetch_pages, gets_cheap, next_job, drain;
 RESET client_min_messages;
 CALL anew();

@@ -1,6 +1,6 @@
 --
 -- Keys are found by a hash of scope and key.  Equal hashes do not prove equal keys: the
--- text is compared, and nth tells keys with the same hash apart.  (test/t/045_hash.pl tests
+-- text is compared, and nth distinguishes keys with the same hash.  (test/t/045_hash.pl tests
 -- the hash itself.)
 --
 CALL anew();

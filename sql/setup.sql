@@ -44,6 +44,15 @@ BEGIN
 END
 $$;
 
+-- the number of pages that a query reads
+CREATE FUNCTION pages(query text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+	plan json;
+BEGIN
+	EXECUTE 'EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) ' || query INTO plan;
+	RETURN (plan #>> '{0,Plan,Shared Hit Blocks}')::bigint + (plan #>> '{0,Plan,Shared Read Blocks}')::bigint;
+END $$;
+
 -- identifies the version of a row: it changes with every update
 CREATE FUNCTION key_version(k text) RETURNS text LANGUAGE sql AS
 	$$ SELECT concat(ctid, xmin) FROM idem.keys WHERE key = k $$;

@@ -57,8 +57,8 @@ export async function again(pool, work, tries = 8) {
       client.on('error', listener)
       return await work(client)
     } catch (error) {
-      lost ||= /^(08|57P0)/.test(error.code)
-      const retry = !client || lost || error.code === '40001' || error.code === '40P01'
+      lost ||= /^(08|57P0)/.test(error?.code)
+      const retry = !client || lost || error?.code === '40001' || error?.code === '40P01'
       if (n === tries || !retry) throw error
     } finally {
       client?.off('error', listener)
@@ -151,18 +151,20 @@ export async function leased(pool, key, request, call, record, options = {}) {
   const { token } = row
   const renew = () =>
     autocommit(pool, 'SELECT idem_renew($1, $2::bigint, $3::interval, $4)', [key, token, `${lease} s`, scope])
-  let write
   try {
     // The renewal ends before the fence: a renewal from another session would wait for the fence.
     const outcome = await heartbeat(lease / 3, renew, (signal) => call({ ...row, signal }))
-    write = (client) => record(client, outcome)
+    return await finishLease(pool, key, token, scope, (client) => record(client, outcome))
   } catch (error) {
     if (error instanceof NotDone) {
       await autocommit(pool, 'SELECT idem_release($1, $2::bigint, $3)', [key, token, scope])
     }
     if (!(error instanceof Refusal)) throw error
-    write = () => error.result
+    return finishLease(pool, key, token, scope, () => error.result)
   }
+}
+
+function finishLease(pool, key, token, scope, write) {
   return transaction(pool, async (client) => {
     await client.query('BEGIN')
     try {
@@ -184,17 +186,17 @@ export async function leased(pool, key, request, call, record, options = {}) {
 // work(signal), with beat() every so many seconds meanwhile. If beat throws Stale, the signal aborts the work.
 export async function heartbeat(seconds, beat, work) {
   const stale = new AbortController()
-  let running = Promise.resolve()
+  let beating = null
   const timer = setInterval(() => {
-    running = running.then(beat).catch((error) => {
-      if (error instanceof Stale) stale.abort(error) // any other error says nothing about the lease: again
-    })
+    beating ??= beat()
+      .catch((error) => error instanceof Stale && stale.abort(error)) // another error says nothing about the lease: again
+      .finally(() => (beating = null))
   }, seconds * 1000)
   try {
     return await work(stale.signal)
   } finally {
     clearInterval(timer)
-    await running
+    await beating
     stale.signal.throwIfAborted()
   }
 }

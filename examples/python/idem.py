@@ -87,7 +87,8 @@ def again(pool, work, tries=8):
             with pool.connection() as conn:
                 return work(conn)
         except psycopg.OperationalError as error:
-            lost = conn is None or conn.broken or conn.closed
+            # No connection in time: the pool has tried to connect all the while, so do not try again.
+            lost = conn is not None and (conn.broken or conn.closed)
             if n == tries or not (lost or error.sqlstate in ("40001", "40P01")):
                 raise
         time.sleep(random.uniform(0.5, 1) * min(2, 0.05 * 2**n))

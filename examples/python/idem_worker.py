@@ -14,7 +14,6 @@ import random
 import socket
 import threading
 
-import psycopg
 from psycopg.rows import namedtuple_row
 
 from idem import Stale, again, ask, autocommit, commit, heartbeat
@@ -56,8 +55,8 @@ class Worker:
         while not self.stopping.is_set():
             try:
                 busy = one_round()
-            except psycopg.Error as error:
-                print(f"worker: {error}", flush=True)  # the server is away: poll on
+            except Exception as error:  # the server is away: poll on
+                print(f"worker: {error}", flush=True)
                 busy = False
             if not busy:
                 self.stopping.wait(poll_pause(self.poll))

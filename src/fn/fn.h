@@ -76,7 +76,7 @@ extern TupleDesc idem_fn_row_desc(FunctionCallInfo fcinfo, const Oid *types, int
 extern ReturnSetInfo *idem_fn_row_set(FunctionCallInfo fcinfo, const Oid *types, int natts,
 									  IdemRowDesc *cache);
 
-/* values.c */
+/* value.c */
 extern int64 idem_value_span(Datum interval, const char *name, IdemSpan kind);
 extern int idem_value_word(const text *value, const char *name, const char *const *words,
 						   const char *hint);

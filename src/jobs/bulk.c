@@ -98,9 +98,10 @@ order_jobs(Bulk *bulk)
 		element->ord = i;
 		element->key = bulk->news[i].key;
 		element->takes_key = idem_dedup_takes_key(bulk->enqueue, element->key);
+		/* also without a key: its row may be written under the locks on the hashes of others */
+		idem_dedup_lock_toast(bulk->jobs, &bulk->news[i]);
 		if (!element->takes_key)
 			continue;
-		idem_dedup_lock_toast(bulk->jobs, &bulk->news[i]);
 		element->key_hash = idem_hash_name(bulk->enqueue->queue.name, element->key);
 		if (bulk->index == NULL)
 			bulk->index = idem_jobtable_key_index(bulk->jobs);
@@ -129,8 +130,8 @@ lock_if_new(Bulk *bulk, const Element *element, IdemTable *keys)
 
 /*
  * Add new jobs to the batch, as long as their keys are new; returns their number.  The
- * hashes of their keys stay locked.  A key that is not new ends the run, and so does a
- * hash that the run has already: the lookup does not find jobs of the run.
+ * hashes of their keys stay locked, in ascending order (J9).  A key that is not new ends the
+ * run, and so does a hash that the run has already: the lookup does not find jobs of the run.
  */
 static int
 gather_run(Bulk *bulk, const Element *run, int max, IdemTable *keys)
@@ -157,7 +158,10 @@ gather_run(Bulk *bulk, const Element *run, int max, IdemTable *keys)
 	return n;
 }
 
-/* Insert a run of new jobs; returns their number, 0 if the key of the first is not new */
+/*
+ * Insert a run of new jobs; returns their number, 0 if the key of the first is not new.  J9: no
+ * transaction waits for another one while it holds locks on hashes.
+ */
 static int
 insert_run(Bulk *bulk, const Element *run, int max)
 {
@@ -174,8 +178,12 @@ insert_run(Bulk *bulk, const Element *run, int max)
 	idem_write_rows(bulk->batch, IDEM_JOBS_KEY_HASH);
 	for (int i = 0; i < n; i++)
 	{
-		if (run[i].takes_key)
-			idem_table_unlock_hash(bulk->jobs, run[i].key_hash);
+		const IdemBatchRow *row = &bulk->batch->rows[bulk->batch->n - n + i];
+
+		if (!run[i].takes_key)
+			continue;
+		idem_jobrow_note_place(bulk->enqueue->queue.name, run[i].key_hash, &row->slot->tts_tid);
+		idem_table_unlock_hash(bulk->jobs, run[i].key_hash);
 	}
 	if (with_keys)
 		idem_table_close(&keys);

@@ -7,7 +7,7 @@
  * after it has written the job: a fetch that looks at the index at the same time sees
  * either the job or the note.  doc/jobs-protocol.md has the protocol.
  *
- * A note stays if the transaction rolls back; then fetches only skip less than they could.
+ * The note stays if the transaction rolls back.  Then fetches skip less than they could.
  */
 #include "postgres.h"
 
@@ -48,6 +48,18 @@ idem_change_note_job(IdemTable *jobs)
 		!slot->tts_isnull[IDEM_JOBS_LEASE_UNTIL - 1])
 		due = Max(due, DatumGetTimestampTz(values[IDEM_JOBS_LEASE_UNTIL - 1]));
 	note_change(DatumGetTextPP(values[IDEM_JOBS_QUEUE - 1]), &position, due);
+}
+
+/*
+ * J14: this transaction has written the job, which is leased now.  If it has new entries in the
+ * indexes, a fetch may have met the old entry too late and the new one too early, and
+ * would take the job for ended.
+ */
+void
+idem_change_note_move(IdemTable *jobs)
+{
+	if (jobs->has_moved)
+		idem_change_note_job(jobs);
 }
 
 /* J14: this transaction has enqueued the job, whose entries are in the indexes already */

@@ -100,8 +100,7 @@ idem_dedup_fill_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJo
 					int64 key_hash, bool takes_key, int64 after_job)
 {
 	bool with_ttl = takes_key && enqueue->policy.dedup == IDEM_DEDUP_UNTIL_EXPIRED;
-	TupleTableSlot *slot =
-		idem_write_new_row(jobs, with_ttl || after_job != 0 || enqueue->max_attempts != 0);
+	TupleTableSlot *slot = idem_write_new_row(jobs);
 
 	idem_row_set(slot, IDEM_JOBS_JOB_ID, Int64GetDatum(job->job_id));
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(enqueue->run_at));
@@ -135,6 +134,8 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, i
 	idem_dedup_fill_row(jobs, enqueue, &numbered, key_hash, takes_key, after_job);
 	if (!idem_write_insert(jobs))
 		idem_dedup_refuse_number();
+	if (takes_key)
+		idem_jobrow_note_place(enqueue->queue.name, key_hash, &jobs->written->tts_tid);
 	answer->job_id = numbered.job_id;
 	answer->outcome = after_job != 0 ? IDEM_OUTCOME_RERUN : IDEM_OUTCOME_ENQUEUED;
 	idem_change_note_job(jobs);
@@ -341,7 +342,7 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 		priority == idem_row_int32(jobs, IDEM_JOBS_PRIORITY))
 		return NULL;
 
-	slot = idem_jobrow_copy(jobs, false);
+	slot = idem_write_copy_row(jobs);
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(new_run_at));
 	idem_row_set(slot, IDEM_JOBS_PRIORITY, Int32GetDatum(priority));
 	if (new_payload && job->payload.isnull)

@@ -10,7 +10,7 @@
  * writers note what they change while there is a walker.  doc/jobs-protocol.md has
  * the protocol.
  *
- * A fetch that fails leaves its place as walker behind; another one takes it later.
+ * A fetch that fails stays registered as the walker until another fetch replaces it.
  */
 #include "postgres.h"
 
@@ -24,7 +24,7 @@
 #define MANY_SKIPPED 8
 #define JUMP_WEIGHT	 2
 
-/* Publish a range after this many entries, so that few changes fall into what is unpublished */
+/* Publish a range after this many entries, so that few changes fall into the unpublished part */
 #define PUBLISH_AFTER 64
 
 /*
@@ -63,7 +63,7 @@ get_owner(void)
 	return owner;
 }
 
-/* Begin a run behind this position */
+/* Begin an empty run behind this position */
 static void
 begin_run(IdemFetchWalk *walk, const IdemPosition *after)
 {
@@ -90,7 +90,7 @@ register_walker(IdemFetchWalk *walk)
 
 /*
  * Begin the walk of a fetch at the beginning of the queue.  now is its clock.  If a range
- * is due for another look, this fetch takes the look, unless there is another walker.
+ * is due for another look, this fetch looks at it, unless there is another walker.
  */
 void
 idem_fetchskip_begin(IdemFetchWalk *walk, const text *queue, TimestampTz now)
@@ -119,14 +119,14 @@ idem_fetchskip_begin_anew(IdemFetchWalk *walk)
 	(void) register_walker(walk);
 }
 
-/* Publish the run and go on behind next; is_held: no range may contain that position */
+/* Publish the run and continue behind next; is_held: no range may contain that position */
 static void
-publish(IdemFetchWalk *walk, const IdemPosition *next, bool is_held)
+publish_run(IdemFetchWalk *walk, const IdemPosition *next, bool is_held)
 {
 	walk->steady = idem_clock_steady();
 	if (!idem_skips_publish(walk->skips, walk->id, &walk->run, next, is_held, walk->steady))
 	{
-		/* a writer has noted a change before this, so what was seen is not good enough */
+		/* another fetch is the walker, or a writer has noted a change before this position */
 		walk->id = 0;
 		walk->may_register = true;
 	}
@@ -158,7 +158,7 @@ idem_fetchskip_collects(const IdemFetchWalk *walk)
 	return walk->id != 0;
 }
 
-/* The walker is about to look at a job that another one follows */
+/* The walker is about to look at a follow-up job */
 void
 idem_fetchskip_announce_blocked(IdemFetchWalk *walk)
 {
@@ -179,7 +179,7 @@ idem_fetchskip_find(const IdemFetchWalk *walk, const IdemPosition *position)
 	return NULL;
 }
 
-/* Where the fetch goes on behind this position: behind all ranges that begin there */
+/* J14: where the fetch continues behind this position: behind all ranges that begin there */
 IdemPosition
 idem_fetchskip_jump(IdemFetchWalk *walk, const IdemPosition *from)
 {
@@ -200,38 +200,47 @@ idem_fetchskip_jump(IdemFetchWalk *walk, const IdemPosition *from)
 	{
 		/* there is no entry between the last one that was skipped and the range */
 		walk->run.upto = *from;
-		publish(walk, &to, false);
+		publish_run(walk, &to, false);
 	}
 	walk->run.weight += JUMP_WEIGHT;
 	return to;
 }
 
 /*
- * The fetch skips what lies up to this position, because of the reason given: it cannot be
- * fetched before the time until.
+ * J14: the fetch skips the entries up to this position: their jobs cannot be fetched before the
+ * time skip->until.
+ *
+ * A job whose row has moved has several entries at one position.  All of them must have been
+ * seen before a range with the position is published, and if one of them belongs to this
+ * transaction, the position does.  So a run is published before the next position is added,
+ * not after the last one.
  */
 void
 idem_fetchskip_add(IdemFetchWalk *walk, const IdemPosition *upto, const IdemSkip *skip)
 {
+	bool is_empty = idem_skips_compare(&walk->run.after, &walk->run.upto) >= 0;
+	bool is_same = idem_skips_compare(&walk->run.upto, upto) == 0;
 	uint64 its_owner;
 
 	walk->run.weight++;
 	if (walk->id == 0)
 		return;
 	its_owner = skip->is_mine ? get_owner() : 0;
-	if (walk->run.owner != its_owner && idem_skips_compare(&walk->run.after, &walk->run.upto) < 0)
+	if (is_same && its_owner == 0)
+		its_owner = walk->run.owner;
+	if (!is_empty &&
+		(walk->run.owner != its_owner || (walk->run.weight > PUBLISH_AFTER && !is_same)))
 	{
-		IdemPosition next = walk->run.upto;
+		IdemPosition next = is_same ? idem_skips_before(upto) : walk->run.upto;
 
-		publish(walk, &next, false);
+		walk->run.upto = next;
+		publish_run(walk, &next, false);
 		walk->run.weight = 1;
 	}
 	walk->run.upto = *upto;
 	walk->run.until = Min(walk->run.until, skip->until);
 	walk->run.owner = its_owner;
 	walk->run.has_blocked |= skip->is_blocked;
-	if (walk->id != 0 && walk->run.weight >= PUBLISH_AFTER)
-		publish(walk, upto, false);
 }
 
 /* The fetch has read pages of the index that had only dead entries */
@@ -241,14 +250,17 @@ idem_fetchskip_add_pages(IdemFetchWalk *walk, int64 npages)
 	walk->run.weight += (int) Min(npages, PG_INT16_MAX);
 }
 
-/* The fetch has taken the job at this position, or an open transaction holds it: the run ends */
+/*
+ * J14: the fetch has taken the job at this position, or an open transaction holds it.  The run
+ * ends before it.
+ */
 void
 idem_fetchskip_stop(IdemFetchWalk *walk, const IdemPosition *position)
 {
 	if (walk->id != 0)
 	{
 		walk->run.upto = idem_skips_before(position);
-		publish(walk, position, true);
+		publish_run(walk, position, true);
 	}
 	else
 		begin_run(walk, position);

@@ -11,9 +11,9 @@
  *
  * Entries of jobs that have ended stay in the index until VACUUM, and longer
  * while a transaction holds an old snapshot.  These, and jobs that are leased, blocked or
- * scheduled, are skipped.  Fetches share what they skip (J14): fetchskip.c.  A fetch
- * tells it for each entry whether the job was skipped, and until when; or taken, or held
- * by an open transaction.
+ * scheduled, are skipped.  Fetches share what they skip (J14): fetchskip.c.  For each
+ * entry, this file reports to fetchskip.c whether the job was taken, is held by an open
+ * transaction, or was skipped, and until when.
  */
 #include "postgres.h"
 
@@ -68,7 +68,7 @@ begin_part(Fetch *fetch, const IdemPosition *after)
 
 /* Continue behind this position, and behind the ranges that begin there */
 static void
-seek(Fetch *fetch, const IdemPosition *after)
+continue_after(Fetch *fetch, const IdemPosition *after)
 {
 	IdemPosition position = idem_fetchskip_jump(&fetch->walk, after);
 
@@ -103,7 +103,7 @@ get_next_entry(Fetch *fetch, IdemPosition *entry)
 	return true;
 }
 
-/* J4: the same for a job that would be due if the job that it follows were gone */
+/* J4: may the job found be taken if it is a follow-up job?  Else like is_due(). */
 static bool
 is_free(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
 {
@@ -156,20 +156,14 @@ static void
 update_job(Fetch *fetch, IdemFetched *job)
 {
 	IdemTable *jobs = fetch->jobs;
-	TupleTableSlot *slot = idem_jobrow_copy(jobs, true);
+	TupleTableSlot *slot = idem_write_copy_row(jobs);
 
 	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(job->attempt));
 	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(job->token));
 	idem_row_set(slot, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(fetch->now + fetch->args->lease));
 	idem_row_set_varlena(slot, IDEM_JOBS_WORKER, fetch->args->worker);
 	idem_jobrow_store(jobs);
-	/*
-	 * J14: if the row has moved to another page, another fetch may have met the old entry too
-	 * late and the new one too early, and would take the job for ended.
-	 */
-	if (ItemPointerGetBlockNumber(&jobs->written->tts_tid) !=
-		ItemPointerGetBlockNumber(&jobs->found->tts_tid))
-		idem_change_note_job(jobs);
+	idem_change_note_move(jobs);
 }
 
 /*
@@ -259,7 +253,7 @@ skip_priority(Fetch *fetch, const IdemPosition *entry)
 
 	end.priority = entry->priority;
 	idem_fetchskip_add(&fetch->walk, &end, &skip);
-	seek(fetch, &end);
+	continue_after(fetch, &end);
 }
 
 /* Scan the index until the batch is full */
@@ -269,7 +263,7 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 	IdemFetchWalk *walk = &fetch->walk;
 	bool at_end = false;
 
-	seek(fetch, &idem_first_position);
+	continue_after(fetch, &idem_first_position);
 	while (fetch->found < fetch->args->batch && !at_end)
 	{
 		const IdemSkipRange *range;
@@ -281,12 +275,12 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 			IdemPosition after = walk->run.after;
 
 			at_end = false;
-			seek(fetch, &after);
+			continue_after(fetch, &after);
 		}
 		else if (at_end)
 			break;
 		else if ((range = idem_fetchskip_find(walk, &entry)) != NULL)
-			seek(fetch, &range->after);
+			continue_after(fetch, &range->after);
 		else if (entry.run_at > fetch->now)
 			skip_priority(fetch, &entry);
 		else
@@ -298,7 +292,8 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 
 /*
  * Fetch jobs that are due, in the order of the index, at most a batch, and pass
- * each one to put().  A paused queue has none.
+ * each one to put().  A paused queue has none.  The WAL position that put() gets is flushed
+ * soon (J10).
  */
 void
 idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,

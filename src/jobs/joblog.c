@@ -75,7 +75,7 @@ make_room(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_
 	IdemProbeResult probe;
 	TM_Result result;
 
-	idem_probe_existing(table, lookup, &probe);
+	idem_probe_latest(table, lookup, &probe);
 	if (probe.found == IDEM_FOUND_NONE)
 		return true;
 	if (probe.found == IDEM_FOUND_OPEN && wait)
@@ -160,7 +160,7 @@ idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result,
 	if (keep == 0)
 		return true;
 	idem_jobtable_open_log(&log, RowExclusiveLock);
-	slot = idem_write_new_row(&log, true);
+	slot = idem_write_new_row(&log);
 	fill_log(jobs, slot, state, keep);
 	if (error != NULL)
 		idem_row_set(slot, IDEM_JOB_LOG_ERROR, PointerGetDatum(error));
@@ -192,7 +192,7 @@ idem_joblog_keep_key(IdemTable *jobs, Jsonb *result)
 		idem_row_timestamp(jobs, IDEM_JOBS_KEY_UNTIL) <= idem_clock_now())
 		return;
 	idem_jobtable_open_keys(&keys, RowExclusiveLock);
-	slot = idem_write_new_row(&keys, true);
+	slot = idem_write_new_row(&keys);
 	idem_row_copy_column(jobs, IDEM_JOBS_KEY_HASH, slot, IDEM_JOB_KEYS_KEY_HASH);
 	idem_row_copy_column(jobs, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_KEYS_EXPIRES_AT);
 	idem_row_copy_column(jobs, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_KEYS_JOB_ID);

@@ -114,7 +114,7 @@ idem_jobrow_waits_for_other(IdemTable *jobs)
 }
 
 /*
- * Like idem_jobrow_waits_for_other(), but also tells whether an open transaction, this one
+ * Like idem_jobrow_waits_for_other(), but also report whether an open transaction, this one
  * included, is changing or removing the job that the job found follows.
  */
 IdemBlocked
@@ -140,13 +140,18 @@ idem_jobrow_is_blocked(IdemTable *jobs)
 	return idem_jobrow_waits_for_other(jobs) ? IDEM_BLOCKED_FOR_NOW : IDEM_BLOCKED_NOT;
 }
 
-/* Start the row to be written as a copy of the row found.  full: the change needs all columns. */
-TupleTableSlot *
-idem_jobrow_copy(IdemTable *jobs, bool full)
+/*
+ * J14: this transaction has written a row with a hash at this place, and the entry of the
+ * row is in the index on the hash.  The caller holds the lock on the hash.
+ */
+void
+idem_jobrow_note_place(const text *queue, int64 key_hash, ItemPointer place)
 {
-	for (AttrNumber attno = IDEM_JOBS_SHORT_NATTS + 1; attno <= IDEM_JOBS_NATTS && !full; attno++)
-		full = !idem_row_isnull(jobs, attno);
-	return idem_write_copy_row(jobs, full);
+	bool is_shared;
+	IdemSkips *skips = idem_counters_get_skips(queue, &is_shared);
+
+	if (is_shared)
+		idem_keyskips_note(skips, key_hash, place);
 }
 
 /*
@@ -158,7 +163,16 @@ void
 idem_jobrow_store(IdemTable *jobs)
 {
 	if (!idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
-		idem_write_update_hashed(jobs, idem_row_int64(jobs, IDEM_JOBS_KEY_HASH));
+	{
+		int64 key_hash = idem_row_int64(jobs, IDEM_JOBS_KEY_HASH);
+
+		idem_write_update_locked(jobs, key_hash);
+		if (jobs->has_moved)
+			idem_jobrow_note_place(
+				DatumGetTextPP(jobs->written->tts_values[IDEM_JOBS_QUEUE - 1]), key_hash,
+				&jobs->written->tts_tid);
+		idem_table_unlock_hash(jobs, key_hash);
+	}
 	else if (idem_write_update(jobs) != TM_Ok)
 		elog(ERROR, "another transaction has changed a job that this transaction has locked");
 }

@@ -6,12 +6,13 @@
  *
  *	SQL functions	queue.c, enqueue.c, work.c, job.c: check the arguments, call a
  *					store, form the rows to return
- *	stores			dedup.c (enqueue), which scans the jobs of a key in keyscan.c;
+ *	stores			bulk.c (enqueue of many jobs), above dedup.c (enqueue), which scans
+ *					the jobs of a key in keyscan.c;
  *					fetchstore.c (fetch), which shares what it skips in fetchskip.c;
  *					workstore.c (complete, fail, snooze, heartbeat), which finds the job
  *					through jobstore.c (cancel, retry, the state of a job)
  *	shared by these	dead.c (make a job dead), joblog.c (history, kept keys),
- *					change.c (note what a fetch must not skip any more),
+ *					change.c (note that a job can be fetched),
  *					queuestore.c (settings and owners of queues), which caches settings
  *					in queuecache.c,
  *					jobrow.c (what a row of idem.jobs means)
@@ -49,7 +50,6 @@ enum IdemJobColumn
 	IDEM_JOBS_LEASE_UNTIL,
 	IDEM_JOBS_WORKER,
 	IDEM_JOBS_ERROR,
-	IDEM_JOBS_SHORT_NATTS = IDEM_JOBS_PAYLOAD,
 	IDEM_JOBS_NATTS = IDEM_JOBS_ERROR
 };
 
@@ -243,6 +243,19 @@ typedef struct IdemKeyScan
 	TM_Result lock_result;	  /* of locking the waiting job; set if in_the_way is invalid */
 } IdemKeyScan;
 
+/* A walk over the jobs of a key, and the most entries of ended jobs that it has passed */
+typedef struct IdemKeyWalk
+{
+	IdemTable *jobs;
+	IdemLeafWalk leaf;
+	IdemSkips *skips; /* NULL: the places are not shared, so none are used */
+	int64 began;	  /* by the steady clock */
+	bool has_known;
+	IdemKeySkip known; /* what earlier enqueues have passed */
+	IdemKeySkip run;   /* since the last row that has not ended */
+	IdemKeySkip most;
+} IdemKeyWalk;
+
 /* Arguments of a fetch */
 typedef struct IdemFetch
 {
@@ -281,13 +294,13 @@ typedef struct IdemFetchWalk
 	bool is_shared; /* the ranges are in shared memory, where writers note changes */
 	TimestampTz now;
 	int64 steady;
-	uint64 id; /* the number of this fetch as walker; 0: it does not collect */
+	uint64 id; /* number of this fetch as the walker of the queue; 0: it does not collect */
 	bool may_register;
 	bool looks_again;		/* it ignores ranges that are due for another look */
 	bool ignores_ranges;	/* it ignores all of them */
-	bool announced_blocked; /* as this walker */
+	bool announced_blocked; /* called idem_skips_announce_blocked() as the walker */
 	bool has_jumped;
-	IdemSkipRange run; /* since the last job that was taken or held, or since it was published */
+	IdemSkipRange run; /* skipped since the last job taken or held, or since the last publishing */
 	IdemSkipView view;
 } IdemFetchWalk;
 
@@ -358,8 +371,8 @@ extern int idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_waits_for_other(IdemTable *jobs);
 extern IdemBlocked idem_jobrow_is_blocked(IdemTable *jobs);
-extern TupleTableSlot *idem_jobrow_copy(IdemTable *jobs, bool full);
 extern const char *idem_jobrow_state_name(IdemTable *jobs);
+extern void idem_jobrow_note_place(const text *queue, int64 key_hash, ItemPointer place);
 extern void idem_jobrow_store(IdemTable *jobs);
 
 /* queuecache.c */
@@ -381,6 +394,7 @@ extern bool idem_queuestore_pause(IdemTable *queues, text *name, bool pause);
 
 /* change.c */
 extern void idem_change_note_job(IdemTable *jobs);
+extern void idem_change_note_move(IdemTable *jobs);
 extern void idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id);
 extern void idem_change_note_end(IdemTable *jobs, const text *queue);
 
@@ -431,6 +445,12 @@ extern void idem_fetchskip_end(IdemFetchWalk *walk, bool at_end, bool is_far);
 /* fetchstore.c */
 extern void idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 								  void (*put)(const IdemFetched *job, void *arg), void *arg);
+
+/* keywalk.c */
+extern void idem_keywalk_begin(IdemKeyWalk *walk, IdemTable *jobs, Relation index,
+							   const IdemKeyedEnqueue *keyed, SnapshotData *dirty);
+extern bool idem_keywalk_next(IdemKeyWalk *walk);
+extern void idem_keywalk_end(IdemKeyWalk *walk);
 
 /* keyscan.c */
 extern bool idem_keyscan_add_id(IdemIdSet *set, int64 id);

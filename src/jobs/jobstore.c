@@ -66,7 +66,10 @@ static void
 insert_again(IdemTable *jobs, IdemTable *log)
 {
 	TimestampTz now = idem_clock_now();
-	TupleTableSlot *slot = idem_write_new_row(jobs, true);
+	bool takes_key = idem_row_bool(log, IDEM_JOB_LOG_TOOK_KEY);
+	text *queue = idem_row_text(log, IDEM_JOB_LOG_QUEUE);
+	int64 key_hash = 0;
+	TupleTableSlot *slot = idem_write_new_row(jobs);
 
 	idem_row_copy_column(log, IDEM_JOB_LOG_JOB_ID, slot, IDEM_JOBS_JOB_ID);
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(now));
@@ -80,10 +83,15 @@ insert_again(IdemTable *jobs, IdemTable *log)
 	idem_row_copy_column(log, IDEM_JOB_LOG_ERROR, slot, IDEM_JOBS_ERROR);
 	/* so that no earlier token matches (J11) */
 	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(idem_clock_next_token(0, now)));
-	if (idem_row_bool(log, IDEM_JOB_LOG_TOOK_KEY))
-		idem_row_set(slot, IDEM_JOBS_KEY_HASH,
-					 Int64GetDatum(idem_hash_name(idem_row_text(log, IDEM_JOB_LOG_QUEUE),
-												  idem_row_text(log, IDEM_JOB_LOG_KEY))));
+	if (takes_key)
+	{
+		key_hash = idem_hash_name(queue, idem_row_text(log, IDEM_JOB_LOG_KEY));
+		idem_row_set(slot, IDEM_JOBS_KEY_HASH, Int64GetDatum(key_hash));
+		/* for the places that enqueues skip; every lock that may block comes before (K5) */
+		idem_table_open_indexes(jobs);
+		idem_table_lock_toast(jobs);
+		idem_table_lock_hash(jobs, key_hash);
+	}
 	if (!idem_write_insert(jobs))
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -91,6 +99,11 @@ insert_again(IdemTable *jobs, IdemTable *log)
 				errdetail("Another job with the number " INT64_FORMAT " is live; the job in the history is older.",
 						  idem_row_int64(log, IDEM_JOB_LOG_JOB_ID)),
 				errhint("Enqueue the payload of the older job in idem.job_log as a new job; idem_doctor() shows how to correct the sequence."));
+	if (takes_key)
+	{
+		idem_jobrow_note_place(queue, key_hash, &jobs->written->tts_tid);
+		idem_table_unlock_hash(jobs, key_hash);
+	}
 	idem_change_note_job(jobs);
 }
 

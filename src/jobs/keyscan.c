@@ -210,18 +210,16 @@ note_committed(KeyJobs *list, IdemTable *jobs, TransactionId xmax, const IdemKey
 static bool
 list_jobs(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, KeyJobs *list)
 {
-	IdemLookup lookup = idem_jobtable_by_key(jobs, index, keyed->key_hash);
 	IdemIdSet seen = {0};
 	IdemIdSet changing = {0};
 	bool settled = true;
 	SnapshotData dirty;
-	IdemLeafWalk walk;
+	IdemKeyWalk walk;
 
 	list->n = 0;
 	keyed->others->n = 0;
-	InitDirtySnapshot(dirty);
-	idem_probe_walk(&walk, jobs, &lookup, &dirty);
-	while (idem_leaf_next_row(&walk))
+	idem_keywalk_begin(&walk, jobs, index, keyed, &dirty);
+	while (idem_keywalk_next(&walk))
 	{
 		int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
 
@@ -245,7 +243,7 @@ list_jobs(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, KeyJobs *lis
 				settled = false;
 		}
 	}
-	idem_leaf_end(&walk);
+	idem_keywalk_end(&walk);
 	ExecClearTuple(jobs->found);
 
 	for (int i = 0; i < changing.n; i++)

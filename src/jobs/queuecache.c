@@ -12,26 +12,26 @@
  */
 #include "postgres.h"
 
-#include "utils/timestamp.h"
+#include "datatype/timestamp.h"
 
 #include "jobs/jobs.h"
 
 /* How long an entry is used, in microseconds */
 #define MAX_AGE USECS_PER_SEC
 
-typedef struct Entry
+typedef struct CachedQueue
 {
 	int64 good_until; /* expiry by the steady clock; 0: the slot is free */
 	uint64 version;	  /* of idem.queues, before the settings were read */
 	int name_len;
 	char name[IDEM_MAX_QUEUE_LEN];
 	IdemQueue queue; /* without its name */
-} Entry;
+} CachedQueue;
 
-static Entry entries[64];
+static CachedQueue entries[64];
 
 /* The entry of the queue, or NULL */
-static Entry *
+static CachedQueue *
 find_entry(const text *name)
 {
 	int len = VARSIZE_ANY_EXHDR(name);
@@ -49,7 +49,7 @@ find_entry(const text *name)
 bool
 idem_queuecache_find(text *name, uint64 version, IdemQueue *queue)
 {
-	const Entry *entry = find_entry(name);
+	const CachedQueue *entry = find_entry(name);
 
 	if (entry == NULL || entry->version != version || entry->good_until <= idem_clock_steady())
 		return false;
@@ -59,10 +59,10 @@ idem_queuecache_find(text *name, uint64 version, IdemQueue *queue)
 }
 
 /* The slot for a queue: the slot that it has, else the one that expires first */
-static Entry *
+static CachedQueue *
 choose_slot(const text *name)
 {
-	Entry *slot = find_entry(name);
+	CachedQueue *slot = find_entry(name);
 
 	if (slot != NULL)
 		return slot;
@@ -83,7 +83,7 @@ void
 idem_queuecache_set(const IdemQueue *queue, uint64 version)
 {
 	int len = VARSIZE_ANY_EXHDR(queue->name);
-	Entry *entry;
+	CachedQueue *entry;
 
 	/* a row that was not enqueued by idem may have a longer name */
 	if (len > IDEM_MAX_QUEUE_LEN)

@@ -42,7 +42,6 @@ static const IdemTableDef queues_def = {
 	.name = "queues",
 	.types = queues_types,
 	.natts = IDEM_QUEUES_NATTS,
-	.short_natts = IDEM_QUEUES_NATTS,
 	.nullable = IDEM_COLUMNS_FROM(IDEM_QUEUES_OWNER),
 	.pkey = {IDEM_QUEUES_QUEUE},
 	.npkey = 1,
@@ -58,7 +57,7 @@ idem_queuestore_word(const text *value, const char *name, const char *const *wor
 
 /*
  * Find the settings that were declared for a queue; false if there are none.  An index scan
- * tells SSI that they were read, also if there are none.
+ * reports the read to SSI, also if there are none.
  */
 static bool
 find_queue(IdemTable *table, text *name)
@@ -217,7 +216,7 @@ static TupleTableSlot *
 begin_change(IdemTable *table, text *name, bool exists)
 {
 	TupleTableSlot *slot =
-		exists ? idem_write_copy_row(table, true) : idem_write_new_row(table, true);
+		exists ? idem_write_copy_row(table) : idem_write_new_row(table);
 
 	idem_row_set(slot, IDEM_QUEUES_QUEUE, PointerGetDatum(name));
 	return slot;

@@ -99,7 +99,7 @@ idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *resul
 static void
 give_back(IdemTable *jobs, TimestampTz run_at, int attempt, text *error)
 {
-	TupleTableSlot *slot = idem_jobrow_copy(jobs, true);
+	TupleTableSlot *slot = idem_write_copy_row(jobs);
 
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(run_at));
 	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(attempt));
@@ -200,11 +200,13 @@ idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease
 				errdetail("The queue does not declare a lease, either."),
 				errhint("Pass the longest time that the work can still take, such as '90 s', or declare it with idem_queue_set()."));
 	*lease_until = idem_clock_now() + (lease < 0 ? queue->lease : lease);
-	idem_row_set(idem_jobrow_copy(jobs, true), IDEM_JOBS_LEASE_UNTIL,
+	idem_row_set(idem_write_copy_row(jobs), IDEM_JOBS_LEASE_UNTIL,
 				 TimestampTzGetDatum(*lease_until));
 	is_shorter = *lease_until < idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
 	idem_jobrow_store(jobs);
 	if (is_shorter)
 		idem_change_note_job(jobs);
+	else
+		idem_change_note_move(jobs);
 	return hold;
 }

@@ -217,10 +217,12 @@ idem_keyrow_check_request(IdemTable *table, bytea *request)
 	RequestParts given;
 	RequestParts stored;
 
-	if (request == NULL || idem_row_isnull(table, IDEM_KEYS_REQUEST))
+	if (request == NULL)
 		return;
 	given = get_request_parts(request);
 	stored = get_request_parts(DatumGetByteaPP(idem_row_datum(table, IDEM_KEYS_REQUEST).value));
+	if (stored.handler == NULL && stored.payload == NULL)
+		return;
 	if (handler_differs(&given, &stored))
 	{
 		idem_counters_add(IDEM_DATABASE_COUNTER_MISMATCHES);
@@ -255,7 +257,7 @@ raise_serialization_failure(const char *detail)
 /*
  * K10: the answer is the latest committed state.  So under SERIALIZABLE the
  * snapshot of the transaction must show the row found, as with ON CONFLICT.
- * Fetching the row with that snapshot also tells SSI that the row was read.  SSI
+ * Fetching the row with that snapshot also reports the read to SSI.  SSI
  * then detects a conflict with an open transaction that is changing the row.
  */
 void
@@ -338,18 +340,11 @@ idem_keyrow_reject_finished(IdemTable *table, const char *hint)
 			errhint("%s", hint));
 }
 
-/* Start a row to be written as a copy of the row found */
-TupleTableSlot *
-idem_keyrow_copy(IdemTable *table)
-{
-	return idem_write_copy_row(table, !idem_row_isnull(table, IDEM_KEYS_TOKEN));
-}
-
 /* Start a row to be written as a copy of the row found, and set the columns of a finish */
 TupleTableSlot *
 idem_keyrow_copy_finished(IdemTable *table, Jsonb *result, TimestampTz now)
 {
-	TupleTableSlot *slot = idem_keyrow_copy(table);
+	TupleTableSlot *slot = idem_write_copy_row(table);
 
 	idem_row_set(slot, IDEM_KEYS_FINISHED_AT, TimestampTzGetDatum(now));
 	if (result != NULL)

@@ -17,15 +17,14 @@
 /*
  * The column "request" stores a digest of the request (K7).  idem_call() stores a
  * digest of the name of its handler, followed by the digest of the payload unless
- * the payload is null.  So the length says which of the two digests are stored.
+ * the payload is null.  So the length says which of the two digests are stored.  Without
+ * a request it is empty, not null: a null would cost each row a null bitmap.
  */
 #define IDEM_DIGEST_LEN	 IDEM_SHA256_LEN
 #define IDEM_HANDLER_LEN 16
 
 /*
- * Columns of idem.keys.  The columns from the token on belong to leases.  The row
- * of a key that was never leased ends before them, as if they had been added to
- * the table later.
+ * Columns of idem.keys.  The columns from the token on belong to leases.
  */
 enum IdemKeyColumn
 {
@@ -49,7 +48,6 @@ enum IdemKeyColumn
 	IDEM_KEYS_CHECKPOINT,
 	IDEM_KEYS_PRIOR_LEASE_UNTIL,
 	IDEM_KEYS_PRIOR_EXPIRES_AT,
-	IDEM_KEYS_PLAIN_NATTS = IDEM_KEYS_RESULT,
 	IDEM_KEYS_NATTS = IDEM_KEYS_PRIOR_EXPIRES_AT
 };
 
@@ -147,7 +145,6 @@ extern void idem_keyrow_check_serializable(IdemTable *table);
 extern void idem_keyrow_check_absent(IdemTable *table, IdemLookup *lookup);
 extern bool idem_keyrow_check_finished(IdemTable *table, Jsonb *result);
 extern void idem_keyrow_reject_finished(IdemTable *table, const char *hint);
-extern TupleTableSlot *idem_keyrow_copy(IdemTable *table);
 extern TupleTableSlot *idem_keyrow_copy_finished(IdemTable *table, Jsonb *result, TimestampTz now);
 
 /* keyhint.c */

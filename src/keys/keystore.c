@@ -162,6 +162,18 @@ fill_claim(TupleTableSlot *slot, const IdemClaim *claim, TimestampTz now, const 
 		idem_row_clear(slot, IDEM_KEYS_LEASE_UNTIL);
 }
 
+/* Start a row for a new life of a key, which has no request yet */
+static TupleTableSlot *
+start_row(IdemTable *table)
+{
+	TupleTableSlot *slot = idem_write_new_row(table);
+	bytea *no_request = palloc(VARHDRSZ);
+
+	SET_VARSIZE(no_request, VARHDRSZ);
+	idem_row_set(slot, IDEM_KEYS_REQUEST, PointerGetDatum(no_request));
+	return slot;
+}
+
 /* Set the primary key */
 static void
 fill_pkey(TupleTableSlot *slot, int64 key_hash, int nth)
@@ -189,7 +201,7 @@ keep_lease_times(IdemTable *table, TupleTableSlot *slot)
 static void
 restore_lease(IdemTable *table)
 {
-	TupleTableSlot *slot = idem_keyrow_copy(table);
+	TupleTableSlot *slot = idem_write_copy_row(table);
 
 	idem_row_set(slot, IDEM_KEYS_LEASE_UNTIL,
 				 TimestampTzGetDatum(idem_row_timestamp(table, IDEM_KEYS_PRIOR_LEASE_UNTIL)));
@@ -217,7 +229,7 @@ insert_claim(IdemTable *table, const IdemClaim *claim, const IdemLookup *lookup,
 
 	begin_life(0, owner, now, info);
 	grant_key(claim, now, info);
-	slot = idem_write_new_row(table, info->token != 0);
+	slot = start_row(table);
 	fill_pkey(slot, idem_keytable_hash(lookup), idem_keytable_free_nth(lookup));
 	fill_claim(slot, claim, now, info);
 	return idem_write_insert(table);
@@ -262,8 +274,7 @@ take_over(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 	if (state == IDEM_KEY_GONE)
 		begin_life(info->token, idem_keyrow_current_owner(), now, info);
 	grant_key(claim, now, info);
-	slot = state == IDEM_KEY_GONE ? idem_write_new_row(table, info->token != 0) :
-									idem_keyrow_copy(table);
+	slot = state == IDEM_KEY_GONE ? start_row(table) : idem_write_copy_row(table);
 	if (state == IDEM_KEY_EXPIRED && claim->lease == NULL)
 	{
 		keep_lease_times(table, slot);
@@ -346,7 +357,7 @@ probe_or_insert(IdemTable *table, const IdemClaim *claim, IdemProbeResult *probe
 	idem_probe(table, &lookup, probe);
 	/* the probe may have missed a row that was not HOT updated without the lock on the hash */
 	if (probe->found == IDEM_FOUND_NONE && probe->nentries > 0)
-		idem_probe_existing(table, &lookup, probe);
+		idem_probe_latest(table, &lookup, probe);
 	last_was_new = probe->found == IDEM_FOUND_NONE;
 	if (last_was_new)
 	{

@@ -4,8 +4,8 @@
  *
  * A key is found by a 64-bit hash of scope and key: the index is less than half as
  * large as one on the text, and a search compares integers.  Different keys can have
- * the same hash, so the text of the row is compared, too.  "nth" tells such keys
- * apart in the primary key: it is 0 for the first key of a hash, and for another key of
+ * the same hash, so the text of the row is compared, too.  "nth" distinguishes
+ * such keys in the primary key: it is 0 for the first key of a hash, and for another key of
  * the same hash the least number that no such key has.
  */
 #include "postgres.h"
@@ -31,8 +31,7 @@ static const IdemTableDef keys_def = {
 	.name = "keys",
 	.types = column_types,
 	.natts = IDEM_KEYS_NATTS,
-	.short_natts = IDEM_KEYS_PLAIN_NATTS,
-	.nullable = IDEM_COLUMNS_FROM(IDEM_KEYS_REQUEST),
+	.nullable = IDEM_COLUMNS_FROM(IDEM_KEYS_FINISHED_AT),
 	.pkey = {IDEM_KEYS_KEY_HASH, IDEM_KEYS_NTH},
 	.npkey = 2,
 	.pkey_hint = "Run ALTER TABLE idem.keys ADD CONSTRAINT keys_pkey PRIMARY KEY (key_hash, nth).",

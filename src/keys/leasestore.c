@@ -191,7 +191,7 @@ idem_leasestore_release(IdemTable *table, const IdemKey *key, int64 token)
 	TimestampTz until;
 
 	lock_lease(table, key, token);
-	slot = idem_keyrow_copy(table);
+	slot = idem_write_copy_row(table);
 	if (idem_keyrow_judge(table, 0) == IDEM_KEY_PARKED)
 		idem_row_set(slot, IDEM_KEYS_ATTEMPT,
 					 Int32GetDatum(idem_row_int32(table, IDEM_KEYS_ATTEMPT) - 1));
@@ -209,7 +209,7 @@ idem_leasestore_renew(IdemTable *table, const IdemKey *key, int64 token, int64 l
 	TimestampTz until;
 
 	lock_lease(table, key, token);
-	until = restart_lease(table, idem_keyrow_copy(table), length);
+	until = restart_lease(table, idem_write_copy_row(table), length);
 	idem_keytable_update(table);
 	return until;
 }
@@ -222,7 +222,7 @@ idem_leasestore_checkpoint(IdemTable *table, const IdemKey *key, int64 token, Js
 	TimestampTz until;
 
 	lock_lease(table, key, token);
-	slot = idem_keyrow_copy(table);
+	slot = idem_write_copy_row(table);
 	until = restart_lease(table, slot,
 						  idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL) -
 							  idem_row_timestamp(table, IDEM_KEYS_LEASED_AT));

@@ -413,8 +413,28 @@ SELECT 18, true, 'settings',
 				  LEFT JOIN pg_database AS d ON d.oid = s.setdatabase
 				 WHERE s.setdatabase = 0::oid OR d.datname = current_database()) AS e
 		 WHERE e.name = 'idem.clock_offset'
-			OR (e.is_of_role AND e.name = ANY (ARRAY['idem.cleanup', 'idem.cleanup_batch_size']))) AS g;
-COMMENT ON VIEW idem.checks_catalog IS 'for idem.checks: functions, settings';
+			OR (e.is_of_role AND e.name = ANY (ARRAY['idem.cleanup', 'idem.cleanup_batch_size']))) AS g
+UNION ALL
+/* the session that asks is not one of the application, so a setting for any role counts, too */
+SELECT 19, true, 'timeouts',
+	   CASE WHEN g.names IS NULL THEN 'ok' ELSE 'warn' END,
+	   COALESCE(g.names || ': no limit, as PostgreSQL''s default is; a client that hangs or is gone can keep its keys and jobs from others; set limits before production',
+				'the server ends the transactions of clients that hang or are gone'),
+	   g.fix
+  FROM (SELECT string_agg(p.name, ' and ' ORDER BY p.name) AS names,
+			   string_agg(format('ALTER DATABASE %I SET %I = %L;', current_database(), p.name, p.value), ' ' ORDER BY p.name) AS fix
+		  FROM (VALUES ('client_connection_check_interval', '10s'),
+					   ('idle_in_transaction_session_timeout', '60s')) AS p (name, value)
+		 WHERE current_setting(p.name) = '0'
+		   AND NOT EXISTS (
+				SELECT
+				  FROM pg_db_role_setting AS s
+				 CROSS JOIN LATERAL unnest(s.setconfig) AS x (setting)
+				  LEFT JOIN pg_database AS d ON d.oid = s.setdatabase
+				 WHERE (s.setdatabase = 0::oid OR d.datname = current_database())
+				   AND lower(split_part(x.setting, '=', 1)) = p.name
+				   AND split_part(x.setting, '=', 2) ~ '[1-9]')) AS g;
+COMMENT ON VIEW idem.checks_catalog IS 'for idem.checks: functions, settings, timeouts';
 COMMENT ON COLUMN idem.checks_catalog.ord IS 'place of the check among all checks';
 COMMENT ON COLUMN idem.checks_catalog.writes IS 'whether the fix writes, so that a standby cannot run it';
 COMMENT ON COLUMN idem.checks_catalog."check" IS 'name of the check';
@@ -453,7 +473,7 @@ COMMENT ON COLUMN idem.checks.fix IS 'command that repairs or shows the problem;
  */
 CREATE FUNCTION pg_catalog.idem_checks(version text)
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 18
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 19
 BEGIN ATOMIC
 	SELECT c."check", c.status, c.detail, c.fix FROM idem.checks AS c;
 END;
@@ -497,7 +517,7 @@ COMMENT ON COLUMN idem.health.fix IS 'command that repairs or shows the problem;
 
 CREATE FUNCTION pg_catalog.idem_doctor()
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 19
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 20
 BEGIN ATOMIC
 	SELECT h."check", h.status, h.detail, h.fix FROM idem.health AS h;
 END;

@@ -2,8 +2,9 @@
 
 /*
  * One row per key.  Columns that a finish does not change come first, so that the
- * WAL record of a finish contains little more than the result.  The columns of leases come
- * last: the row of a plain claim ends before them.
+ * WAL record of a finish contains little more than the result.  A row ends after its
+ * last column that is not null: the row of a plain claim after the request, that of a
+ * finished one after the result.  Neither contains a null, so neither has a null bitmap.
  */
 CREATE TABLE idem.keys (
 	created_at timestamp with time zone NOT NULL,
@@ -13,7 +14,7 @@ CREATE TABLE idem.keys (
 	nth smallint NOT NULL,
 	key text COLLATE "C" NOT NULL,
 	scope text COLLATE "C" NOT NULL,
-	request bytea,
+	request bytea NOT NULL DEFAULT '',
 	finished_at timestamp with time zone,
 	result jsonb,
 	token bigint,
@@ -40,7 +41,7 @@ COMMENT ON COLUMN idem.keys.owner IS 'role that owns the key';
 COMMENT ON COLUMN idem.keys.nth IS '0; different if another key with the same hash was there first';
 COMMENT ON COLUMN idem.keys.key IS 'the key, 1 to 1024 bytes';
 COMMENT ON COLUMN idem.keys.scope IS 'scope of the key, 0 to 255 bytes; the same key in another scope is another key';
-COMMENT ON COLUMN idem.keys.request IS 'SHA-256 of the request; null if the claim had none; with idem_call(): 16 bytes of the SHA-256 of the handler''s name, then the SHA-256 of the payload if there is one';
+COMMENT ON COLUMN idem.keys.request IS 'SHA-256 of the request; empty if the claim had none; with idem_call(): 16 bytes of the SHA-256 of the handler''s name, then the SHA-256 of the payload if there is one';
 COMMENT ON COLUMN idem.keys.finished_at IS 'when idem_finish() was called; null if it was not';
 COMMENT ON COLUMN idem.keys.result IS 'result that idem_finish() stored';
 COMMENT ON COLUMN idem.keys.token IS 'fencing token of the last lease; null if there was none';

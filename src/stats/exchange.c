@@ -1,9 +1,9 @@
 /*
  * exchange.c
- *		What the launcher and the worker tell each other, and what the views show of
+ *		Requests of the launcher, reports of the worker, and what the views show of
  *		them.
  *
- * It lies in shared memory, under a lock of its own.  A process holds the lock for
+ * All of it is in shared memory, under a lock of its own.  A process holds the lock for
  * moments and never while it waits.  Only the launcher writes its own state and the
  * request of a visit, only the worker of the visit writes the report.  Each of them
  * keeps a copy and publishes it as a whole.  A process asks without the lock whether

@@ -255,7 +255,8 @@ idem_shmem_get_slot(Oid database, const text *queue)
 	EntryKey key;
 	StatsEntry *entry;
 
-	if (shared == NULL)
+	/* a row that was not enqueued by idem may have a longer name, for which an entry has no room */
+	if (shared == NULL || (queue != NULL && VARSIZE_ANY_EXHDR(queue) > IDEM_MAX_QUEUE_LEN))
 		return slot;
 	if (queue != NULL)
 		key = make_key(database, VARDATA_ANY(queue), VARSIZE_ANY_EXHDR(queue));

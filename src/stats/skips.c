@@ -14,21 +14,20 @@
 #include "postgres.h"
 
 #include "datatype/timestamp.h"
-#include "utils/timestamp.h"
 
 #include "stats/stats.h"
 
 /* Bits of IdemSkips.flags */
 #define HAS_RANGES	0x01
 #define HAS_WALKER	0x02
-#define HAS_BLOCKED 0x04 /* a range, or the walker, has passed blocked jobs */
+#define HAS_BLOCKED 0x04 /* a range contains blocked jobs, or the walker may have passed some */
 
 /* A range of less weight is published only if it makes another one longer */
 #define MIN_WEIGHT 8
 
 /*
- * In microseconds: from this age on one fetch looks at a range again; no fetch uses an
- * older one; and a walker that has been silent for so long is replaced.
+ * In microseconds: one fetch looks again at a range of this age; no fetch uses a range of this
+ * age; and a walker that has published nothing for this long is replaced.
  */
 #define LOOK_AGAIN_AFTER (USECS_PER_SEC * 3 / 4)
 #define LIFETIME		 USECS_PER_SEC
@@ -74,6 +73,7 @@ idem_skips_init(IdemSkips *skips)
 	memset(skips, 0, sizeof(*skips));
 	SpinLockInit(&skips->lock);
 	pg_atomic_init_u32(&skips->flags, 0);
+	pg_atomic_init_u32(&skips->nkeys, 0);
 }
 
 static void
@@ -86,16 +86,16 @@ remove_range(IdemSkips *skips, int i)
 
 /* Does b begin where a ends? */
 static bool
-touches(const IdemSkipRange *a, const IdemSkipRange *b)
+is_followed_by(const IdemSkipRange *a, const IdemSkipRange *b)
 {
 	return idem_skips_compare(&a->upto, &b->after) == 0;
 }
 
-/* Make a one range with b, which touches it on one side */
+/* Extend range a by range b, which begins where a ends, or ends where a begins */
 static void
-merge(IdemSkipRange *a, const IdemSkipRange *b)
+merge_ranges(IdemSkipRange *a, const IdemSkipRange *b)
 {
-	if (touches(a, b))
+	if (is_followed_by(a, b))
 		a->upto = b->upto;
 	else
 		a->after = b->after;
@@ -106,9 +106,9 @@ merge(IdemSkipRange *a, const IdemSkipRange *b)
 }
 
 /*
- * Make room for a range of this weight.  Two ranges that touch become one, although one
- * of them has no end in time and the other has; or else the lightest range gives way.
- * Returns false if the new one would be the lightest.
+ * Make room for a range of this weight: merge two ranges of which one begins where the other
+ * ends, even if only one of them ends at a time; or else remove the lightest range.  Returns
+ * false if the new range would be the lightest.
  */
 static bool
 make_room(IdemSkips *skips, int weight)
@@ -122,7 +122,7 @@ make_room(IdemSkips *skips, int weight)
 	{
 		if (ranges[i].weight < ranges[lightest].weight)
 			lightest = i;
-		if (i + 1 < skips->n && touches(&ranges[i], &ranges[i + 1]) &&
+		if (i + 1 < skips->n && is_followed_by(&ranges[i], &ranges[i + 1]) &&
 			ranges[i].owner == ranges[i + 1].owner &&
 			(int64) ranges[i].weight + ranges[i + 1].weight < pair_weight)
 		{
@@ -132,7 +132,7 @@ make_room(IdemSkips *skips, int weight)
 	}
 	if (pair >= 0)
 	{
-		merge(&ranges[pair], &ranges[pair + 1]);
+		merge_ranges(&ranges[pair], &ranges[pair + 1]);
 		remove_range(skips, pair + 1);
 		return true;
 	}
@@ -164,12 +164,12 @@ insert_range(IdemSkips *skips, const IdemSkipRange *range)
 }
 
 /*
- * Remove what lies behind one position up to and including another one from the ranges.  A
- * range that reaches the end of the queue loses the rest: new jobs come there one after
- * another, and each of them would leave a range behind it.
+ * Remove a part from the ranges: what lies behind "after", up to and including "upto".  A range
+ * that reaches the end of the queue also loses everything behind the part: new jobs are
+ * added there one after another, and each of them would split off another range.
  */
 static void
-carve(IdemSkips *skips, const IdemPosition *after, const IdemPosition *upto)
+remove_part(IdemSkips *skips, const IdemPosition *after, const IdemPosition *upto)
 {
 	for (int i = skips->n - 1; i >= 0; i--)
 	{
@@ -199,7 +199,7 @@ carve(IdemSkips *skips, const IdemPosition *after, const IdemPosition *upto)
 	}
 }
 
-/* How old is what is known of the range?  An age that cannot be is as good as no knowledge. */
+/* Is the last look at the range at least this old?  A look in the future counts as old. */
 static bool
 is_older(const IdemSkipRange *range, int64 steady, int64 age)
 {
@@ -207,8 +207,8 @@ is_older(const IdemSkipRange *range, int64 steady, int64 age)
 }
 
 /*
- * Should two ranges that touch become one?  Not if the time ends only one of them, or if
- * the walker has come again to look at one of them.
+ * Should two adjacent ranges become one?  Not if only one of them ends at a time, or if one of
+ * them is due for another look.
  */
 static bool
 belong_together(const IdemSkipRange *a, const IdemSkipRange *b, int64 steady)
@@ -218,7 +218,7 @@ belong_together(const IdemSkipRange *a, const IdemSkipRange *b, int64 steady)
 		!is_older(a, steady, LOOK_AGAIN_AFTER) && !is_older(b, steady, LOOK_AGAIN_AFTER);
 }
 
-/* Add a range that overlaps with no other one; one that touches it becomes part of it */
+/* Add a range that overlaps with no other one; adjacent ranges become part of it */
 static void
 add_range(IdemSkips *skips, const IdemSkipRange *range, int64 steady)
 {
@@ -229,10 +229,10 @@ add_range(IdemSkips *skips, const IdemSkipRange *range, int64 steady)
 	{
 		IdemSkipRange *other = &skips->ranges[i];
 
-		if ((touches(other, &new) || touches(&new, other)) &&
+		if ((is_followed_by(other, &new) || is_followed_by(&new, other)) &&
 			belong_together(other, &new, steady))
 		{
-			merge(&new, other);
+			merge_ranges(&new, other);
 			remove_range(skips, i);
 			merged = true;
 		}
@@ -241,7 +241,7 @@ add_range(IdemSkips *skips, const IdemSkipRange *range, int64 steady)
 		insert_range(skips, &new);
 }
 
-/* Let those who ask without the lock know what there is */
+/* Set the flags, which other processes read without the lock */
 static void
 set_flags(IdemSkips *skips)
 {
@@ -295,8 +295,8 @@ idem_skips_read(IdemSkips *skips, TimestampTz now, int64 steady, uint64 owner, b
 }
 
 /*
- * Become the walker, who looks at what lies behind the position.  Returns the number of the
- * walker, or 0 if there is another one.
+ * Become the walker of the part behind this position.  Returns the number of the walker, or 0
+ * if there is another walker.
  */
 uint64
 idem_skips_register(IdemSkips *skips, const IdemPosition *after, int64 steady)
@@ -320,7 +320,7 @@ idem_skips_register(IdemSkips *skips, const IdemPosition *after, int64 steady)
 	return id;
 }
 
-/* The walker is about to look at jobs that are followed by others */
+/* The walker is about to look at a follow-up job */
 void
 idem_skips_announce_blocked(IdemSkips *skips, uint64 id)
 {
@@ -334,7 +334,7 @@ idem_skips_announce_blocked(IdemSkips *skips, uint64 id)
 	pg_memory_barrier();
 }
 
-/* Has a writer noted a change at this position or before it, where the walker has not published? */
+/* Has a writer noted a change at this position or before it, in the part not yet published? */
 static bool
 is_at_limit(const IdemSkips *skips, const IdemPosition *position)
 {
@@ -342,9 +342,10 @@ is_at_limit(const IdemSkips *skips, const IdemPosition *position)
 }
 
 /*
- * Publish what the walker has skipped, unless another backend has taken its place, and as far as
- * no writer has noted a change meanwhile.  The walker goes on behind next; is_held: no
- * range may contain that position itself.  Returns false if the walker has lost its place.
+ * J14: publish the run that the walker has skipped, up to the first change that a writer has noted
+ * meanwhile.  If another backend has become the walker, publish nothing.  The walker continues
+ * behind next; is_held: no range may contain that position itself.  Returns false if the
+ * caller is no longer the walker.
  */
 bool
 idem_skips_publish(IdemSkips *skips, uint64 id, const IdemSkipRange *run, const IdemPosition *next,
@@ -361,14 +362,14 @@ idem_skips_publish(IdemSkips *skips, uint64 id, const IdemSkipRange *run, const 
 			range.upto = idem_skips_before(&skips->walker_limit);
 		if (idem_skips_compare(&range.after, &range.upto) < 0)
 		{
-			carve(skips, &range.after, &range.upto);
+			remove_part(skips, &range.after, &range.upto);
 			add_range(skips, &range, steady);
 		}
 		if (is_held)
 		{
 			IdemPosition before = idem_skips_before(next);
 
-			carve(skips, &before, next);
+			remove_part(skips, &before, next);
 		}
 		goes_on = !is_at_limit(skips, next);
 		skips->walker = goes_on ? id : 0;
@@ -392,7 +393,7 @@ idem_skips_release(IdemSkips *skips, uint64 id)
 }
 
 /*
- * The job at this position can be fetched from the time due on.  The caller has written the
+ * J14: the job at this position can be fetched from the time due on.  The caller has written the
  * job already; now is its clock.
  */
 void
@@ -400,7 +401,7 @@ idem_skips_note(IdemSkips *skips, const IdemPosition *position, TimestampTz due,
 {
 	IdemPosition before = idem_skips_before(position);
 
-	/* the walker looks at the index after it has set the flag; here it is the other way round */
+	/* the walker sets its flag and then reads the index; a writer does the reverse */
 	pg_memory_barrier();
 	if (likely(pg_atomic_read_u32(&skips->flags) == 0))
 		return;
@@ -411,11 +412,11 @@ idem_skips_note(IdemSkips *skips, const IdemPosition *position, TimestampTz due,
 
 		if (!idem_skips_contains(range, position) || range->until <= due)
 			continue;
-		/* the range is not used for so long */
+		/* no fetch uses the range for longer than LIFETIME, so it is enough to shorten its time */
 		if (due - now > LIFETIME)
 			range->until = due;
 		else
-			carve(skips, &before, position);
+			remove_part(skips, &before, position);
 		break;
 	}
 	if (skips->walker != 0 && idem_skips_compare(&skips->walker_after, position) < 0 &&
@@ -436,7 +437,7 @@ idem_skips_has_blocked(IdemSkips *skips)
 	return (pg_atomic_read_u32(&skips->flags) & HAS_BLOCKED) != 0;
 }
 
-/* Any blocked job may be free now: drop the ranges that have passed one, and the walker */
+/* Any blocked job may be free now: drop ranges that contain one, and a walker that passed one */
 void
 idem_skips_drop_blocked(IdemSkips *skips)
 {

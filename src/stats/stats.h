@@ -13,6 +13,7 @@
 
 #include "nodes/pg_list.h"
 #include "port/atomics.h"
+#include "storage/itemptr.h"
 #include "storage/lwlock.h"
 #include "storage/spin.h"
 
@@ -75,7 +76,7 @@ typedef struct IdemSkipRange
 	IdemPosition after; /* the range begins behind this position */
 	IdemPosition upto;	/* and ends with this one */
 	TimestampTz until;	/* DT_NOEND: time changes nothing */
-	int64 looked_at;	/* by the steady clock: when the first look at it began */
+	int64 looked_at;	/* by the steady clock: when the walker began to look at it */
 	uint64 owner;		/* the only transaction that may use the range; 0: all may */
 	int weight;			/* what it saves: about the number of entries in it */
 	bool has_blocked;	/* it contains follow-up jobs that are blocked */
@@ -83,20 +84,35 @@ typedef struct IdemSkipRange
 
 #define IDEM_MAX_SKIPS 12
 
-/* The ranges of a queue, and who collects them */
+/* From the first place to the last, all entries of the hash are of ended jobs; see keyskips.c */
+typedef struct IdemKeySkip
+{
+	int64 key_hash;
+	Oid storage; /* of the table: after a rewrite the rows have other places */
+	ItemPointerData first;
+	ItemPointerData last;
+	int n;			 /* about the number of entries; 0: unused */
+	int64 looked_at; /* by the steady clock: when the look at them began */
+} IdemKeySkip;
+
+#define IDEM_MAX_KEY_SKIPS 4
+
+/* The skip ranges of a queue, and the walker: the fetch that collects them */
 typedef struct IdemSkips
 {
 	slock_t lock;
-	pg_atomic_uint32 flags; /* what there is, for those who ask without the lock */
+	pg_atomic_uint32 flags; /* bits HAS_..., see skips.c; read without the lock */
 	int n;
 	bool walker_has_limit;
-	bool walker_blocked;	   /* the walker passes blocked jobs */
+	bool walker_blocked;	   /* the walker may have passed blocked jobs */
 	uint64 walker;			   /* number of the walker; 0: none */
 	uint64 nwalkers;		   /* number of the last walker */
 	int64 walker_seen_at;	   /* by the steady clock */
-	IdemPosition walker_after; /* what lies behind this the walker has not published */
-	IdemPosition walker_limit; /* and here a writer has noted a change meanwhile */
+	IdemPosition walker_after; /* the walker has published up to this position */
+	IdemPosition walker_limit; /* first change behind it that a writer has noted meanwhile */
 	IdemSkipRange ranges[IDEM_MAX_SKIPS];
+	pg_atomic_uint32 nkeys; /* not 0: keys is in use */
+	IdemKeySkip keys[IDEM_MAX_KEY_SKIPS];
 } IdemSkips;
 
 /* Copies of the ranges that a fetch uses */
@@ -281,6 +297,13 @@ extern void idem_skips_note(IdemSkips *skips, const IdemPosition *position, Time
 							TimestampTz now);
 extern bool idem_skips_has_blocked(IdemSkips *skips);
 extern void idem_skips_drop_blocked(IdemSkips *skips);
+
+/* keyskips.c */
+extern bool idem_keyskips_get(IdemSkips *skips, int64 key_hash, Oid storage, int64 steady,
+							  IdemKeySkip *skip);
+extern void idem_keyskips_publish(IdemSkips *skips, const IdemKeySkip *skip, int64 steady);
+extern void idem_keyskips_note(IdemSkips *skips, int64 key_hash, ItemPointer place);
+extern bool idem_keyskips_contains(const IdemKeySkip *skip, ItemPointer place);
 
 /* shmem.c */
 extern void idem_shmem_request(void);

@@ -20,7 +20,7 @@
 #include "postgres.h"
 
 #include "access/relscan.h"
-#include "access/xact.h"
+#include "access/transam.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "storage/bufmgr.h"
@@ -93,7 +93,7 @@ search_leaf(IdemLeafWalk *walk, BTScanInsert key)
 
 /* Find and lock the leaf of the key; false if the index is empty */
 static bool
-descend(IdemLeafWalk *walk, BTScanInsert key)
+find_leaf(IdemLeafWalk *walk, BTScanInsert key)
 {
 	idem_compat_bt_search(walk->index, walk->table->heap, key, &walk->leaf);
 	if (!BufferIsValid(walk->leaf))
@@ -132,7 +132,7 @@ static bool
 find_again(IdemLeafWalk *walk)
 {
 	BTScanInsert key = _bt_mkscankey(walk->index, &walk->entry.tuple);
-	bool found = descend(walk, key);
+	bool found = find_leaf(walk, key);
 	Page page;
 
 	if (found)
@@ -159,7 +159,7 @@ lock_position(IdemLeafWalk *walk)
 	if (!walk->has_begun)
 	{
 		walk->has_begun = true;
-		if (!descend(walk, &walk->key))
+		if (!find_leaf(walk, &walk->key))
 			return false;
 		walk->key.nextkey = false;
 		walk->key.keysz = walk->nequal;
@@ -256,6 +256,16 @@ idem_leaf_next(IdemLeafWalk *walk)
 	walk->lsn = BufferGetLSNAtomic(walk->leaf);
 	_bt_unlockbuf(walk->index, walk->leaf);
 	return true;
+}
+
+/* Go on behind this place of a row, among entries that are equal to the last one */
+void
+idem_leaf_skip(IdemLeafWalk *walk, const ItemPointerData *place)
+{
+	walk->entry.tuple.t_tid = *place;
+	walk->again = false;
+	/* no page has this LSN, so the index is searched */
+	walk->lsn = InvalidXLogRecPtr;
 }
 
 /* No transaction can see the row: mark the entry, so that later walks and scans skip it */

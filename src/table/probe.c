@@ -4,12 +4,14 @@
  *
  * A dirty snapshot also shows rows that are not committed.  It may miss a row that
  * another transaction is updating at this moment.  A caller that must not miss an
- * existing row uses idem_probe_existing(), or holds the lock on the hash of the key.
+ * existing row uses idem_probe_latest() or idem_probe_existing(), or holds the lock on the
+ * hash of the key.
  */
 #include "postgres.h"
 
 #include "access/genam.h"
 #include "access/stratnum.h"
+#include "access/xact.h"
 #include "miscadmin.h"
 #include "utils/snapmgr.h"
 
@@ -36,7 +38,7 @@ idem_probe_walk(IdemLeafWalk *walk, IdemTable *table, const IdemLookup *lookup, 
 
 /* Does the row found have the key that is looked up? */
 static bool
-matches(IdemTable *table, IdemLookup *lookup)
+has_looked_up_key(IdemTable *table, IdemLookup *lookup)
 {
 	return lookup->matches == NULL || lookup->matches(table, lookup);
 }
@@ -73,7 +75,7 @@ idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result)
 	idem_probe_walk(&walk, table, lookup, &dirty);
 	while (result->found != IDEM_FOUND_ROW && idem_leaf_next_row(&walk))
 	{
-		if (matches(table, lookup))
+		if (has_looked_up_key(table, lookup))
 			idem_probe_classify(&dirty, result);
 	}
 	result->nentries = walk.nentries;
@@ -92,18 +94,18 @@ find_latest(IdemTable *table, IdemLookup *lookup)
 	do
 	{
 		found = idem_leaf_next_row(&walk);
-	} while (found && !matches(table, lookup));
+	} while (found && !has_looked_up_key(table, lookup));
 	idem_leaf_end(&walk);
 	UnregisterSnapshot(snapshot);
 	return found;
 }
 
 /*
- * Look up a row that probably exists.  If a snapshot taken now shows a row that
- * the probe has missed, because of an update at that moment, probe again.
+ * Look the row up and do not miss it.  If a snapshot taken now shows a row that the probe has
+ * missed, because of an update at that moment, probe again.
  */
 void
-idem_probe_existing(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result)
+idem_probe_latest(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result)
 {
 	do
 	{
@@ -111,6 +113,32 @@ idem_probe_existing(IdemTable *table, IdemLookup *lookup, IdemProbeResult *resul
 		idem_probe(table, lookup, result);
 	} while (result->found != IDEM_FOUND_ROW &&
 			 find_latest(table, lookup) && !idem_row_is_replaced_by_me(table));
+}
+
+/*
+ * Under SERIALIZABLE, an answer that there is no row is a read.  An index scan with the
+ * snapshot tells SSI so: it locks the page of the index where the row would be.
+ */
+static void
+read_absent(IdemTable *table, IdemLookup *lookup)
+{
+	IndexScanDesc scan;
+
+	if (!IsolationIsSerializable())
+		return;
+	scan = idem_probe_begin(table, lookup, GetTransactionSnapshot());
+	while (index_getnext_slot(scan, ForwardScanDirection, table->found))
+		CHECK_FOR_INTERRUPTS();
+	index_endscan(scan);
+}
+
+/* The same for a caller that inserts no such row: under SERIALIZABLE its answer is a read (K10) */
+void
+idem_probe_existing(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result)
+{
+	idem_probe_latest(table, lookup, result);
+	if (result->found == IDEM_FOUND_NONE)
+		read_absent(table, lookup);
 }
 
 /* Wait for the end of a transaction, as long as lock_timeout allows (K5, J6) */

@@ -151,10 +151,27 @@ make_slots(const IdemTableDef *def, Relation heap)
 	oldcontext = MemoryContextSwitchTo(cache->context);
 	desc = CreateTupleDescCopyConstr(RelationGetDescr(heap));
 	cache->found = MakeSingleTupleTableSlot(desc, table_slot_callbacks(heap));
-	cache->full_row = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
-	desc = CreateTupleDescTruncatedCopy(desc, def->short_natts);
-	cache->short_row = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
+	cache->rows = palloc0_array(TupleTableSlot *, def->natts + 1);
+	cache->rows[def->natts] = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
 	MemoryContextSwitchTo(oldcontext);
+}
+
+/* A slot to write a row that ends after its first natts columns */
+TupleTableSlot *
+idem_table_row_slot(IdemTable *table, int natts)
+{
+	IdemTableCache *cache = table->def->cache;
+
+	if (unlikely(cache->rows[natts] == NULL))
+	{
+		MemoryContext oldcontext = MemoryContextSwitchTo(cache->context);
+		TupleDesc desc =
+			CreateTupleDescTruncatedCopy(table->found->tts_tupleDescriptor, natts);
+
+		cache->rows[natts] = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
+		MemoryContextSwitchTo(oldcontext);
+	}
+	return cache->rows[natts];
 }
 
 /* Refuse the table if it is not as expected; remember it if it is */

@@ -8,11 +8,9 @@
 #ifndef IDEM_TABLE_H
 #define IDEM_TABLE_H
 
-#include "access/skey.h"
 #include "executor/tuptable.h"
 #include "nodes/execnodes.h"
 #include "nodes/lockoptions.h"
-#include "utils/builtins.h"
 #include "utils/jsonb.h"
 
 #include "idem.h"
@@ -46,8 +44,7 @@ typedef struct IdemTableCache
 	bool is_open;	 /* a function of this session uses the slots */
 	MemoryContext context;
 	TupleTableSlot *found;
-	TupleTableSlot *full_row;
-	TupleTableSlot *short_row; /* of a row that ends after short_natts columns */
+	TupleTableSlot **rows; /* rows[n]: to write a row that ends after n columns; NULL: not made */
 	IdemIndexCache pkey;
 	IdemIndexCache *indexes; /* all of them, the primary key included; NULL: not looked up */
 	int nindexes;
@@ -59,7 +56,6 @@ typedef struct IdemTableDef
 	const char *name;
 	const Oid *types; /* of the columns */
 	int natts;
-	int short_natts; /* a row may end here if all columns after it are null */
 	uint64 nullable; /* columns that may be null */
 	AttrNumber pkey[2];
 	int npkey;
@@ -76,6 +72,7 @@ typedef struct IdemTable
 	Relation pkey;
 	TupleTableSlot *found;	 /* the row found last */
 	TupleTableSlot *written; /* the row to be written, or written last */
+	bool has_moved;			 /* the last update has given the row new entries in indexes */
 	Relation *indexes;		 /* those that take entries; opened when needed */
 	int nindexes;
 } IdemTable;
@@ -186,6 +183,7 @@ extern void idem_table_open_indexes(IdemTable *table);
 extern Relation idem_table_find_index(IdemTable *table, const AttrNumber *columns, int ncolumns,
 									  const char *missing, const char *hint);
 extern void idem_table_lock_toast(IdemTable *table);
+extern TupleTableSlot *idem_table_row_slot(IdemTable *table, int natts);
 extern struct IndexInfo *idem_table_index_info(IdemTable *table, int i);
 extern const BTScanInsertData *idem_table_search_key(IdemTable *table, Relation index);
 extern void idem_table_lock_hash(IdemTable *table, int64 hash);
@@ -194,8 +192,8 @@ extern TM_Result idem_table_lock_row(IdemTable *table, ItemPointerData tid, Lock
 									 LockWaitPolicy policy);
 
 /* write.c */
-extern TupleTableSlot *idem_write_new_row(IdemTable *table, bool full);
-extern TupleTableSlot *idem_write_copy_row(IdemTable *table, bool full);
+extern TupleTableSlot *idem_write_new_row(IdemTable *table);
+extern TupleTableSlot *idem_write_copy_row(IdemTable *table);
 extern bool idem_write_insert(IdemTable *table);
 extern IdemBatch *idem_write_begin_batch(IdemTable *table);
 extern Size idem_write_add(IdemBatch *batch, int ord);
@@ -203,6 +201,7 @@ extern void idem_write_rows(IdemBatch *batch, AttrNumber attno);
 extern bool idem_write_other_entries(IdemBatch *batch, AttrNumber attno, int *ord);
 extern void idem_write_end_batch(IdemBatch *batch);
 extern TM_Result idem_write_update(IdemTable *table);
+extern void idem_write_update_locked(IdemTable *table, int64 hash);
 extern void idem_write_update_hashed(IdemTable *table, int64 hash);
 extern TM_Result idem_write_delete(IdemTable *table, bool wait);
 
@@ -222,6 +221,7 @@ extern bool idem_row_is_last_version(IdemTable *table);
 extern void idem_leaf_begin(IdemLeafWalk *walk, IdemTable *table, Relation index,
 							Snapshot snapshot, const Datum *values, int nvalues, bool after,
 							int nequal);
+extern void idem_leaf_skip(IdemLeafWalk *walk, const ItemPointerData *place);
 extern bool idem_leaf_next(IdemLeafWalk *walk);
 extern bool idem_leaf_fetch(IdemLeafWalk *walk);
 extern bool idem_leaf_next_row(IdemLeafWalk *walk);
@@ -233,6 +233,7 @@ extern void idem_probe_walk(IdemLeafWalk *walk, IdemTable *table, const IdemLook
 extern IndexScanDesc idem_probe_begin(IdemTable *table, IdemLookup *lookup, Snapshot snapshot);
 extern void idem_probe_classify(const SnapshotData *dirty, IdemProbeResult *result);
 extern void idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result);
+extern void idem_probe_latest(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result);
 extern void idem_probe_existing(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result);
 extern void idem_probe_wait(IdemTable *table, TransactionId xid);
 

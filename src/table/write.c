@@ -23,7 +23,6 @@
 #include "access/heaptoast.h"
 #include "access/htup_details.h"
 #include "access/xact.h"
-#include "catalog/index.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "utils/datum.h"
@@ -32,34 +31,62 @@
 
 #include "table/table.h"
 
-/*
- * Start a row of nulls to be filled and written.  A short row ends after short_natts
- * columns, as if the others had been added to the table later.  This saves
- * eight bytes of null bitmap in each row and each WAL record.
- */
+/* Start a row of nulls to be filled and written */
 TupleTableSlot *
-idem_write_new_row(IdemTable *table, bool full)
+idem_write_new_row(IdemTable *table)
 {
-	IdemTableCache *cache = table->def->cache;
+	int natts = table->def->natts;
 
-	table->written = full ? cache->full_row : cache->short_row;
+	table->written = idem_table_row_slot(table, natts);
 	ExecClearTuple(table->written);
-	memset(table->written->tts_isnull, true,
-		   table->written->tts_tupleDescriptor->natts * sizeof(bool));
+	memset(table->written->tts_isnull, true, natts * sizeof(bool));
 	return table->written;
 }
 
 /* Start a row to be written as a copy of the row found */
 TupleTableSlot *
-idem_write_copy_row(IdemTable *table, bool full)
+idem_write_copy_row(IdemTable *table)
 {
-	TupleTableSlot *slot = idem_write_new_row(table, full);
-	int natts = slot->tts_tupleDescriptor->natts;
+	TupleTableSlot *slot = idem_write_new_row(table);
+	int natts = table->def->natts;
 
 	slot_getallattrs(table->found);
 	memcpy(slot->tts_values, table->found->tts_values, natts * sizeof(Datum));
 	memcpy(slot->tts_isnull, table->found->tts_isnull, natts * sizeof(bool));
 	return slot;
+}
+
+/*
+ * The slot for the row that the caller has filled.  The row ends after its last column
+ * that is not null, as if the others had been added to the table later.  A row without
+ * nulls before that column needs no null bitmap, which saves eight bytes in the row
+ * and in its WAL record.
+ */
+static TupleTableSlot *
+trim_row(IdemTable *table)
+{
+	TupleTableSlot *filled = table->written;
+	int natts = table->def->natts;
+	TupleTableSlot *slot;
+
+	while (natts > 1 && filled->tts_isnull[natts - 1])
+		natts--;
+	slot = idem_table_row_slot(table, natts);
+	if (slot != filled)
+	{
+		ExecClearTuple(slot);
+		memcpy(slot->tts_values, filled->tts_values, natts * sizeof(Datum));
+		memcpy(slot->tts_isnull, filled->tts_isnull, natts * sizeof(bool));
+	}
+	return slot;
+}
+
+/* The row to be written is filled: store it */
+static void
+store_row(IdemTable *table)
+{
+	table->written = trim_row(table);
+	ExecStoreVirtualTuple(table->written);
 }
 
 /* A column of a row to be written; a short row ends before some columns, which are null */
@@ -126,7 +153,7 @@ idem_write_insert(IdemTable *table)
 	idem_table_open_indexes(table);
 	/* after a conflict the caller tries again with the row that is stored already */
 	if (TTS_EMPTY(table->written))
-		ExecStoreVirtualTuple(table->written);
+		store_row(table);
 	table_tuple_insert(table->heap, table->written, GetCurrentCommandId(true), 0, NULL);
 	for (int i = 0; i < table->nindexes && unique; i++)
 		unique = insert_index_entry(table, i, table->written, UNIQUE_CHECK_PARTIAL, false);
@@ -154,7 +181,7 @@ idem_write_begin_batch(IdemTable *table)
 Size
 idem_write_add(IdemBatch *batch, int ord)
 {
-	TupleTableSlot *written = batch->table->written;
+	TupleTableSlot *written = trim_row(batch->table);
 	MemoryContext oldcontext = MemoryContextSwitchTo(batch->context);
 	IdemBatchRow *row = &batch->rows[batch->n];
 	HeapTuple tuple =
@@ -307,7 +334,7 @@ idem_write_update(IdemTable *table)
 	IdemUpdateIndexes which;
 	TM_Result result;
 
-	ExecStoreVirtualTuple(table->written);
+	store_row(table);
 	CheckCmdReplicaIdentity(table->heap, CMD_UPDATE);
 	result = idem_compat_tuple_update(table->heap, &tid, table->written, GetCurrentCommandId(true),
 									  GetActiveSnapshot(), &tmfd, &lockmode, &which);
@@ -315,7 +342,8 @@ idem_write_update(IdemTable *table)
 		elog(ERROR, "unexpected result %d of an update of idem.%s", result, table->def->name);
 	if (result == TM_Ok)
 	{
-		if (which)
+		table->has_moved = which != 0;
+		if (table->has_moved)
 			insert_update_entries(table, which);
 		CommandCounterIncrement();
 	}
@@ -337,21 +365,25 @@ needs_toast(IdemTable *table)
 
 /*
  * Update a row that this transaction has locked, under the lock on its hash: a
- * concurrent probe under that lock cannot miss the row while it moves.
+ * concurrent probe under that lock cannot miss the row while it moves.  The hash stays locked.
  */
 void
-idem_write_update_hashed(IdemTable *table, int64 hash)
+idem_write_update_locked(IdemTable *table, int64 hash)
 {
-	TM_Result result;
-
 	idem_table_open_indexes(table);
 	if (needs_toast(table))
 		idem_table_lock_toast(table);
 	idem_table_lock_hash(table, hash);
-	result = idem_write_update(table);
-	idem_table_unlock_hash(table, hash);
-	if (result != TM_Ok)
+	if (idem_write_update(table) != TM_Ok)
 		elog(ERROR, "another transaction has changed a row that this transaction has locked");
+}
+
+/* The same, and unlock the hash */
+void
+idem_write_update_hashed(IdemTable *table, int64 hash)
+{
+	idem_write_update_locked(table, hash);
+	idem_table_unlock_hash(table, hash);
 }
 
 /*

@@ -15,8 +15,8 @@
 #include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "common/pg_prng.h"
+#include "datatype/timestamp.h"
 #include "lib/stringinfo.h"
-#include "utils/timestamp.h"
 
 #include "fn/fn.h"
 #include "worker/worker.h"

@@ -48,9 +48,9 @@ alternate() {
 	done | measured "$db"
 }
 
-# pin one|two|all: client and server share one CPU, as they take turns anyway; each has one of
-# its own; or they use all.  With all the kernel decides anew in each run, and a round trip
-# takes three times as long when it wakes an idle CPU.  Holds for sessions that start later.
+# pin one|two|all, for sessions that start later.  one: client and server share a CPU, because they
+# take turns anyway; two: each has its own CPU; all: the kernel chooses anew in each run, and a
+# round trip that wakes an idle CPU takes three times as long.
 pin() {
 	local cpus server
 	cpus=$(taskset -cp $$ | sed 's/.*: //')
@@ -79,7 +79,7 @@ pgbench_log() {
 }
 
 # pgbench_us SCRIPT CLIENTS OPTION ...: microseconds of a transaction, the mean of the
-# middle half of them: one that had to wait for the CPU tells about the rest of the machine.
+# middle half of them: one that had to wait for the CPU measures the rest of the machine.
 pgbench_us() {
 	pgbench_log bench "$@" || return
 	awk '

@@ -5,8 +5,8 @@
 # file each time the server calls pg_conf_load_time(), which bench.clock_us() does here: one
 # with what came before the operations, and one with the operations.  Keys are the same in
 # each run, there is no other process, and the tables hold some thousand rows: two runs differ
-# by less than one percent, also on a busy machine.  Only a fetch depends on the clock: what a
-# backend remembers of a queue holds for a second, and callgrind makes a second short.
+# by less than one percent, also on a busy machine.  Only a fetch depends on the clock: skip
+# ranges and cached settings of queues expire after a second, and callgrind is slow.
 #
 # BENCH_PROFILE=DIRECTORY keeps the files with the operations there, for callgrind_annotate.
 

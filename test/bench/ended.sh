@@ -1,12 +1,12 @@
 # shellcheck shell=bash disable=SC2154
-# test/bench/ended.sh: what jobs that cannot be fetched cost a worker that looks for others.
+# test/bench/ended.sh: what jobs that cannot be fetched cost a worker that looks for other jobs.
 #
-# Two databases are equal but for the jobs that are in the way: ended ones that VACUUM cannot
-# remove because of an old snapshot, leased ones with follow-ups, or scheduled ones.  Calls of the
+# Two databases differ only in the jobs before the next one: ended jobs that VACUUM cannot
+# remove because of an old snapshot, leased jobs with follow-ups, or scheduled jobs.  Calls of the
 # two sides take turns in one session each, with a pause after every few of them, and in new
 # sessions, which have used another queue before.  The cost is the median of the calls.
-# Where some calls look at everything anew and others do not, these are told apart: calls
-# that take more than ten times the median of a clean queue.
+# Calls that take more than ten times the median of a clean queue, because they look at every
+# entry again, have lines of their own.
 
 slow_factor=10
 
@@ -53,8 +53,8 @@ report_slow() {
 	sed -i '/^slow /d' "$samples"
 }
 
-# compare_calls ID WHAT BEFORE PROCEDURE QUEUE READY ROUNDS: what is in the way, in words; a call of the
-# procedure beside one in a clean queue
+# compare_calls ID WHAT BEFORE PROCEDURE QUEUE READY ROUNDS: compare a call of the procedure with
+# one in a clean queue; BEFORE names the jobs before the next one
 compare_calls() {
 	local session what
 	{

@@ -1,5 +1,5 @@
 /*
- * test/bench/ended.sql: jobs that a fetch must not pay for, in the database of setup.sql.
+ * test/bench/ended.sql: jobs that must not slow down a fetch, in the database of setup.sql.
  */
 SET ROLE bench;
 
@@ -115,8 +115,8 @@ END $$;
 RESET ROLE;
 
 /*
- * Ended jobs of one key.  Enqueued one after the other each of them would have to pass over
- * those before it, so copies of the first one are inserted and deleted by SQL; superuser only.
+ * Ended jobs of one key.  If they were enqueued one after the other, each enqueue would read
+ * the jobs before it, so copies of the first one are inserted and deleted by SQL; superuser only.
  */
 CREATE PROCEDURE bench.make_hot(hot text, n int)
 LANGUAGE plpgsql AS $$

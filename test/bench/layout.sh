@@ -6,8 +6,8 @@
 # Each layout is a database of its own, so that the layouts take turns.  A pair
 # is a transaction; there are BENCH_LAYOUT_ROUNDS rounds, after which each table holds
 # BENCH_PAIRS keys.  Those of the first round expire after one hour ("run": they
-# stand together); a ninth of the others, scattered, after two ("scattered").  full_page_writes is off, so that the WAL does not depend on
-# when the last checkpoint was.  Each layout is compared with the one that idem has.
+# stand together); a ninth of the others, scattered, after two ("scattered").  full_page_writes is
+# off, so that the WAL does not depend on when the last checkpoint was.  Each layout is compared with the one that idem has.
 
 layouts=(btree/70 btree/50 btree/80 btree/90 btree/100 brin/70 none/70)
 

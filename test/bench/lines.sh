@@ -153,7 +153,7 @@ checkpoint() { admin postgres -c CHECKPOINT; }
 # Pairs on a small and on a large table.  The pages of the large one are in shared
 # buffers, have been written to WAL since the last checkpoint, and the session has
 # touched the whole index before: what is left is the cost of the larger tree.
-# What a checkpoint and a new session add is told apart.
+# Lines of their own show what a checkpoint and a new session add.
 line_growth() {
 	local what="claim + finish with $BENCH_KEYS live keys" few="with $BENCH_FEW_KEYS" rounds=$(((BENCH_GROWTH_ROUNDS + 1) / 2)) \
 		touch="SELECT bench.touch('idem.keys')"

@@ -30,8 +30,8 @@ settings=(
 	"max_parallel_maintenance_workers = 0"
 )
 
-# What matters for speed only would cost time where that is not measured.  The kernel does not tell
-# the CPU time of so little work.
+# Tiny sizes measure no speed, so the server need not be set up for it.  The clock is the time of
+# day, because the kernel does not report the CPU time of so little work.
 if [[ ${BENCH_SIZE:-} == tiny ]]; then
 	settings+=("fsync = off" "shared_buffers = 128MB" "wal_buffers = 4MB" "max_wal_size = 1GB" "bench.clock = 'time'")
 fi
@@ -62,7 +62,7 @@ bench_dir=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=test/bench/layout.sh
 . "$bench_dir/layout.sh"
 
-# check_lines LINE ...: all are there
+# check_lines LINE ...: fail if there is no such line
 check_lines() {
 	local name
 	for name in "$@"; do
@@ -90,7 +90,7 @@ fillfactor_of() {
 		  FROM pg_class WHERE oid = '$1'::regclass"
 }
 
-# Does the kernel tell the CPU time of a process in nanoseconds?
+# Does the kernel report the CPU time of a process in nanoseconds?
 cpu_clock() {
 	if [[ $(cat /proc/self/schedstat 2>/dev/null) =~ ^[1-9] ]]; then
 		printf true

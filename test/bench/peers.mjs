@@ -3,9 +3,10 @@
 // Use: node peers.mjs idem|pgboss|graphile CLIENTS BATCH JOBS
 //
 // Prints enqueued and drained jobs per second, bytes of WAL per job, and microseconds of
-// CPU per job, client and server.  PGHOST, PGUSER and PGDATABASE say where.  One process, CLIENTS connections that work; with BATCH 1
-// each job is enqueued, fetched and completed on its own, else BATCH at a time.  Every
-// payload is the same, every key a new UUID, the handler does nothing.  Before the
+// CPU per job, client and server.  PGHOST, PGUSER and PGDATABASE choose the database.  There is
+// one process with CLIENTS connections that work; with BATCH 1 each job is enqueued, fetched and
+// completed on its own, else BATCH at a time.  Every payload is the same, every key is a new UUID,
+// and the handler does nothing.  Before the
 // drain, the tables get VACUUM ANALYZE, which is not measured.
 //
 // Each library is used the way its documentation calls fast:

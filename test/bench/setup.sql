@@ -26,8 +26,8 @@ CREATE TABLE hand.keys (
 ) WITH (fillfactor = :keys_fillfactor);
 CREATE INDEX ON hand.keys (expires_at);
 
--- the same for leases: who comes first has the key until locked_until, the token tells
--- who came last
+-- the same for leases: the first session has the key until locked_until; the token identifies
+-- the last session that took it
 CREATE TABLE hand.leases (
 	key text PRIMARY KEY,
 	token bigint NOT NULL DEFAULT 1,
@@ -71,10 +71,10 @@ CREATE FUNCTION bench.time_us() RETURNS float8
 LANGUAGE sql VOLATILE
 RETURN extract(epoch FROM clock_timestamp()) * 1e6;
 
--- CPU time of this backend where the kernel tells it, so that other programs on the
--- machine disturb less; the time of day where it does not, or if bench.clock is set to
--- time, because the kernel does not tell the CPU time of less than a tick.  If bench.clock
--- is set to counts, a call of pg_conf_load_time(), at which callgrind begins a new file.
+-- CPU time of this backend if the kernel reports it, so that other programs on the machine
+-- disturb less.  Else, or if bench.clock is set to time, the time of day: the kernel does not
+-- report less than a tick of CPU time.  If bench.clock is set to counts, a call of
+-- pg_conf_load_time(), at which callgrind begins a new file.
 CREATE FUNCTION bench.clock_us() RETURNS float8
 LANGUAGE sql VOLATILE
 RETURN CASE current_setting('bench.clock', true)
@@ -418,7 +418,7 @@ BEGIN
 	RETURN bench.elapsed_us(start, n);
 END $$;
 
-/* Cleanup: microseconds per removed key; idem.clock_offset tells what has expired. */
+/* Cleanup: microseconds per removed key; idem.clock_offset decides what has expired. */
 CREATE PROCEDURE bench.idem_cleanup_us(batch int, INOUT us float8 DEFAULT NULL)
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -52,8 +52,8 @@ worker_removal() {
 	admin postgres -c 'DROP DATABASE rate'
 }
 
-# The rate of the worker, of idem_cleanup() in a loop, and of DELETE.  By the time of day, as
-# the worker does not tell another one.  Without full page images, which all write alike.
+# The rate of the worker, of idem_cleanup() in a loop, and of DELETE.  The clock is the time of
+# day, because the worker reports no other one.  Without full page images, which are the same for all.
 line_worker_rate() {
 	local round
 	setting full_page_writes off
@@ -157,12 +157,12 @@ answers() {
 
 # both_sides NAME STATEMENT CLIENT ... >>$samples: the statement, which returns a number, by these
 # clients on both servers in turn, and the median of the ratio of the two.  Each takes a hundredth
-# of a second, so what disturbs mostly disturbs both of a pair or a few pairs of many.
+# of a second, so a disturbance mostly hits both of a pair, or a few pairs of many.
 both_sides() {
 	local i name=$1 statement=$2 on off samples=$IDEM_TMP/both.txt
 	shift 2
 	for ((i = -BENCH_STATS_PAIRS / 8; i < BENCH_STATS_PAIRS; i++)); do
-		# who comes first changes
+		# the sides take turns to be first
 		if ((i % 2)); then
 			on=$(answers "$statement" "${@/#/on}")
 			off=$(answers "$statement" "${@/#/off}")
@@ -210,8 +210,8 @@ compare_stats() {
 }
 
 # What counting costs: a server that preloads the library, which counts, beside one that
-# does not; each of the two servers is the one or the other in turn.  And what the method
-# can tell: neither of them counts.
+# does not; each of the two servers is the one or the other in turn.  Then neither of them
+# counts: this shows the precision of the method.
 line_stats_cost() {
 	local round servers counting other
 	start_plain

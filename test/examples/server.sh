@@ -6,8 +6,6 @@
 #	start_pgbouncer    in transaction mode; sets pooled_url
 #	stop_pgbouncer     call it in idem_at_exit, too
 
-pgbouncer_pid=
-
 free_port()
 {
 	/usr/bin/python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
@@ -59,6 +57,8 @@ start_pgbouncer()
 		listen_addr = 127.0.0.1
 		listen_port = $pooled_port
 		unix_socket_dir =
+		pidfile = $dir/pid
+		logfile = $dir/log
 		auth_type = scram-sha-256
 		auth_file = $dir/users
 		pool_mode = transaction
@@ -67,22 +67,25 @@ start_pgbouncer()
 		server_login_retry = 0.2
 		ignore_startup_parameters = extra_float_digits
 	INI
-	idem_run pgbouncer -q "$dir/pgbouncer.ini" >"$dir/log" 2>&1 &
-	pgbouncer_pid=$!
+	idem_run pgbouncer -q -d "$dir/pgbouncer.ini" >"$dir/start.log" 2>&1
 	for ((try = 0; try < 100; try++)); do
-		if idem_run env PGPASSWORD="$password" psql -Xq -h 127.0.0.1 -p "$pooled_port" -U shop -c '' 2>/dev/null; then
+		if idem_run /usr/bin/python3 -c 'import sys, psycopg2; psycopg2.connect(sys.argv[1])' "$pooled_url" 2>/dev/null; then
 			return
 		fi
 		sleep 0.1
 	done
-	cat "$dir/log" >&2
+	cat "$dir/start.log" "$dir/log" >&2
 	idem_die "pgbouncer did not start."
 }
 
 stop_pgbouncer()
 {
-	if [ -n "$pgbouncer_pid" ]; then
-		kill "$pgbouncer_pid" 2>/dev/null || true
+	local file=$IDEM_TMP/pgbouncer/pid pid
+
+	if [ -n "$IDEM_TMP" ] && [ -f "$file" ]; then
+		pid=$(cat "$file")
+		if kill "$pid" 2>/dev/null; then
+			tail --pid="$pid" -f /dev/null
+		fi
 	fi
-	pgbouncer_pid=
 }

@@ -118,7 +118,8 @@ sub anchors
 	} markdown(shift) =~ /^#+ +(.*?) *$/mg;
 }
 
-foreach my $file (grep { -f } 'README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'src/README.md', glob('doc/*.md'), 'doc/bench/README.md')
+foreach my $file (grep { -f } 'README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'src/README.md', glob('doc/*.md'),
+	glob('doc/*/README.md'), glob('examples/*.md'), glob('examples/*/README.md'), glob('test/*/README.md'))
 {
 	my ($dir) = $file =~ m{^(.*/)?};
 	my $text = markdown($file);

@@ -67,10 +67,42 @@ SKIP:
 	cmp_ok(scalar(@calls), '>', 300, 'there are calls to look at');
 }
 
+# Files have less than 600 lines, functions less than 50.  The name of a function that other
+# files call begins with that of its file, and a static function has a name of two words or
+# more, so that it can be searched for.
+
+my (@long, @names);
+
+foreach my $path (glob('src/*.[ch] src/*/*.[ch]'))
+{
+	my $text = slurp_file($path);
+	my ($file) = $path =~ m{([^/]+)\.\w$};
+
+	push @long, $path if ($text =~ tr/\n//) >= 600;
+	while ($text =~ /^([^\n#;=]*)\n(\w+)(\([^;{}]*?\)\n\{\n.*?^\}\n)/msg)
+	{
+		my ($type, $name, $lines) = ($1, $2, $3 =~ tr/\n//);
+		my $is_sql = $text =~ /^IDEM_FUNCTION\(\Q$name\E\b/m;
+
+		push @long, "$name in $path" if $lines >= 50;
+		next if $path =~ /\.h$/ || $is_sql || $name eq '_PG_init';
+		push @names, "$name in $path" if $name !~ ($type =~ /\bstatic\b/ ? qr/_/ : qr/^idem_\Q$file\E/);
+	}
+}
+is("@long", '', 'no file and no function is too long');
+is("@names", '', 'names of functions');
+
 # Only compat.h tests the version of the server.
 
 is(join(' ', grep { !m{/compat\.h$} && slurp_file($_) =~ /PG_VERSION_NUM/ } glob('src/*.[ch] src/*/*.[ch]')),
 	'', 'PG_VERSION_NUM stands in compat.h only');
+
+# Comments and manual name the actor.
+
+my $vague = qr/\b(?:whoever|somebody|nobody|to be had|for ever|what has been|as it were)\b/i;
+
+is(join(' ', grep { slurp_file($_) =~ $vague } glob('src/*.[ch] src/*/*.[ch] src/sql/*.sql *.md src/*.md doc/*.md')),
+	'', 'no vague actors');
 
 # The queries for exporters know every state of the launcher, in its order.
 
@@ -83,7 +115,8 @@ foreach my $file ('doc/monitoring/idem_server.collector.yml', 'doc/monitoring/po
 }
 
 # Every rule of the contract stands in the source, in a test, and in the table
-# of src/README.md; what that table names is there.
+# of src/README.md.  The functions that the table names have the rule in the
+# comment above them.
 
 my @rules = slurp_file('doc/contract.md') =~ /^\*\*([KLJWSH]\d+) /mg;
 my $source = join '', map { slurp_file($_) } glob('src/*.[ch] src/*/*.[ch] src/sql/*.sql');
@@ -94,6 +127,16 @@ cmp_ok(scalar(@rules), '>=', 48, 'the contract has rules');
 is(join(' ', grep { $source !~ /\b$_\b/ } @rules), '', 'every rule stands in src/');
 is(join(' ', grep { $tests !~ /\b$_\b/ } @rules), '', 'every rule stands in a test');
 is("@{[ sort keys %row ]}", "@{[ sort @rules ]}", 'src/README.md has a row for every rule');
+
+# Does the comment above the function name the rule?  A view has no such comment.
+sub names_rule
+{
+	my ($file, $function, $rule) = @_;
+	my $text = slurp_file($file);
+
+	return $text =~ /\b\Q$function\E\b/ if $file =~ /\.sql$/;
+	return $text =~ m{/\*((?:(?!\*/).)*)\*/\n[^\n{};]*\n\Q$function\E\(}s && $1 =~ /\b$rule\b/;
+}
 
 foreach my $rule (@rules)
 {
@@ -107,7 +150,7 @@ foreach my $rule (@rules)
 			$file = "src/$name";
 			push @missing, $name if !-f $file;
 		}
-		elsif (!defined $file || !-f $file || slurp_file($file) !~ /\b\Q$name\E\b/)
+		elsif (!defined $file || !-f $file || !names_rule($file, $name, $rule))
 		{
 			push @missing, $name;
 		}

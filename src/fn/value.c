@@ -1,5 +1,5 @@
 /*
- * values.c
+ * value.c
  *		Checks of single values: arguments, elements of arrays, and columns of
  *		idem.queues.
  */
