@@ -58,6 +58,13 @@ OBJS = \
 	src/jobs/enqueue.o \
 	src/jobs/work.o \
 	src/jobs/job.o \
+	src/testing/subxact.o \
+	src/testing/written.o \
+	src/testing/content.o \
+	src/testing/verdict.o \
+	src/testing/verify.o \
+	src/testing/drain.o \
+	src/testing/reset.o \
 	src/worker/backlog.o \
 	src/worker/sweep.o \
 	src/worker/process.o \
@@ -78,6 +85,7 @@ SQL_PARTS = \
 	src/sql/jobs_functions.sql \
 	src/sql/jobs_views.sql \
 	src/sql/stats.sql \
+	src/sql/testing.sql \
 	src/sql/admin.sql \
 	src/sql/health.sql \
 	src/sql/close.sql
@@ -125,7 +133,10 @@ REGRESS = \
 	job_hash \
 	stats \
 	subscription \
-	doctor
+	doctor \
+	verify \
+	drain \
+	reset
 REGRESS_OPTS = \
 	--temp-instance=tmp_check_regress \
 	--temp-config=$(srcdir)/test/temp.conf \
@@ -210,6 +221,8 @@ ISOLATION = \
 	job-isolation \
 	job-pin \
 	job-number \
+	verify \
+	reset \
 	subscription
 ISOLATION_OPTS = \
 	--inputdir=$(srcdir)/test/isolation \

@@ -16,6 +16,7 @@
 #include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
+#include "storage/procarray.h"
 #include "storage/shmem.h"
 #include "utils/acl.h"
 #include "utils/hsearch.h"
@@ -28,6 +29,9 @@
 
 #if PG_VERSION_NUM >= 160000
 #include "varatt.h"
+#endif
+#if PG_VERSION_NUM < 170000
+#include "storage/sinvaladt.h"
 #endif
 #include "utils/wait_event.h"
 #if PG_VERSION_NUM >= 190000
@@ -62,10 +66,13 @@ typedef int SysCacheIdentifier;
 
 /* 16: one function for the privileges of any kind of object */
 #if PG_VERSION_NUM < 160000
+#include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
 static inline AclResult
 object_aclcheck(Oid classid, Oid objectid, Oid roleid, AclMode mode)
 {
+	if (classid == NamespaceRelationId)
+		return pg_namespace_aclcheck(objectid, roleid, mode);
 	Assert(classid == ProcedureRelationId);
 	return pg_proc_aclcheck(objectid, roleid, mode);
 }
@@ -237,6 +244,17 @@ idem_compat_tuple_delete(Relation rel, ItemPointer tid, CommandId cid,
 
 /* 19: flags */
 static inline TableScanDesc
+idem_compat_beginscan(Relation rel, Snapshot snapshot)
+{
+#if PG_VERSION_NUM >= 190000
+	return table_beginscan(rel, snapshot, 0, NULL, SO_NONE);
+#else
+	return table_beginscan(rel, snapshot, 0, NULL);
+#endif
+}
+
+/* 19: flags */
+static inline TableScanDesc
 idem_compat_beginscan_tidrange(Relation rel, Snapshot snapshot, ItemPointer mintid,
 							   ItemPointer maxtid)
 {
@@ -255,6 +273,24 @@ idem_compat_proc_number(void)
 	return (uint32) MyProcNumber;
 #else
 	return (uint32) MyBackendId;
+#endif
+}
+
+/*
+ * The process that runs a transaction; 0: the transaction is prepared, or has ended.  17: the
+ * number of a process replaces that of a backend.
+ */
+static inline int
+idem_compat_vxid_pid(VirtualTransactionId vxid)
+{
+#if PG_VERSION_NUM >= 170000
+	PGPROC *proc = ProcNumberGetProc(vxid.procNumber);
+
+	return proc != NULL && proc->vxid.lxid == vxid.localTransactionId ? proc->pid : 0;
+#else
+	PGPROC *proc = BackendIdGetProc(vxid.backendId);
+
+	return proc != NULL && proc->lxid == vxid.localTransactionId ? proc->pid : 0;
 #endif
 }
 

@@ -24,6 +24,7 @@ int idem_guc_require_finish = IDEM_REQUIRE_OFF;
 int idem_guc_stats_max = 1000;
 int idem_guc_drain_after;
 int idem_guc_clock_offset;
+bool idem_guc_allow_reset = false;
 
 static const struct config_enum_entry require_finish_values[] = {
 	{"off", IDEM_REQUIRE_OFF, false},
@@ -154,7 +155,7 @@ define_stats_settings(void)
 							 NULL, NULL, NULL);
 }
 
-/* Details of the rules of keys and jobs: K14, J1, K9 */
+/* Details of the rules of keys and jobs, and settings for tests: K14, J1, K9, V8 */
 static void
 define_protocol_settings(void)
 {
@@ -189,6 +190,15 @@ define_protocol_settings(void)
 							PGC_SUSET,
 							GUC_UNIT_S | GUC_NOT_IN_SAMPLE,
 							NULL, NULL, NULL);
+
+	DefineCustomBoolVariable("idem.allow_reset",
+							 "Allows idem_reset() to roles that are not superusers.",
+							 "This is for test databases: idem_reset() removes all keys and jobs.",
+							 &idem_guc_allow_reset,
+							 false,
+							 PGC_SUSET,
+							 GUC_NOT_IN_SAMPLE,
+							 NULL, NULL, NULL);
 }
 
 void

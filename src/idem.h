@@ -40,6 +40,7 @@ extern char *idem_guc_scope;
 extern char *idem_guc_owner;
 extern int idem_guc_max_result_size;
 extern int idem_guc_clock_offset;
+extern bool idem_guc_allow_reset;
 extern bool idem_guc_cleanup;
 extern int idem_guc_cleanup_naptime;
 extern int idem_guc_cleanup_batch_size;

@@ -34,7 +34,7 @@ typedef struct PrivilegeSet
 		"idem_lease", "idem_renew", "idem_checkpoint", "idem_fence",        \
 		"idem_enqueue", "idem_enqueue_many", "idem_fetch", "idem_complete", \
 		"idem_complete_many", "idem_fail", "idem_heartbeat", "idem_snooze", \
-		"idem_cancel", "idem_retry", "idem_job"
+		"idem_cancel", "idem_retry", "idem_job", "idem_verify", "idem_drain"
 #define VIEW_FUNCTIONS                                                            \
 	"idem_clock", "idem_key_state", "idem_doctor", "idem_checks", "idem_version", \
 		"idem_stat_databases", "idem_stat_queues", "idem_stat_cleanup",           \
@@ -56,7 +56,7 @@ static const char *const set_names[NSETS + 1] = {
 static const PrivilegeSet privilege_sets[NSETS] = {
 	[SET_APP] = {{APP_FUNCTIONS}, {NULL}},
 	[SET_ADMIN] = {{APP_FUNCTIONS, VIEW_FUNCTIONS, "idem_key_hash", "idem_forget", "idem_cleanup",
-					"idem_queue_set", "idem_queue_drop", "idem_pause", "idem_resume", "idem_stats_reset"},
+					"idem_queue_set", "idem_queue_drop", "idem_pause", "idem_resume", "idem_stats_reset", "idem_reset"},
 				   {MONITOR_RELATIONS, "key_status", "lease_status", "job_status", "queues"}},
 	[SET_MONITOR] = {{VIEW_FUNCTIONS}, {MONITOR_RELATIONS}},
 };

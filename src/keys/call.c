@@ -69,8 +69,8 @@ refuse_missing_handler(Oid handler)
 }
 
 /* Raise an error unless the caller may execute the handler with this payload */
-static void
-check_handler(Oid handler, bool payload_isnull)
+void
+idem_call_check_handler(Oid handler, bool payload_isnull)
 {
 	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(handler));
 	AclResult aclresult;
@@ -131,8 +131,8 @@ make_request(Oid handler, bytea *payload)
  * Run handler(payload).  The handler gets a new snapshot: the snapshot of the calling
  * statement was taken before the claim, which may have waited.
  */
-static Jsonb *
-run_handler(Oid handler, NullableDatum payload)
+Jsonb *
+idem_call_run_handler(Oid handler, NullableDatum payload)
 {
 	LOCAL_FCINFO(call, 1);
 	FmgrInfo flinfo;
@@ -152,11 +152,53 @@ run_handler(Oid handler, NullableDatum payload)
 	return call->isnull ? NULL : idem_value_jsonb(result, "result");
 }
 
+/* The OID of the handler, which must not be null */
+Oid
+idem_call_handler_arg(FunctionCallInfo fcinfo, int arg)
+{
+	if (PG_ARGISNULL(arg))
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("handler must not be null"),
+				errdetail("There is nothing to run."),
+				errhint("Pass the name of a function (payload jsonb) RETURNS jsonb."));
+	return PG_GETARG_OID(arg);
+}
+
+/*
+ * Claim the key, and run the handler if that succeeds.  The request of the claim is the
+ * digest of the payload, or NULL.  Returns true if the result in *info is that of an
+ * earlier call (V6).
+ */
+bool
+idem_call_once(Oid handler, NullableDatum payload, IdemClaim *claim, IdemKeyInfo *info)
+{
+	IdemTable table;
+
+	claim->request = make_request(handler, claim->request);
+	idem_keytable_open(&table, RowExclusiveLock);
+	idem_keystore_claim(&table, claim, info);
+	idem_table_close(&table);
+	if (info->status != IDEM_KEY_CLAIMED)
+		return info->status == IDEM_KEY_FINISHED;
+
+	/* the claim may have waited, and another session may have replaced the function */
+	idem_call_check_handler(handler, payload.isnull);
+	/* the handler may run for long, so the table is closed and no page is pinned */
+	info->result = idem_call_run_handler(handler, payload);
+
+	idem_keytable_open(&table, RowExclusiveLock);
+	(void) idem_keystore_finish(&table, &claim->key, info->result);
+	idem_table_close(&table);
+	info->status = IDEM_KEY_FINISHED;
+	return false;
+}
+
 Datum
 idem_call(PG_FUNCTION_ARGS)
 {
 	static IdemRowDesc row_desc;
-	IdemTable table;
+	Oid handler;
 	IdemClaim claim;
 	IdemKeyInfo info;
 	bool replayed;
@@ -166,33 +208,10 @@ idem_call(PG_FUNCTION_ARGS)
 
 	idem_fn_begin(fcinfo, &idem_call_signature, "idem_call()");
 	(void) idem_fn_row_desc(fcinfo, call_types, CALL_NATTS, &row_desc);
-	if (PG_ARGISNULL(1))
-		ereport(ERROR,
-				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				errmsg("handler must not be null"),
-				errdetail("There is nothing to run."),
-				errhint("Pass the name of a function (payload jsonb) RETURNS jsonb."));
-	check_handler(PG_GETARG_OID(1), PG_ARGISNULL(2));
+	handler = idem_call_handler_arg(fcinfo, 1);
+	idem_call_check_handler(handler, PG_ARGISNULL(2));
 	idem_claim_args(fcinfo, 2, &claim);
-	claim.request = make_request(PG_GETARG_OID(1), claim.request);
-
-	idem_keytable_open(&table, RowExclusiveLock);
-	idem_keystore_claim(&table, &claim, &info);
-	idem_table_close(&table);
-
-	replayed = info.status == IDEM_KEY_FINISHED;
-	if (info.status == IDEM_KEY_CLAIMED)
-	{
-		/* the claim may have waited, and another session may have replaced the function */
-		check_handler(PG_GETARG_OID(1), PG_ARGISNULL(2));
-		/* the handler may run for long, so the table is closed and no page is pinned */
-		info.result = run_handler(PG_GETARG_OID(1), fcinfo->args[2]);
-
-		idem_keytable_open(&table, RowExclusiveLock);
-		(void) idem_keystore_finish(&table, &claim.key, info.result);
-		idem_table_close(&table);
-		info.status = IDEM_KEY_FINISHED;
-	}
+	replayed = idem_call_once(handler, fcinfo->args[2], &claim, &info);
 
 	desc = idem_fn_row_desc(fcinfo, call_types, CALL_NATTS, &row_desc);
 	values[0] = CStringGetTextDatum(idem_keyrow_status_name(info.status));

@@ -134,6 +134,15 @@ class Gate:
     def open(self):
         self.conn.close()
 
+    def is_lost(self):
+        """Has the server ended the session that holds the gate?"""
+        try:
+            with self.conn.cursor() as cur:
+                cur.execute("SELECT 1")
+        except psycopg2.Error:
+            return True
+        return False
+
     def waiting(self):
         """Pids of backends that wait at the gate."""
         return [

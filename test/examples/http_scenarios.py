@@ -198,7 +198,8 @@ def backend_killed(lang):
     with lang.db.gate() as gate:
         body = charge(order, gate=gate.number)
         reply = Background(lang.server.persist, "/charges", body, key)
-        os.kill(gate.wait_reached(), signal.SIGKILL)  # the server ends all sessions, the gate's, too, and recovers
+        os.kill(gate.wait_reached(), signal.SIGKILL)
+        wait_for("the server has noticed, and ended all sessions", gate.is_lost)
         lang.db.conn = None
         lang.db.wait_up()
     equal(reply.result().status, 201, "status")

@@ -71,6 +71,8 @@ my @writers = (
 	q{idem_forget('absent')},
 	q{idem_cleanup()},
 	q{idem_call('new', 'handler', '1')},
+	q{idem_verify('handler', '1')},
+	q{idem_reset()},
 	q{idem_call('finished', 'handler', '1')},
 	q{idem_claim_many('{new, finished}')},
 	q{idem_finish_many('{finished}')},

@@ -281,6 +281,7 @@ my @writers = (
 	q{idem_fetch('states')},
 	q{idem_fetch('states', lease => '1 min')},
 	q{idem_fetch('empty')},
+	q{idem_drain('states', 'jsonb_typeof')},
 	qq{idem_complete($job{leased}, $token{leased})},
 	qq{idem_complete_many('{$job{leased}}', '{$token{leased}}')},
 	qq{idem_fail($job{leased}, $token{leased})},

@@ -1,0 +1,174 @@
+/*
+ * reset.c
+ *		SQL function idem_reset: remove all keys, jobs and history, for test databases.
+ *
+ * The caller must be a superuser, or the setting idem.allow_reset must be on (V8).
+ *
+ * The tables are locked so that no other transaction can write them or lock rows in them.  If
+ * another open transaction has done so before, and does not end within a second, the function
+ * raises an error (V9).  The second is for cleanup, autovacuum, and transactions that are just
+ * ending.  The rows are deleted, not truncated: a rollback brings them back, sessions that only
+ * read are not disturbed, and few rows are deleted faster than new files are made.
+ *
+ * Fetches need no note about this (J14).  The rows are gone for them as after idem_complete().
+ * No follow-up job becomes free, because all jobs are removed and no session can add one.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_type.h"
+#include "commands/dbcommands.h"
+#include "lib/stringinfo.h"
+#include "miscadmin.h"
+#include "storage/latch.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "jobs/jobs.h"
+#include "keys/keys.h"
+#include "testing/testing.h"
+
+IDEM_FUNCTION(idem_reset, INT8OID);
+
+/* How long to wait for other transactions, in microseconds */
+#define MAX_WAIT USECS_PER_SEC
+
+/* The tables, in the order in which they are locked */
+static const struct
+{
+	const char *name;
+	void (*open)(IdemTable *table, LOCKMODE lockmode);
+} tables[] = {
+	{"keys", idem_keytable_open},
+	{"jobs", idem_jobtable_open},
+	{"job_keys", idem_jobtable_open_keys},
+	{"job_log", idem_jobtable_open_log}};
+
+/* V8: may the caller remove everything? */
+static void
+check_allowed(void)
+{
+	if (superuser() || idem_guc_allow_reset)
+		return;
+	ereport(ERROR,
+			errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			errmsg("idem_reset() is not allowed in this database"),
+			errdetail("It removes all keys and jobs, so that work of the past can run again. The setting \"%s\" is off.",
+					  "idem.allow_reset"),
+			errhint("In a test database, a superuser can run ALTER DATABASE %s SET idem.allow_reset = on. It takes effect for new sessions.",
+					quote_identifier(get_database_name(MyDatabaseId))));
+}
+
+/* Raise the error for a table that other transactions use, and name their processes (V9) */
+pg_noreturn static void
+refuse_used_table(const char *name, const LOCKTAG *tag)
+{
+	int n;
+	VirtualTransactionId *holders = GetLockConflicts(tag, ExclusiveLock, &n);
+	StringInfoData pids;
+
+	initStringInfo(&pids);
+	for (int i = 0; i < n; i++)
+	{
+		int pid = idem_compat_vxid_pid(holders[i]);
+
+		/* a prepared transaction has no process */
+		if (pid != 0)
+			appendStringInfo(&pids, "%s%d", pids.len > 0 ? ", " : "", pid);
+	}
+	ereport(ERROR,
+			errcode(ERRCODE_OBJECT_IN_USE),
+			errmsg("table \"idem.%s\" is used by another transaction", name),
+			pids.len > 0 ?
+				errdetail("Open transactions of these processes use it: %s.", pids.data) :
+				errdetail("A prepared transaction uses it, or a transaction that has just ended."),
+			errhint("End the transaction, or wait for it, and call idem_reset() again. pg_stat_activity shows what the process does."));
+}
+
+/*
+ * Lock a table; false if that is not possible until the time.  This polls, because sessions
+ * would queue behind a wait in the lock manager, and an error would end it.
+ */
+static bool
+lock_until(Oid relid, TimestampTz until)
+{
+	static uint32 wait_event = 0;
+
+	if (wait_event == 0)
+		wait_event = idem_compat_wait_event("IdemReset");
+	while (!ConditionalLockRelationOid(relid, ExclusiveLock))
+	{
+		if (GetCurrentTimestamp() >= until)
+			return false;
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 5, wait_event);
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+	}
+	return true;
+}
+
+/* V9: keep other transactions out */
+static void
+lock_tables(void)
+{
+	Oid schema = get_namespace_oid("idem", false);
+	TimestampTz until = GetCurrentTimestamp() + MAX_WAIT;
+
+	for (size_t i = 0; i < lengthof(tables); i++)
+	{
+		Oid relid = get_relname_relid(tables[i].name, schema);
+		LOCKTAG tag;
+
+		if (!OidIsValid(relid))
+			idem_version_mismatch(psprintf("There is no table idem.%s.", tables[i].name));
+		SET_LOCKTAG_RELATION(tag, MyDatabaseId, relid);
+		if (!lock_until(relid, until))
+			refuse_used_table(tables[i].name, &tag);
+	}
+}
+
+/* Delete all rows, which no other transaction holds (V9); returns their number */
+static int64
+empty_table(int i)
+{
+	IdemTable table;
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	TableScanDesc scan;
+	int64 removed = 0;
+
+	tables[i].open(&table, RowExclusiveLock);
+	scan = idem_compat_beginscan(table.heap, snapshot);
+	while (table_scan_getnextslot(scan, ForwardScanDirection, table.found))
+	{
+		bool is_held = tables[i].open == idem_keytable_open &&
+			idem_keyrow_judge(&table, 0) == IDEM_KEY_HELD;
+
+		CHECK_FOR_INTERRUPTS();
+		if (idem_write_delete(&table, false) != TM_Ok)
+			elog(ERROR, "could not delete a row of idem.%s", tables[i].name);
+		if (is_held)
+			idem_unfinished_add(-1);
+		removed++;
+	}
+	table_endscan(scan);
+	idem_table_close(&table);
+	UnregisterSnapshot(snapshot);
+	return removed;
+}
+
+Datum
+idem_reset(PG_FUNCTION_ARGS)
+{
+	int64 removed = 0;
+
+	idem_fn_begin(fcinfo, &idem_reset_signature, "idem_reset()");
+	check_allowed();
+	lock_tables();
+	for (size_t i = 0; i < lengthof(tables); i++)
+		removed += empty_table(i);
+	PG_RETURN_INT64(removed);
+}
