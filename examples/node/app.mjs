@@ -88,7 +88,10 @@ async function work(url) {
     if (job.attempt <= (job.payload.fail ?? 0)) throw new Error('asked to fail')
     await sendMail(url, job.payload.to, job.payload.gate)
   })
-  process.once('SIGTERM', () => worker.stop())
+  process.once('SIGTERM', () => {
+    worker.stop()
+    console.log('stopping')
+  })
   console.log('ready')
   await worker.run()
   process.exit(0)

@@ -123,7 +123,12 @@ def work():
     worker = Worker(open_pool(url), poll=0.2, lease=10)
     worker.transaction("index", index_order)
     worker.leased("mail", mail)
-    signal.signal(signal.SIGTERM, lambda *_: worker.stop())
+
+    def stop(*_):
+        worker.stop()
+        os.write(1, b"stopping\n")
+
+    signal.signal(signal.SIGTERM, stop)
     print("ready", flush=True)
     worker.run()
 

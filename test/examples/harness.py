@@ -179,6 +179,7 @@ class Program:
     def __init__(self, directory, log, *args):
         self.args, self.log = [os.path.join(directory, "start"), *args], log
         self.process = None
+        self.stopping = threading.Event()
 
     def start(self):
         self.process = subprocess.Popen(
@@ -195,6 +196,8 @@ class Program:
 
     def _copy(self, stream):
         for line in stream:
+            if line.strip() == b"stopping":
+                self.stopping.set()
             self.log.write(line)
             self.log.flush()
 
@@ -205,7 +208,9 @@ class Program:
             self.process.wait()
 
     def terminate(self):
+        """SIGTERM. A signal arrives some time later: the program says when it knows."""
         os.kill(self.process.pid, signal.SIGTERM)
+        check(self.stopping.wait(DEADLINE), "the program did not say that it is stopping")
 
     def wait(self):
         return self.process.wait(DEADLINE)
