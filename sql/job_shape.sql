@@ -134,7 +134,7 @@ ALTER TABLE idem.jobs ADD COLUMN extra text;
 SELECT * FROM all_refused();
 ROLLBACK;
 BEGIN;
-ALTER TABLE idem.jobs ALTER COLUMN payload TYPE text;
+ALTER TABLE idem.jobs ALTER COLUMN key_until TYPE text;
 SELECT * FROM all_refused();
 ROLLBACK;
 BEGIN;

@@ -75,7 +75,15 @@ SELECT k.state,
 	   k.key_hash,
 	   CASE WHEN m.may_read THEN k.key END AS key,
 	   CASE WHEN m.may_read THEN k.scope END AS scope
-  FROM (SELECT k.*,
+  FROM (SELECT k.owner,
+			   k.worker,
+			   k.attempt,
+			   k.max_attempts,
+			   k.lease_until,
+			   k.token,
+			   k.key_hash,
+			   k.key,
+			   k.scope,
 			   c.now,
 			   idem_key_state(c.now, k.xmin, k.finished_at, k.expires_at, k.lease_until, k.park, k.attempt, k.max_attempts) AS state
 		  FROM idem.keys AS k

@@ -127,7 +127,7 @@ cmp_ok(
 	'>=', 3,
 	'the log has the servers that pg_upgrade has started');
 like($log, qr/DEBUG:  /, 'and has messages of level debug');
-is( join("\n", $log =~ /^.*background worker.*"idem.*$/mg),
+is( join("\n", $log =~ /^.*background worker(?: process)? "idem.*$/mg),
 	'',
 	'W6, pg_cron 1.1.3, pgsentinel#48: nothing of ours runs during pg_upgrade');
 is( join("\n", $log =~ /^.*(?:PANIC|TRAP|was terminated by signal).*$/mg),
