@@ -568,7 +568,7 @@ $node->safe_psql(
 		FOR member IN SELECT format('ALTER EXTENSION idem DROP %s', d.identity)
 			FROM (SELECT o.type || ' ' || o.identity FROM pg_depend AS p,
 					 pg_identify_object(p.classid, p.objid, 0) AS o
-				   WHERE p.deptype = 'e' AND (o.type = 'view' OR o.identity ~ 'idem_(doctor|checks)\(')) AS d (identity)
+				   WHERE p.deptype = 'e' AND (o.type = 'view' OR o.identity ~ 'idem_(doctor|checks|report)')) AS d (identity)
 		LOOP EXECUTE member; END LOOP; END $$;
 	DROP TABLE idem.keys, idem.job_log, idem.queues, idem.jobs CASCADE;
 	ALTER TABLE few SET SCHEMA idem; ALTER TABLE idem.few RENAME TO keys;
