@@ -66,6 +66,18 @@ SELECT claimed FROM idem_claim('mine');
 SELECT idem_reset();
 COMMIT;
 RESET idem.require_finish;
+-- rows that this transaction has locked: a job that it has fetched, one that has absorbed a duplicate
+SELECT count(*) FROM idem_enqueue_many('q', '{1, 2}');
+BEGIN;
+SELECT payload FROM idem_fetch('q');
+SELECT outcome FROM idem_enqueue('q', '3', key => 'k');
+SELECT outcome FROM idem_enqueue('q', '3', key => 'k');
+SAVEPOINT a;
+SELECT idem_reset();
+ROLLBACK TO a;
+SELECT idem_reset();
+COMMIT;
+SELECT count(*) FROM idem_fetch('q', 100);
 
 -- a token from before is stale
 SET client_min_messages = warning;

@@ -298,6 +298,15 @@ SELECT * FROM verify('statement_time');
 CREATE FUNCTION payload_time(payload jsonb) RETURNS jsonb LANGUAGE sql AS
 	$$ DELETE FROM times; INSERT INTO times (id, f) VALUES (1, (payload ->> 'at')::timestamptz); SELECT '1'::jsonb $$;
 SELECT * FROM verify('payload_time', '{"at": "2020-02-02 20:20:20.202020+00"}');
+-- rounded times, domains
+CREATE DOMAIN instant AS timestamptz(3);
+CREATE TABLE rounded (a timestamptz(3), b timestamp(0), c time(0), d timetz(2), e instant, f timestamptz(3), g timestamp(0));
+CREATE FUNCTION rounded(payload jsonb) RETURNS jsonb LANGUAGE sql AS
+	$$ DELETE FROM rounded;
+	   INSERT INTO rounded VALUES (now() + interval '24 h', now(), localtime, current_time, now(),
+								   (payload ->> 'at')::timestamptz, (payload ->> 'at')::timestamp);
+	   SELECT '1'::jsonb $$;
+SELECT * FROM verify('rounded', '{"at": "2020-02-02 20:20:20.202020+00"}');
 -- clock_timestamp() moves
 CREATE FUNCTION clock_time(payload jsonb) RETURNS jsonb LANGUAGE sql AS
 	$$ DELETE FROM times; INSERT INTO times (id, a) VALUES (1, clock_timestamp()); SELECT '1'::jsonb $$;

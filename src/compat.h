@@ -294,6 +294,17 @@ idem_compat_vxid_pid(VirtualTransactionId vxid)
 #endif
 }
 
+/* 17: stronger locks can count, too */
+static inline bool
+idem_compat_holds_lock(const LOCKTAG *tag, LOCKMODE lockmode)
+{
+#if PG_VERSION_NUM >= 170000
+	return LockHeldByMe(tag, lockmode, false);
+#else
+	return LockHeldByMe(tag, lockmode);
+#endif
+}
+
 /* 16: the function was renamed */
 #if PG_VERSION_NUM < 160000
 #define pgstat_get_local_beentry_by_index(i) pgstat_fetch_stat_local_beentry(i)

@@ -24,6 +24,7 @@
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/date.h"
+#include "utils/fmgrprotos.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rls.h"
@@ -79,19 +80,42 @@ digest_value(Form_pg_attribute att, Datum value, uint8 *digest)
 }
 
 /*
- * Does this number of microseconds differ from a time of the transaction by whole seconds?  Then
- * it is computed from now() or statement_timestamp(), in any time zone, plus any interval.
- * Other times have the same microseconds only by chance.
+ * Is the time computed from the other one?  That is, do they differ by whole seconds after the
+ * other one was rounded for the column?  A column that does not keep microseconds has the same
+ * fraction of a second by chance too often: there the difference must be whole days.
  */
 static bool
-is_from_now(int64 time)
+is_computed_from(int64 time, int64 from, int32 typmod)
 {
-	int64 now = GetCurrentTransactionStartTimestamp();
-	int64 statement = GetCurrentStatementStartTimestamp();
+	int64 unit = 1;
+	int64 period;
 
-	return (now % USECS_PER_SEC != 0 && (time - now) % USECS_PER_SEC == 0) || time == now ||
-		(statement % USECS_PER_SEC != 0 && (time - statement) % USECS_PER_SEC == 0) ||
-		time == statement;
+	for (int i = MAX_TIMESTAMP_PRECISION; typmod >= 0 && i > typmod; i--)
+		unit *= 10;
+	period = unit == 1 ? USECS_PER_SEC : USECS_PER_DAY;
+	from = (from + unit / 2) / unit * unit;
+	return time == from || (from % period != 0 && (time - from) % period == 0);
+}
+
+/*
+ * Is this number of microseconds computed from now() or statement_timestamp(), in the time zone
+ * of the session or in UTC?  Other times have the same fraction of a second only by chance.
+ */
+static bool
+is_from_now(int64 time, int32 typmod)
+{
+	const TimestampTz times[] = {
+		GetCurrentTransactionStartTimestamp(), GetCurrentStatementStartTimestamp()};
+
+	for (size_t i = 0; i < lengthof(times); i++)
+	{
+		Datum local = DirectFunctionCall1(timestamptz_timestamp, TimestampTzGetDatum(times[i]));
+
+		if (is_computed_from(time, times[i], typmod) ||
+			is_computed_from(time, DatumGetTimestamp(local), typmod))
+			return true;
+	}
+	return false;
 }
 
 /*
@@ -99,17 +123,17 @@ is_from_now(int64 time)
  * looks equal (V4).
  */
 static bool
-is_now(Form_pg_attribute att, Datum value)
+is_now(const IdemColumnChange *column, Datum value)
 {
-	switch (att->atttypid)
+	switch (column->type)
 	{
 		case TIMESTAMPTZOID:
 		case TIMESTAMPOID:
-			return is_from_now(DatumGetTimestampTz(value));
+			return is_from_now(DatumGetTimestampTz(value), column->typmod);
 		case TIMEOID:
-			return is_from_now(DatumGetTimeADT(value));
+			return is_from_now(DatumGetTimeADT(value), column->typmod);
 		case TIMETZOID:
-			return is_from_now(DatumGetTimeTzADTP(value)->time);
+			return is_from_now(DatumGetTimeTzADTP(value)->time, column->typmod);
 		case DATEOID:
 			return DatumGetDateADT(value) == GetSQLCurrentDate();
 		default:
@@ -139,7 +163,7 @@ add_row(Comparison *comparison, bool added)
 		at[0] = 1;
 		digest_value(TupleDescAttr(desc, i), comparison->slot->tts_values[i], at + 1);
 		add_to_sum(added ? &column->added : &column->removed, at + 1);
-		if (added && is_now(TupleDescAttr(desc, i), comparison->slot->tts_values[i]))
+		if (added && is_now(column, comparison->slot->tts_values[i]))
 			column->is_now = true;
 	}
 	idem_sha256_hash(row, (Size) change->natts * (1 + IDEM_SHA256_LEN), digest);
@@ -252,10 +276,15 @@ begin_columns(IdemTableChange *change, Relation rel)
 	for (int i = 0; i < desc->natts; i++)
 	{
 		Form_pg_attribute att = TupleDescAttr(desc, i);
+		IdemColumnChange *column = &change->columns[i];
 
-		change->columns[i].name = att->attname;
-		change->columns[i].is_ignored = att->attisdropped ||
+		column->name = att->attname;
+		column->is_ignored = att->attisdropped ||
 			(of_idem && (att->atttypid == TIMESTAMPTZOID || att->atttypid == INT8OID));
+		if (column->is_ignored)
+			continue;
+		column->typmod = att->atttypmod;
+		column->type = getBaseTypeAndTypmod(att->atttypid, &column->typmod);
 	}
 }
 

@@ -148,7 +148,8 @@ empty_table(int i)
 			idem_keyrow_judge(&table, 0) == IDEM_KEY_HELD;
 
 		CHECK_FOR_INTERRUPTS();
-		if (idem_write_delete(&table, false) != TM_Ok)
+		/* only this transaction can have locked the row; for that there is no wait */
+		if (idem_write_delete(&table, true) != TM_Ok)
 			elog(ERROR, "could not delete a row of idem.%s", tables[i].name);
 		if (is_held)
 			idem_unfinished_add(-1);

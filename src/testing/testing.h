@@ -28,6 +28,8 @@ typedef struct IdemSum
 typedef struct IdemColumnChange
 {
 	NameData name;
+	Oid type; /* of a domain: its base type */
+	int32 typmod;
 	bool is_ignored; /* dropped, or not compared */
 	bool is_now;	 /* a row that was added has the time of the transaction in it */
 	IdemSum added;

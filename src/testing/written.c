@@ -6,12 +6,17 @@
  * table.  A mark holds these counts, and the file of each table.  What differs between the
  * mark before a run and the mark after it, the run has changed.  Partitions are tables of
  * their own here.  Changes of TOAST tables belong to the tables that they are of.
+ *
+ * Other sessions create, truncate and drop tables meanwhile.  That is no change of the run (V3):
+ * the row of pg_class tells who has created or truncated a table, and only the transaction that
+ * has dropped it holds the lock on it.
  */
 #include "postgres.h"
 
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
+#include "access/xact.h"
 #include "catalog/catalog.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_namespace.h"
@@ -28,6 +33,7 @@ typedef struct Mark
 	Oid relid;
 	Oid relfilenode;
 	bool is_catalog;
+	bool is_mine; /* this transaction has written the row of pg_class */
 	char *name;
 	int64 inserted;
 	int64 updated;
@@ -41,13 +47,15 @@ get_count(PGFunction function, Oid relid)
 }
 
 static void
-mark_table(HTAB *marks, Form_pg_class form)
+mark_table(HTAB *marks, HeapTuple tuple)
 {
+	Form_pg_class form = (Form_pg_class) GETSTRUCT(tuple);
 	bool found;
 	Mark *mark = hash_search(marks, &form->oid, HASH_ENTER, &found);
 
 	mark->relfilenode = form->relfilenode;
 	mark->is_catalog = form->relnamespace == PG_CATALOG_NAMESPACE;
+	mark->is_mine = TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data));
 	mark->name = quote_qualified_identifier(get_namespace_name_or_temp(form->relnamespace),
 											NameStr(form->relname));
 	mark->inserted = get_count(pg_stat_get_xact_tuples_inserted, form->oid);
@@ -72,7 +80,7 @@ idem_written_mark(void)
 
 		CHECK_FOR_INTERRUPTS();
 		if (form->relkind == RELKIND_RELATION || form->relkind == RELKIND_MATVIEW)
-			mark_table(marks, form);
+			mark_table(marks, tuple);
 	}
 	systable_endscan(scan);
 	table_close(classes, AccessShareLock);
@@ -82,12 +90,9 @@ idem_written_mark(void)
 static List *
 add_change(List *changes, IdemChangeKind kind, const Mark *before, const Mark *after)
 {
-	static const Mark none = {0};
 	const Mark *mark = after != NULL ? after : before;
 	IdemTableChange *change = palloc0_object(IdemTableChange);
 
-	if (before == NULL)
-		before = &none;
 	change->kind = mark->is_catalog ? IDEM_CHANGE_CATALOG : kind;
 	change->relid = mark->relid;
 	change->name = mark->name;
@@ -107,6 +112,16 @@ has_counted(const Mark *before, const Mark *after)
 		before->deleted != after->deleted;
 }
 
+/* Has this transaction dropped the table?  Then it holds the lock until its end. */
+static bool
+has_dropped(const Mark *mark)
+{
+	LOCKTAG tag;
+
+	SET_LOCKTAG_RELATION(tag, MyDatabaseId, mark->relid);
+	return idem_compat_holds_lock(&tag, AccessExclusiveLock);
+}
+
 static int
 compare_names(const ListCell *a, const ListCell *b)
 {
@@ -118,6 +133,7 @@ compare_names(const ListCell *a, const ListCell *b)
 List *
 idem_written_between(HTAB *before, HTAB *after)
 {
+	static const Mark none = {0};
 	List *changes = NIL;
 	HASH_SEQ_STATUS status;
 	Mark *mark;
@@ -125,11 +141,12 @@ idem_written_between(HTAB *before, HTAB *after)
 	hash_seq_init(&status, after);
 	while ((mark = hash_seq_search(&status)) != NULL)
 	{
-		Mark *old = hash_search(before, &mark->relid, HASH_FIND, NULL);
+		const Mark *found = hash_search(before, &mark->relid, HASH_FIND, NULL);
+		const Mark *old = found != NULL ? found : &none;
 
-		if (old == NULL)
-			changes = add_change(changes, IDEM_CHANGE_CREATED, NULL, mark);
-		else if (old->relfilenode != mark->relfilenode)
+		if (mark->is_mine && found == NULL)
+			changes = add_change(changes, IDEM_CHANGE_CREATED, old, mark);
+		else if (mark->is_mine && old->relfilenode != mark->relfilenode)
 			changes = add_change(changes, IDEM_CHANGE_REWRITTEN, old, mark);
 		else if (has_counted(old, mark))
 			changes = add_change(changes, IDEM_CHANGE_ROWS, old, mark);
@@ -137,7 +154,7 @@ idem_written_between(HTAB *before, HTAB *after)
 	hash_seq_init(&status, before);
 	while ((mark = hash_seq_search(&status)) != NULL)
 	{
-		if (hash_search(after, &mark->relid, HASH_FIND, NULL) == NULL)
+		if (hash_search(after, &mark->relid, HASH_FIND, NULL) == NULL && has_dropped(mark))
 			changes = add_change(changes, IDEM_CHANGE_DROPPED, mark, NULL);
 	}
 	list_sort(changes, compare_names);
