@@ -283,6 +283,16 @@ CREATE FUNCTION circular(payload jsonb) RETURNS jsonb LANGUAGE sql AS
 	$$ DELETE FROM children; INSERT INTO children VALUES (1);
 	   INSERT INTO parents VALUES (1) ON CONFLICT DO NOTHING; SELECT '1'::jsonb $$;
 SELECT * FROM verify('circular');
+-- what triggers write that are deferred until the commit is not compared: the second run defers one more, or none
+CREATE TABLE later (id int PRIMARY KEY, name text);
+CREATE CONSTRAINT TRIGGER audit AFTER INSERT OR UPDATE ON later DEFERRABLE INITIALLY DEFERRED
+	FOR EACH ROW EXECUTE FUNCTION audit();
+CREATE FUNCTION later(payload jsonb) RETURNS jsonb LANGUAGE sql AS
+	$$ INSERT INTO later VALUES (1, 'x') ON CONFLICT (id) DO UPDATE SET name = excluded.name; SELECT '1'::jsonb $$;
+SELECT * FROM verify('later');
+CREATE FUNCTION later_once(payload jsonb) RETURNS jsonb LANGUAGE sql AS
+	$$ INSERT INTO later VALUES (1, 'x') ON CONFLICT DO NOTHING; SELECT '1'::jsonb $$;
+SELECT * FROM verify('later_once');
 
 -- times: an interval later, without time zone, in another time zone, a date; a time of the payload is none
 CREATE TABLE times (id int PRIMARY KEY, a timestamptz, b timestamp, c time, d timetz, e date, f timestamptz, g text);

@@ -96,6 +96,7 @@ extern IdemTableChange *idem_written_find(List *changes, Oid relid);
 extern void idem_verdict_add(List **verdicts, const char *check, const char *verdict,
 							 const char *object, const char *detail);
 extern void idem_verdict_second_run(List **verdicts, List *changes);
+extern void idem_verdict_deferred(List **verdicts, List *first, List *both);
 extern void idem_verdict_interrupted(List **verdicts, List *alone, List *again, bool same_result);
 
 #endif /* IDEM_TESTING_H */

@@ -206,6 +206,27 @@ idem_verdict_second_run(List **verdicts, List *changes)
 	judge_catalogs(verdicts, changes);
 }
 
+/*
+ * The verdicts about tables that deferred triggers of the second run write (V3).  Both lists are
+ * what deferred triggers have written: those of the first run, and those of both runs together.
+ */
+void
+idem_verdict_deferred(List **verdicts, List *first, List *both)
+{
+	ListCell *lc;
+
+	foreach (lc, both)
+	{
+		const IdemTableChange *b = lfirst(lc);
+		const IdemTableChange *a = idem_written_find(first, b->relid);
+
+		if (a == NULL || a->kind != b->kind || a->inserted != b->inserted ||
+			a->updated != b->updated || a->deleted != b->deleted)
+			idem_verdict_add(verdicts, "second run", "warn", b->name,
+							 "Triggers that are deferred until the commit write this table. What they write was not compared.");
+	}
+}
+
 static bool
 has_nextval(Node *node, void *context)
 {

@@ -136,23 +136,39 @@ do_run(Verify *verify, Run *run, HTAB **marks)
 		compare_content(verify, run->changes, before_cid, GetCurrentCommandId(false));
 }
 
+/* What the triggers that are deferred until the commit have written */
+typedef struct Deferred
+{
+	HTAB *before;
+	List *changes; /* of IdemTableChange, without content */
+} Deferred;
+
 static void
 fire_deferred(void *arg)
 {
+	Deferred *deferred = arg;
 	ConstraintsSetStmt *all_immediate = makeNode(ConstraintsSetStmt);
 
 	AfterTriggerSetState(all_immediate);
+	deferred->changes = idem_written_between(deferred->before, idem_written_mark());
 }
 
 /*
  * Fire the triggers and check the constraints that are deferred until the commit.  Returns the
- * error of one of them, or NULL.  The subtransaction is rolled back at once: only then
- * the server restores the mode of the constraints, and the next run begins as the first one did.
+ * error of one of them, or NULL; then *changes is what they have written.  The subtransaction is
+ * rolled back at once: only then the server restores the mode of the constraints, and the next
+ * run begins as the first one did.  *marks are those of the run before, and become those of now:
+ * counters are not rolled back.
  */
 static ErrorData *
-check_deferred(void)
+check_deferred(HTAB **marks, List **changes)
 {
-	return idem_subxact_try(fire_deferred, NULL, false);
+	Deferred deferred = {.before = *marks};
+	ErrorData *error = idem_subxact_try(fire_deferred, &deferred, false);
+
+	*marks = idem_written_mark();
+	*changes = deferred.changes;
+	return error;
 }
 
 static void
@@ -167,10 +183,11 @@ run_alone(void *arg)
 {
 	Verify *verify = arg;
 	HTAB *marks = NULL;
+	List *deferred;
 
 	do_run(verify, &verify->alone, &marks);
 	if (verify->alone.error == NULL)
-		verify->alone.error = check_deferred();
+		verify->alone.error = check_deferred(&marks, &deferred);
 	if (verify->alone.error != NULL)
 		add_error(verify, "first run", verify->alone.error);
 	else
@@ -201,11 +218,13 @@ join_rewritten(List *changes, List *earlier)
 	}
 }
 
+/* deferred: what the triggers that the first run has deferred have written */
 static void
-judge_second_run(Verify *verify, Run *first, Run *second)
+judge_second_run(Verify *verify, Run *first, Run *second, HTAB *marks, List *deferred)
 {
 	bool same = are_equal(first->result, second->result);
-	ErrorData *error = check_deferred();
+	List *deferred_now;
+	ErrorData *error = check_deferred(&marks, &deferred_now);
 
 	idem_verdict_add(&verify->verdicts, "result", same ? "ok" : "fail", NULL,
 					 same ? "Both runs returned the same result." :
@@ -214,6 +233,8 @@ judge_second_run(Verify *verify, Run *first, Run *second)
 	idem_verdict_second_run(&verify->verdicts, second->changes);
 	if (error != NULL)
 		add_error(verify, "second run", error);
+	else
+		idem_verdict_deferred(&verify->verdicts, deferred, deferred_now);
 }
 
 /* A run after the interrupted one, and the second run after that; rolled back (V1) */
@@ -224,8 +245,11 @@ run_twice(void *arg)
 	Run first = {0};
 	Run second = {0};
 	HTAB *marks = NULL;
+	List *deferred;
 
 	do_run(verify, &first, &marks);
+	if (first.error == NULL)
+		first.error = check_deferred(&marks, &deferred);
 	if (first.error != NULL)
 	{
 		add_error(verify, "interrupted", first.error);
@@ -235,7 +259,7 @@ run_twice(void *arg)
 	if (second.error != NULL)
 		add_error(verify, "second run", second.error);
 	else
-		judge_second_run(verify, &first, &second);
+		judge_second_run(verify, &first, &second, marks, deferred);
 	idem_verdict_interrupted(&verify->verdicts, verify->alone.changes, first.changes,
 							 are_equal(verify->alone.result, first.result));
 }
