@@ -9,10 +9,11 @@ import traceback
 
 import http_scenarios
 import lease_scenarios
+import readme_scenarios
 import worker_scenarios
 from harness import Db, Program, Server
 
-MODULES = [http_scenarios, lease_scenarios, worker_scenarios]
+MODULES = [http_scenarios, lease_scenarios, worker_scenarios, readme_scenarios]
 
 
 class Language:
