@@ -41,7 +41,9 @@ async function packed(answer) {
 }
 
 function fingerprint(req) {
-  if (!req.rawBody && Number(req.headers['content-length'] ?? 0) > 0) throw new Error('use a body parser with keepBody')
+  if (!req.rawBody && Number(req.headers['content-length'] ?? 0) > 0) {
+    throw new Error(`no body parser with keepBody has read this body; its Content-Type is ${req.headers['content-type']}`)
+  }
   const sha256 = createHash('sha256').update(req.rawBody ?? '').digest('hex')
   return { method: req.method, path: req.originalUrl, sha256 }
 }
