@@ -19,6 +19,7 @@ OBJS = \
 	src/table/row.o \
 	src/table/leaf.o \
 	src/table/probe.o \
+	src/table/shard.o \
 	src/fn/fn.o \
 	src/fn/value.o \
 	src/fn/args.o \
@@ -74,6 +75,7 @@ OBJS = \
 	src/worker/cleanup.o \
 	src/admin/grant.o \
 	src/admin/members.o \
+	src/admin/shard.o \
 	src/idem.o
 # The install script, in this order: what a part uses comes before it.
 SQL_PARTS = \
@@ -84,6 +86,7 @@ SQL_PARTS = \
 	src/sql/jobs.sql \
 	src/sql/jobs_functions.sql \
 	src/sql/jobs_views.sql \
+	src/sql/shard.sql \
 	src/sql/stats.sql \
 	src/sql/testing.sql \
 	src/sql/admin.sql \
@@ -135,6 +138,7 @@ REGRESS = \
 	job_hash \
 	stats \
 	subscription \
+	shard \
 	doctor \
 	verify \
 	drain \
@@ -226,7 +230,8 @@ ISOLATION = \
 	job-number \
 	verify \
 	reset \
-	subscription
+	subscription \
+	shard-set
 ISOLATION_OPTS = \
 	--inputdir=$(srcdir)/test/isolation \
 	--temp-instance=tmp_check_iso \

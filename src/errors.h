@@ -18,6 +18,8 @@
 #define ERRCODE_IDEM_ALREADY_FINISHED MAKE_SQLSTATE('I', 'D', '0', '0', '4')
 /* there is a job with this key, and the caller asked for an error in that case (J1) */
 #define ERRCODE_IDEM_DUPLICATE_JOB MAKE_SQLSTATE('I', 'D', '0', '0', '5')
+/* the slot of the key or job belongs to another database (M2) */
+#define ERRCODE_IDEM_OTHER_SHARD MAKE_SQLSTATE('I', 'D', '0', '0', '6')
 /* the transaction has not finished the keys that it claimed (K14) */
 #define ERRCODE_IDEM_UNFINISHED MAKE_SQLSTATE('I', 'D', '0', '0', '7')
 

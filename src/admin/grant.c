@@ -38,7 +38,7 @@ typedef struct PrivilegeSet
 #define VIEW_FUNCTIONS                                                            \
 	"idem_clock", "idem_key_state", "idem_doctor", "idem_checks", "idem_version", \
 		"idem_stat_databases", "idem_stat_queues", "idem_stat_cleanup",           \
-		"idem_stat_worker"
+		"idem_stat_worker", "idem_slot"
 #define REPORT_FUNCTIONS                                                                  \
 	"idem_report", "idem_report_html", "idem_report_number", "idem_report_cells",         \
 		"idem_report_age", "idem_report_table", "idem_report_chart", "idem_report_style", \
@@ -61,10 +61,11 @@ static const char *const set_names[NSETS + 1] = {
 	[SET_APP] = "app", [SET_ADMIN] = "admin", [SET_MONITOR] = "monitor"};
 
 static const PrivilegeSet privilege_sets[NSETS] = {
-	[SET_APP] = {{APP_FUNCTIONS}, {NULL}},
+	[SET_APP] = {{APP_FUNCTIONS, "idem_slot"}, {NULL}},
 	[SET_ADMIN] = {{APP_FUNCTIONS, VIEW_FUNCTIONS, REPORT_FUNCTIONS, "idem_key_hash", "idem_forget", "idem_cleanup",
-					"idem_queue_set", "idem_queue_drop", "idem_pause", "idem_resume", "idem_stats_reset", "idem_reset"},
-				   {MONITOR_RELATIONS, "key_status", "lease_status", "job_status", "queues"}},
+					"idem_queue_set", "idem_queue_drop", "idem_pause", "idem_resume", "idem_stats_reset", "idem_reset",
+					"idem_shard_set"},
+				   {MONITOR_RELATIONS, "key_status", "lease_status", "job_status", "queues", "shard"}},
 	[SET_MONITOR] = {{VIEW_FUNCTIONS, REPORT_FUNCTIONS}, {MONITOR_RELATIONS}},
 };
 

@@ -201,7 +201,7 @@ finish_batch(Bulk *bulk)
 	for (int i = 0; i < n; i++)
 		ords[i] = bulk->batch->rows[i].ord;
 	if (!idem_write_other_entries(bulk->batch, IDEM_JOBS_KEY_HASH, bulk->ord))
-		idem_dedup_refuse_number();
+		idem_jobtable_refuse_number();
 	for (int i = 0; i < n; i++)
 	{
 		idem_change_note_new(enqueue, bulk->news[ords[i]].job_id);

@@ -80,17 +80,6 @@ idem_dedup_outcome_name(IdemOutcome outcome)
 	pg_unreachable();
 }
 
-/* Raise the error for a new job whose number a live job already has */
-void
-idem_dedup_refuse_number(void)
-{
-	ereport(ERROR,
-			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			errmsg("job number is already in use"),
-			errdetail("The sequence idem.jobs_job_id_seq is behind the jobs."),
-			errhint("Run the command that idem_doctor() returns in column \"fix\" for the check \"job numbers\"."));
-}
-
 /*
  * Fill the row of a new job.  takes_key: it holds its key, so the row has the hash, and with
  * until_expired the end of the ttl (J5).  after_job: the job that it follows, or 0.
@@ -130,10 +119,10 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, i
 	IdemNewJob numbered = *job;
 
 	if (numbered.job_id == 0)
-		numbered.job_id = idem_jobtable_next_id();
+		numbered.job_id = idem_jobtable_next_id(job->slot);
 	idem_dedup_fill_row(jobs, enqueue, &numbered, key_hash, takes_key, after_job);
 	if (!idem_write_insert(jobs))
-		idem_dedup_refuse_number();
+		idem_jobtable_refuse_number();
 	if (takes_key)
 		idem_jobrow_note_place(enqueue->queue.name, key_hash, &jobs->written->tts_tid);
 	answer->job_id = numbered.job_id;
@@ -500,12 +489,19 @@ StaticAssertDecl((int) IDEM_QUEUE_COUNTER_ENQUEUED == (int) IDEM_OUTCOME_ENQUEUE
 					 (int) IDEM_QUEUE_COUNTER_DONE == (int) IDEM_OUTCOME_DONE,
 				 "the counter of an outcome has the number of the outcome");
 
-/* Enqueue a job, or return the number of the job that has absorbed it */
+/*
+ * Enqueue a job, or return the number of the job that has absorbed it.  M2: a key of another
+ * shard raises an error; that of a job with a number was checked when it got the number.
+ */
 void
 idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
 				   IdemEnqueued *answer)
 {
-	enqueue_job(jobs, enqueue, job, answer);
+	IdemNewJob checked = *job;
+
+	if (checked.job_id == 0)
+		checked.slot = idem_shard_choose_slot(enqueue->scope, job->key);
+	enqueue_job(jobs, enqueue, &checked, answer);
 	idem_counters_add_queue(enqueue->queue.name, (IdemQueueCounter) answer->outcome);
 	if (answer->outcome != IDEM_OUTCOME_ENQUEUED)
 		idem_counters_log_duplicate("enqueue", idem_dedup_outcome_name(answer->outcome),

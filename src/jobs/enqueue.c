@@ -39,13 +39,15 @@ enum EnqueueArg
 	ARG_DELAY,
 	ARG_RUN_AT,
 	ARG_PRIORITY,
-	ARG_MAX_ATTEMPTS
+	ARG_MAX_ATTEMPTS,
+	ARG_SCOPE
 };
 
 IDEM_FUNCTION(idem_enqueue, RECORDOID, TEXTOID, JSONBOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID,
-			  INTERVALOID, BOOLOID, INTERVALOID, TIMESTAMPTZOID, INT4OID, INT4OID);
+			  INTERVALOID, BOOLOID, INTERVALOID, TIMESTAMPTZOID, INT4OID, INT4OID, TEXTOID);
 IDEM_FUNCTION(idem_enqueue_many, RECORDOID, TEXTOID, JSONBARRAYOID, TEXTARRAYOID, TEXTOID, TEXTOID,
-			  TEXTOID, INTERVALOID, BOOLOID, INTERVALOID, TIMESTAMPTZOID, INT4OID, INT4OID);
+			  TEXTOID, INTERVALOID, BOOLOID, INTERVALOID, TIMESTAMPTZOID, INT4OID, INT4OID,
+			  TEXTOID);
 
 pg_noreturn static void
 reject_combination(const char *arg, const char *detail, const char *hint)
@@ -139,6 +141,8 @@ get_enqueue(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 	get_time(fcinfo, enqueue);
 	enqueue->priority = PG_ARGISNULL(ARG_PRIORITY) ? 0 : PG_GETARG_INT32(ARG_PRIORITY);
 	enqueue->max_attempts = idem_args_max_attempts(fcinfo, ARG_MAX_ATTEMPTS);
+	/* only a map needs idem.scope */
+	enqueue->scope = PG_ARGISNULL(ARG_SCOPE) ? NULL : idem_args_scope(fcinfo, ARG_SCOPE);
 }
 
 static void
@@ -247,8 +251,10 @@ enqueue_jobs(const IdemEnqueue *enqueue, text **keys, const Datum *payloads, con
 		set_payload(&news[element.ord], payloads[element.ord], nulls[element.ord]);
 	}
 	element.ord = 0;
-	idem_jobtable_next_ids(news, n);
+	/* the lock on the table comes first: the numbers depend on the map (M4) */
 	idem_jobtable_open(&jobs, RowExclusiveLock);
+	idem_jobtable_next_ids(enqueue->scope, news, n, &element.ord);
+	element.ord = 0;
 	idem_bulk_enqueue(&jobs, enqueue, news, answers, n, &element.ord);
 	idem_table_close(&jobs);
 	error_context_stack = context.previous;

@@ -169,12 +169,14 @@ typedef struct IdemEnqueue
 	bool later; /* scheduled: it ignores its key unless include_scheduled is set (J8) */
 	int priority;
 	int max_attempts; /* 0: the setting of the queue */
+	text *scope;	  /* for the slots of the keys; NULL: idem.scope */
 } IdemEnqueue;
 
 /* One job to enqueue */
 typedef struct IdemNewJob
 {
 	int64 job_id; /* 0: take the next number of the sequence */
+	int slot;	  /* to be carried by the number, or IDEM_NO_SLOT */
 	text *key;	  /* NULL: none */
 	NullableDatum payload;
 } IdemNewJob;
@@ -352,13 +354,16 @@ extern void idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode);
 extern void idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode);
 extern void idem_jobtable_open_log(IdemTable *log, LOCKMODE lockmode);
 extern void idem_jobtable_lock_ids(void);
-extern int64 idem_jobtable_next_id(void);
-extern void idem_jobtable_next_ids(IdemNewJob *jobs, int n);
+pg_noreturn extern void idem_jobtable_refuse_number(void);
+extern int64 idem_jobtable_next_id(int slot);
+extern int64 idem_jobtable_last_value(void);
+extern void idem_jobtable_next_ids(const text *scope, IdemNewJob *jobs, int n, int *ord);
 extern void idem_jobtable_mark_cancel(IdemTable *jobs, int64 job_id);
 extern void idem_jobtable_unmark_cancel(IdemTable *jobs, int64 job_id);
 extern bool idem_jobtable_is_marked(IdemTable *jobs, int64 job_id);
 extern void idem_jobtable_wait_for_mark(IdemTable *jobs, int64 job_id);
 extern IdemLookup idem_jobtable_by_id(IdemTable *table, int64 job_id);
+extern IdemLookup idem_jobtable_by_number(IdemTable *table, int64 job_id);
 extern IdemLookup idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash);
 extern Relation idem_jobtable_key_index(IdemTable *jobs);
 extern Relation idem_jobtable_fetch_index(IdemTable *jobs);
@@ -460,7 +465,6 @@ extern void idem_keyscan(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keye
 
 /* dedup.c */
 extern const char *idem_dedup_outcome_name(IdemOutcome outcome);
-pg_noreturn extern void idem_dedup_refuse_number(void);
 extern void idem_dedup_fill_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
 								int64 key_hash, bool takes_key, int64 after_job);
 extern bool idem_dedup_is_absent(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed);

@@ -21,7 +21,7 @@
 bool
 idem_jobstore_find(IdemTable *jobs, int64 job_id, IdemQueue *queue)
 {
-	IdemLookup lookup = idem_jobtable_by_id(jobs, job_id);
+	IdemLookup lookup = idem_jobtable_by_number(jobs, job_id);
 	IdemProbeResult probe;
 
 	idem_probe_existing(jobs, &lookup, &probe);
@@ -124,7 +124,7 @@ idem_jobstore_retry(IdemTable *jobs, int64 job_id)
 	bool removed = false;
 
 	idem_jobtable_open_log(&log, RowExclusiveLock);
-	lookup = idem_jobtable_by_id(&log, job_id);
+	lookup = idem_jobtable_by_number(&log, job_id);
 	do
 	{
 		IdemProbeResult probe;
@@ -151,7 +151,7 @@ idem_jobstore_retry(IdemTable *jobs, int64 job_id)
 static bool
 find_visible(IdemTable *table, int64 job_id, AttrNumber queue_attno, IdemQueue *queue)
 {
-	IdemLookup lookup = idem_jobtable_by_id(table, job_id);
+	IdemLookup lookup = idem_jobtable_by_number(table, job_id);
 	IndexScanDesc scan = idem_probe_begin(table, &lookup, GetActiveSnapshot());
 	bool found = index_getnext_slot(scan, ForwardScanDirection, table->found);
 

@@ -5,15 +5,21 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
+#include "access/relation.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_type.h"
 #include "commands/sequence.h"
 #include "miscadmin.h"
+#include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/lsyscache.h"
 
 #include "jobs/jobs.h"
+
+/* How many values of the sequence a session may have cached */
+#define MAX_CACHED_VALUES 10000
 
 static const Oid jobs_types[IDEM_JOBS_NATTS] = {
 	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID,
@@ -102,22 +108,83 @@ idem_jobtable_lock_ids(void)
 	LockRelationOid(get_sequence(), RowExclusiveLock);
 }
 
-int64
-idem_jobtable_next_id(void)
+/* Raise the error for a new job whose number a live job already has */
+void
+idem_jobtable_refuse_number(void)
 {
-	return nextval_internal(get_sequence(), false);
+	ereport(ERROR,
+			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("job number is already in use"),
+			errdetail("The sequence idem.jobs_job_id_seq is behind the jobs."),
+			errhint("Run the command that idem_doctor() returns in column \"fix\" for the check \"job numbers\"."));
 }
 
-/* Number new jobs in the order of the array */
+/*
+ * The next number, which carries the slot if there is or was a map (M6).  A session may have
+ * cached values of the sequence from before the map (CACHE): skip them.  If there are many of
+ * them, the sequence was set back.
+ */
+static int64
+take_number(Oid sequence, int slot)
+{
+	int64 last_plain = idem_shard_last_plain();
+	int64 value;
+
+	for (int i = 0; i < MAX_CACHED_VALUES; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		value = nextval_internal(sequence, false);
+		if (likely(value > last_plain))
+			return idem_shard_number(value, slot);
+	}
+	idem_jobtable_refuse_number();
+}
+
+int64
+idem_jobtable_next_id(int slot)
+{
+	return take_number(get_sequence(), slot);
+}
+
+/*
+ * The last value that any session has taken from the sequence or has in its cache (M6); 0 if
+ * there is none.  The caller has locked idem.jobs, so no session takes one meanwhile.
+ */
+int64
+idem_jobtable_last_value(void)
+{
+	Relation sequence = relation_open(get_sequence(), RowExclusiveLock);
+	Buffer buffer = ReadBuffer(sequence, 0);
+	HeapTupleData tuple;
+	ItemId item;
+	Form_pg_sequence_data data;
+	int64 value;
+
+	LockBuffer(buffer, BUFFER_LOCK_SHARE);
+	item = PageGetItemId(BufferGetPage(buffer), FirstOffsetNumber);
+	tuple.t_data = (HeapTupleHeader) PageGetItem(BufferGetPage(buffer), item);
+	data = (Form_pg_sequence_data) GETSTRUCT(&tuple);
+	value = data->is_called ? data->last_value : data->last_value - 1;
+	UnlockReleaseBuffer(buffer);
+	relation_close(sequence, NoLock);
+	return value;
+}
+
+/*
+ * Number new jobs in the order of the array; *ord is the position of the current one, for the
+ * error context.  M2: a key of another shard raises an error.
+ */
 void
-idem_jobtable_next_ids(IdemNewJob *jobs, int n)
+idem_jobtable_next_ids(const text *scope, IdemNewJob *jobs, int n, int *ord)
 {
 	Oid sequence = get_sequence();
 
-	for (int i = 0; i < n; i++)
+	for (*ord = 0; *ord < n; (*ord)++)
 	{
-		CHECK_FOR_INTERRUPTS();
-		jobs[i].job_id = nextval_internal(sequence, false);
+		IdemNewJob *job = &jobs[*ord];
+
+		job->slot = idem_shard_choose_slot(scope, job->key);
+		job->job_id = take_number(sequence, job->slot);
 	}
 }
 
@@ -182,6 +249,17 @@ idem_jobtable_by_id(IdemTable *table, int64 job_id)
 		.index = table->pkey, .value = Int64GetDatum(job_id), .equal = F_INT8EQ};
 
 	return lookup;
+}
+
+/*
+ * The same for a number that the caller has given.  M2: a job of another shard raises an error,
+ * so that a wrong shard is told from an old token.
+ */
+IdemLookup
+idem_jobtable_by_number(IdemTable *table, int64 job_id)
+{
+	idem_shard_check_job(job_id);
+	return idem_jobtable_by_id(table, job_id);
 }
 
 /* Lookup by the hash of the key in idem.jobs or idem.job_keys; index: one on that column */

@@ -24,13 +24,15 @@ idem_keyhint_set(ItemPointerData tid)
 
 /*
  * Look for the row of this key at the remembered place.  If this returns true, the
- * row is the row found.  If not, the place is forgotten.
+ * row is the row found.  If not, the place is forgotten.  M2: a key of another shard raises
+ * an error; its slot may have gone since the claim.
  */
 bool
 idem_keyhint_find(IdemTable *table, const IdemKey *key, IdemProbeResult *probe)
 {
 	SnapshotData dirty;
 
+	idem_shard_check_key(key->scope, key->key);
 	InitDirtySnapshot(dirty);
 	memset(probe, 0, sizeof(*probe));
 	if (ItemPointerIsValid(&last_claim) &&

@@ -65,6 +65,7 @@ matches_key(IdemTable *table, IdemLookup *lookup)
 	return false;
 }
 
+/* Look up a key of this database; M2: a key of another shard raises an error */
 IdemLookup
 idem_keytable_lookup(IdemTable *table, const IdemKey *key)
 {
@@ -74,6 +75,7 @@ idem_keytable_lookup(IdemTable *table, const IdemKey *key)
 						 .matches = matches_key,
 						 .key = key};
 
+	idem_shard_check_key(key->scope, key->key);
 	return lookup;
 }
 

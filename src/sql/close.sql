@@ -45,6 +45,7 @@ GRANT EXECUTE ON FUNCTION
 	pg_catalog.idem_doctor,
 	pg_catalog.idem_clock,
 	pg_catalog.idem_key_state,
+	pg_catalog.idem_slot,
 	pg_catalog.idem_report,
 	pg_catalog.idem_report_html,
 	pg_catalog.idem_report_number,

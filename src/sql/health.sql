@@ -324,14 +324,21 @@ COMMENT ON COLUMN idem.checks_work.fix IS 'command that repairs or shows the pro
 CREATE VIEW idem.checks_replication AS
 WITH n AS MATERIALIZED (
 	SELECT m.highest,
+		   v.used,
+		   m.jobs_from IS NOT NULL AS has_slots,
 		   s.last_value AS at,
-		   COALESCE(m.highest > s.last_value OR (m.highest = s.last_value AND NOT s.is_called), false) AS behind
+		   COALESCE(v.used > s.last_value OR (v.used = s.last_value AND NOT s.is_called), false) AS behind
 	  FROM idem.jobs_job_id_seq AS s
 	 CROSS JOIN (
-			SELECT GREATEST((SELECT max(j.job_id) FROM idem.jobs AS j),
+			SELECT (SELECT p.jobs_from FROM idem.shard AS p) AS jobs_from,
+				   GREATEST((SELECT max(j.job_id) FROM idem.jobs AS j),
 							(SELECT max(g.job_id) FROM idem.job_log AS g),
 							(SELECT max(k.job_id)
-							   FROM (SELECT k.job_id FROM idem.job_keys AS k ORDER BY k.expires_at DESC LIMIT 100) AS k)) AS highest) AS m),
+							   FROM (SELECT k.job_id FROM idem.job_keys AS k ORDER BY k.expires_at DESC LIMIT 100) AS k)) AS highest) AS m
+	 CROSS JOIN LATERAL (
+			/* the value of the sequence that the highest number was made from; with a map at least the last one from before it */
+			SELECT CASE WHEN m.jobs_from IS NULL THEN m.highest
+				   ELSE GREATEST(m.highest / 1024, m.jobs_from / 1024 - 1) END AS used) AS v),
 u AS (
 	SELECT string_agg(DISTINCT quote_ident(s.subname), ', ') AS names,
 		   string_agg(DISTINCT format('idem.%I', k.relname), ', ') AS tables,
@@ -340,7 +347,7 @@ u AS (
 	  FROM pg_subscription_rel AS x
 	  JOIN pg_subscription AS s ON s.oid = x.srsubid
 	  JOIN pg_class AS k ON k.oid = x.srrelid
-	 WHERE k.oid = ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log', 'idem.queues']::regclass[]))
+	 WHERE k.oid = ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log', 'idem.queues', 'idem.shard']::regclass[]))
 SELECT 16 AS ord,
 	   true AS writes,
 	   'job numbers' AS "check",
@@ -348,10 +355,12 @@ SELECT 16 AS ord,
 	   CASE WHEN NOT n.behind THEN 'ok' WHEN u.names IS NULL THEN 'fail' ELSE 'warn' END AS status,
 	   CASE
 	   WHEN n.behind
-	   THEN format('the sequence is at %s, and there is a job %s: new jobs get numbers that were given out before', n.at, n.highest)
+	   THEN CASE WHEN n.has_slots
+			THEN format('the sequence is at %s, and value %s was used: new jobs are refused or get numbers that were given out before', n.at, n.used)
+			ELSE format('the sequence is at %s, and there is a job %s: new jobs get numbers that were given out before', n.at, n.highest) END
 	   ELSE 'the sequence is past all jobs'
 	   END AS detail,
-	   CASE WHEN n.behind THEN format('SELECT pg_catalog.setval(''idem.jobs_job_id_seq'', %s);', n.highest) END AS fix
+	   CASE WHEN n.behind THEN format('SELECT pg_catalog.setval(''idem.jobs_job_id_seq'', %s);', n.used) END AS fix
   FROM n, u
 UNION ALL
 SELECT 17, true, 'subscription',
@@ -365,9 +374,12 @@ SELECT 17, true, 'subscription',
 	   CASE
 	   WHEN u.is_binary THEN format('ALTER SUBSCRIPTION %s SET (binary = false);', u.binary_name)
 	   WHEN u.names IS NOT NULL
-	   THEN 'SELECT pg_catalog.setval(''idem.jobs_job_id_seq'', 1000000 OPERATOR(pg_catalog.+) GREATEST((SELECT last_value FROM idem.jobs_job_id_seq), (SELECT pg_catalog.max(job_id) FROM idem.jobs), (SELECT pg_catalog.max(job_id) FROM idem.job_log), (SELECT pg_catalog.max(job_id) FROM idem.job_keys)));'
+	   THEN 'SELECT pg_catalog.setval(''idem.jobs_job_id_seq'', 1000000 OPERATOR(pg_catalog.+) GREATEST((SELECT last_value FROM idem.jobs_job_id_seq), '
+			|| CASE WHEN n.has_slots
+			   THEN 'GREATEST((SELECT jobs_from FROM idem.shard), (SELECT pg_catalog.max(job_id) FROM idem.jobs), (SELECT pg_catalog.max(job_id) FROM idem.job_log), (SELECT pg_catalog.max(job_id) FROM idem.job_keys)) OPERATOR(pg_catalog./) 1024));'
+			   ELSE '(SELECT pg_catalog.max(job_id) FROM idem.jobs), (SELECT pg_catalog.max(job_id) FROM idem.job_log), (SELECT pg_catalog.max(job_id) FROM idem.job_keys)));' END
 	   END
-  FROM u;
+  FROM n, u;
 COMMENT ON VIEW idem.checks_replication IS 'for idem.checks: job numbers, subscription';
 COMMENT ON COLUMN idem.checks_replication.ord IS 'place of the check among all checks';
 COMMENT ON COLUMN idem.checks_replication.writes IS 'whether the fix writes, so that a standby cannot run it';
@@ -442,6 +454,85 @@ COMMENT ON COLUMN idem.checks_catalog.status IS 'ok, warn or fail';
 COMMENT ON COLUMN idem.checks_catalog.detail IS 'what was found';
 COMMENT ON COLUMN idem.checks_catalog.fix IS 'command that repairs or shows the problem; null if there is none';
 
+/*
+ * "foreign rows" looks at the rows at both ends of an index only: rows that were left behind are
+ * among the first to expire, or among the last.
+ */
+CREATE VIEW idem.checks_shard AS
+WITH p AS (
+	SELECT p.*,
+		   (SELECT count(*) FROM unnest(p.slots) AS r, generate_series(lower(r), upper(r) - 1)) AS nslots,
+		   c.system_identifier AS here
+	  FROM idem.shard AS p
+	 CROSS JOIN pg_control_system() AS c),
+f AS (
+	SELECT (SELECT count(*)
+			  FROM ((SELECT k.key_hash, k.nth, k.scope
+					   FROM idem.keys AS k
+					  WHERE k.expires_at > (SELECT idem_clock())
+					  ORDER BY k.expires_at LIMIT 1000)
+					UNION
+					(SELECT k.key_hash, k.nth, k.scope
+					   FROM idem.keys AS k
+					  WHERE k.expires_at > (SELECT idem_clock())
+					  ORDER BY k.expires_at DESC LIMIT 1000)) AS k
+			 WHERE NOT p.slots @> CASE p.by WHEN 'key' THEN (k.key_hash & 1023)::integer ELSE idem_slot('x', k.scope) END) AS keys,
+		   (SELECT count(*)
+			  FROM ((SELECT j.job_id FROM idem.jobs AS j WHERE j.job_id >= p.jobs_from ORDER BY j.job_id LIMIT 1000)
+					UNION
+					(SELECT j.job_id FROM idem.jobs AS j WHERE j.job_id >= p.jobs_from ORDER BY j.job_id DESC LIMIT 1000)) AS j
+			 WHERE NOT p.slots @> (j.job_id & 1023)::integer) AS jobs
+	  FROM p
+	 WHERE p.slots IS NOT NULL)
+SELECT 20 AS ord,
+	   true AS writes,
+	   'shard map' AS "check",
+	   CASE
+	   WHEN o.has_citus AND p.slots IS NULL THEN 'fail'
+	   WHEN p.slots IS NOT NULL AND p.system_identifier <> p.here THEN 'warn'
+	   ELSE 'ok'
+	   END AS status,
+	   CASE
+	   WHEN o.has_citus AND p.slots IS NULL
+	   THEN 'Citus is installed, and there is no map: a function that reaches another node accepts the key a second time; a coordinator needs idem_shard_set(''{}'', by => ''scope''), each worker the slots of its shards; the fix shows whether keys were claimed here'
+	   WHEN p.slots IS NULL THEN 'no map: this database accepts every key'
+	   WHEN p.system_identifier <> p.here
+	   THEN 'the map was set on another server: after pg_upgrade the fix is right; after a restore or a copy the slots may have moved since, and another database may have them'
+	   WHEN p.nslots = 0 THEN 'a map without slots: this database refuses every key'
+	   ELSE format('%s of 1024 slots, by %s', p.nslots, p.by) || COALESCE(format(', shard %s', p.number), '')
+	   END AS detail,
+	   CASE
+	   WHEN o.has_citus AND p.slots IS NULL THEN 'SELECT (SELECT pg_catalog.count(*) FROM idem.keys) AS keys, (SELECT pg_catalog.count(*) FROM idem.jobs) AS jobs;'
+	   WHEN p.slots IS NOT NULL AND p.system_identifier <> p.here
+	   THEN 'SELECT pg_catalog.idem_shard_set(s.slots, s.by, s.number) FROM idem.shard AS s;'
+	   END AS fix
+  FROM (SELECT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'citus') AS has_citus) AS o
+  LEFT JOIN p ON true
+UNION ALL
+SELECT 21, false, 'foreign rows',
+	   CASE WHEN f.keys > 0 OR f.jobs > 0 THEN 'fail' ELSE 'ok' END,
+	   CASE
+	   WHEN f.keys > 0 OR f.jobs > 0
+	   THEN format('rows of slots that this database does not have: %s of at most 2000 keys and %s of at most 2000 jobs that were looked at; no function finds them', f.keys, f.jobs)
+	   WHEN f.keys IS NULL THEN 'no map'
+	   ELSE 'all rows that were looked at have slots of this database'
+	   END,
+	   CASE
+	   WHEN f.keys > 0
+	   THEN 'SELECT pg_catalog.idem_slot(k.key, k.scope) AS slot, pg_catalog.count(*) AS keys FROM idem.key_status AS k, idem.shard AS s WHERE NOT s.slots OPERATOR(pg_catalog.@>) pg_catalog.idem_slot(k.key, k.scope) GROUP BY 1 ORDER BY 1 LIMIT 20;'
+	   WHEN f.jobs > 0
+	   THEN 'SELECT j.job_id OPERATOR(pg_catalog.%) 1024 AS slot, pg_catalog.count(*) AS jobs FROM idem.job_status AS j, idem.shard AS s WHERE j.job_id OPERATOR(pg_catalog.>=) s.jobs_from AND NOT s.slots OPERATOR(pg_catalog.@>) (j.job_id OPERATOR(pg_catalog.%) 1024)::integer GROUP BY 1 ORDER BY 1 LIMIT 20;'
+	   END
+  FROM (SELECT 1) AS o
+  LEFT JOIN f ON true;
+COMMENT ON VIEW idem.checks_shard IS 'for idem.checks: shard map, foreign rows';
+COMMENT ON COLUMN idem.checks_shard.ord IS 'place of the check among all checks';
+COMMENT ON COLUMN idem.checks_shard.writes IS 'whether the fix writes, so that a standby cannot run it';
+COMMENT ON COLUMN idem.checks_shard."check" IS 'name of the check';
+COMMENT ON COLUMN idem.checks_shard.status IS 'ok, warn or fail';
+COMMENT ON COLUMN idem.checks_shard.detail IS 'what was found';
+COMMENT ON COLUMN idem.checks_shard.fix IS 'command that repairs or shows the problem; null if there is none';
+
 CREATE VIEW idem.checks AS
 SELECT h."check",
 	   h.status,
@@ -457,7 +548,9 @@ SELECT h."check",
 		UNION ALL
 		SELECT * FROM idem.checks_replication
 		UNION ALL
-		SELECT * FROM idem.checks_catalog) AS h
+		SELECT * FROM idem.checks_catalog
+		UNION ALL
+		SELECT * FROM idem.checks_shard) AS h
  ORDER BY h.ord;
 COMMENT ON VIEW idem.checks IS 'for idem.health: all checks except that of the version';
 COMMENT ON COLUMN idem.checks."check" IS 'name of the check';
@@ -473,7 +566,7 @@ COMMENT ON COLUMN idem.checks.fix IS 'command that repairs or shows the problem;
  */
 CREATE FUNCTION pg_catalog.idem_checks(version text)
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 19
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 21
 BEGIN ATOMIC
 	SELECT c."check", c.status, c.detail, c.fix FROM idem.checks AS c;
 END;
@@ -517,7 +610,7 @@ COMMENT ON COLUMN idem.health.fix IS 'command that repairs or shows the problem;
 
 CREATE FUNCTION pg_catalog.idem_doctor()
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 20
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 22
 BEGIN ATOMIC
 	SELECT h."check", h.status, h.detail, h.fix FROM idem.health AS h;
 END;

@@ -66,7 +66,8 @@ CREATE FUNCTION pg_catalog.idem_enqueue(
 	delay interval DEFAULT NULL,
 	run_at timestamp with time zone DEFAULT NULL,
 	priority integer DEFAULT NULL,
-	max_attempts integer DEFAULT NULL)
+	max_attempts integer DEFAULT NULL,
+	scope text DEFAULT NULL)
 RETURNS idem.enqueue_result
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_enqueue';
@@ -96,7 +97,8 @@ CREATE FUNCTION pg_catalog.idem_enqueue_many(
 	delay interval DEFAULT NULL,
 	run_at timestamp with time zone DEFAULT NULL,
 	priority integer DEFAULT NULL,
-	max_attempts integer DEFAULT NULL)
+	max_attempts integer DEFAULT NULL,
+	scope text DEFAULT NULL)
 RETURNS SETOF idem.enqueue_many_result
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
 AS 'MODULE_PATHNAME', 'idem_enqueue_many';

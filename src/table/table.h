@@ -163,6 +163,36 @@ typedef struct IdemLockers
 	TransactionId exclusive; /* another one; its lock conflicts with every other lock */
 } IdemLockers;
 
+/* Columns of idem.shard */
+enum IdemShardColumn
+{
+	IDEM_SHARD_ID = 1,
+	IDEM_SHARD_JOBS_FROM,
+	IDEM_SHARD_SYSTEM_IDENTIFIER,
+	IDEM_SHARD_BY,
+	IDEM_SHARD_SLOTS,
+	IDEM_SHARD_NUMBER,
+	IDEM_SHARD_NATTS = IDEM_SHARD_NUMBER
+};
+
+#define IDEM_SHARD_ROW 1 /* id of the one row */
+
+#define IDEM_SLOTS	 1024
+#define IDEM_NO_SLOT (-1)
+
+/* The map of slots; see shard.c */
+typedef struct IdemShard
+{
+	bool exists;	 /* there is a row in idem.shard: numbers of new jobs carry slots */
+	bool is_mapped;	 /* there is a map; else every slot belongs to this database */
+	bool by_scope;	 /* the slot depends on the scope alone */
+	int number;		 /* of the shard; -1: none given */
+	int64 jobs_from; /* the first number that carries a slot */
+	int nslots;		 /* number of slots of the map */
+	int16 slots[IDEM_SLOTS];
+	bool has[IDEM_SLOTS];
+} IdemShard;
+
 /* subscription.c */
 extern bool idem_subscription_writes(Oid relid);
 extern void idem_subscription_refuse(const IdemTableDef *def, Oid relid);
@@ -236,6 +266,21 @@ extern void idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbeResult *re
 extern void idem_probe_latest(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result);
 extern void idem_probe_existing(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result);
 extern void idem_probe_wait(IdemTable *table, TransactionId xid);
+
+/* shard.c */
+extern void idem_shard_open(IdemTable *table, LOCKMODE lockmode);
+extern bool idem_shard_find(IdemTable *table);
+extern void idem_shard_set_slots(IdemShard *shard, Datum slots);
+extern void idem_shard_read(IdemTable *table, IdemShard *shard);
+extern const IdemShard *idem_shard_get(void);
+extern int idem_shard_slot(const IdemShard *shard, const text *scope, const text *key);
+extern void idem_shard_check_key(const text *scope, const text *key);
+extern int idem_shard_slot_of_job(const IdemShard *shard, int64 job_id);
+extern bool idem_shard_has_job(const IdemShard *shard, int64 job_id);
+extern void idem_shard_check_job(int64 job_id);
+extern int idem_shard_choose_slot(const text *scope, const text *key);
+extern int64 idem_shard_last_plain(void);
+extern int64 idem_shard_number(int64 value, int slot);
 
 /*
  * Columns of the row found.  slot_getattr() returns null for columns after the

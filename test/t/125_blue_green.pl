@@ -211,7 +211,7 @@ my $before = on_subscriber($everything);
 is(doctor('subscription', node => $subscriber), 'warn', 'H1: the doctor reports the subscription');
 like(
 	doctor('subscription', columns => 'detail', node => $subscriber),
-	qr/^idem\.job_keys, idem\.job_log, idem\.jobs, idem\.keys, idem\.queues: written by subscription sub,.*roles.*stop writes.*DROP SUBSCRIPTION, reload$/,
+	qr/^idem\.job_keys, idem\.job_log, idem\.jobs, idem\.keys, idem\.queues, idem\.shard: written by subscription sub,.*roles.*stop writes.*DROP SUBSCRIPTION, reload$/,
 	'H1: and says what to do at the cutover');
 cleanup_round($subscriber, 'postgres');
 phase_ok('subscribed', 'W1: the worker shows that it skips tables');

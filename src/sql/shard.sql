@@ -1,0 +1,47 @@
+/* src/sql/shard.sql: the map of slots */
+
+/*
+ * One row at most: which keys and jobs belong to this database.  The row stays when the map is
+ * removed, because job numbers carry slots from the first map on.
+ */
+CREATE TABLE idem.shard (
+	id smallint NOT NULL,
+	jobs_from bigint NOT NULL,
+	system_identifier bigint NOT NULL,
+	by text COLLATE "C" NOT NULL,
+	slots int4multirange,
+	number integer,
+	CONSTRAINT shard_pkey PRIMARY KEY (id)
+) USING heap;
+
+COMMENT ON TABLE idem.shard IS 'the map of slots, as idem_shard_set() stored it; no row: there was never a map';
+COMMENT ON COLUMN idem.shard.id IS '1: there is one row at most';
+COMMENT ON COLUMN idem.shard.jobs_from IS 'the first job number that carries a slot, in its low ten bits';
+COMMENT ON COLUMN idem.shard.system_identifier IS 'system identifier of the server on which idem_shard_set() was called';
+COMMENT ON COLUMN idem.shard.by IS 'what the slot of a key is computed from: key (scope and key) or scope';
+COMMENT ON COLUMN idem.shard.slots IS 'slots of this database, 0 to 1023; empty: none, the database is a router; null: no map, it accepts every key';
+COMMENT ON COLUMN idem.shard.number IS 'number of the shard, for error messages; null: none';
+COMMENT ON CONSTRAINT shard_pkey ON idem.shard IS 'finds the row';
+COMMENT ON INDEX idem.shard_pkey IS 'finds the row';
+
+SELECT pg_extension_config_dump('idem.shard', '');
+
+CREATE FUNCTION pg_catalog.idem_shard_set(
+	slots int4multirange,
+	by text DEFAULT 'key',
+	number integer DEFAULT NULL,
+	force boolean DEFAULT false)
+RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_shard_set';
+COMMENT ON FUNCTION pg_catalog.idem_shard_set IS
+	'for operators: set the slots of this database, which then refuses keys and jobs of other slots; waits for all transactions that hold keys or jobs';
+
+CREATE FUNCTION pg_catalog.idem_slot(
+	key text,
+	scope text DEFAULT NULL)
+RETURNS integer
+LANGUAGE C STABLE PARALLEL RESTRICTED
+AS 'MODULE_PATHNAME', 'idem_slot';
+COMMENT ON FUNCTION pg_catalog.idem_slot IS
+	'the slot of a key and its scope, 0 to 1023, by which a router finds the database of the key';

@@ -1,0 +1,275 @@
+/*
+ * shard.c
+ *		The map of slots: which keys and jobs belong to this database.
+ *
+ * The map is the one row of idem.shard.  This backend caches it until it receives an
+ * invalidation of the table.  admin/shard.c changes the map under locks on idem.keys and
+ * idem.jobs that conflict with those of every function that writes.  So a caller that has
+ * opened one of the two tables for writing goes by the map that counts until its transaction
+ * ends (M3, M4).
+ *
+ * Without a row there is no map, and a caller pays for a comparison of two integers.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "catalog/pg_type.h"
+#include "common/int.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/multirangetypes.h"
+#include "utils/rangetypes.h"
+#include "utils/snapmgr.h"
+#include "utils/typcache.h"
+
+#include "table/table.h"
+
+static const Oid column_types[IDEM_SHARD_NATTS] = {
+	INT2OID, INT8OID, INT8OID, TEXTOID, INT4MULTIRANGEOID, INT4OID};
+
+static IdemTableCache shard_cache;
+
+static const IdemTableDef shard_def = {
+	.name = "shard",
+	.types = column_types,
+	.natts = IDEM_SHARD_NATTS,
+	.nullable = IDEM_COLUMNS_FROM(IDEM_SHARD_SLOTS),
+	.pkey = {IDEM_SHARD_ID},
+	.npkey = 1,
+	.pkey_hint = "Run ALTER TABLE idem.shard ADD CONSTRAINT shard_pkey PRIMARY KEY (id).",
+	.cache = &shard_cache};
+
+/* The map, as of this version of the table; see idem_shard_get() */
+static IdemShard current;
+static uint64 current_version = PG_UINT64_MAX;
+
+void
+idem_shard_open(IdemTable *table, LOCKMODE lockmode)
+{
+	idem_table_open(table, &shard_def, lockmode);
+}
+
+/*
+ * Find the row; false if there is none.  A catalog snapshot is taken now, whatever the
+ * snapshot of the transaction is, also in a parallel query.
+ */
+bool
+idem_shard_find(IdemTable *table)
+{
+	IdemLookup lookup = {
+		.index = table->pkey, .value = Int16GetDatum(IDEM_SHARD_ROW), .equal = F_INT2EQ};
+	Snapshot snapshot = RegisterSnapshot(GetCatalogSnapshot(RelationGetRelid(table->heap)));
+	IndexScanDesc scan = idem_probe_begin(table, &lookup, snapshot);
+	bool found = index_getnext_slot(scan, ForwardScanDirection, table->found);
+
+	index_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	return found;
+}
+
+static void
+add_range(IdemShard *shard, TypeCacheEntry *type, RangeType *range)
+{
+	RangeBound lower;
+	RangeBound upper;
+	bool empty;
+
+	range_deserialize(type, range, &lower, &upper, &empty);
+	if (lower.infinite || upper.infinite || DatumGetInt32(lower.val) < 0 ||
+		DatumGetInt32(upper.val) > IDEM_SLOTS)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid value of \"%s\"", "slots"),
+				errdetail("A slot is a number from 0 to %d.", IDEM_SLOTS - 1),
+				errhint("Pass ranges of slots such as '{[0,256)}', '{}' for a router, or NULL for no map."));
+	/* the upper bound of a range of integers is exclusive */
+	for (int slot = DatumGetInt32(lower.val); slot < DatumGetInt32(upper.val); slot++)
+	{
+		shard->has[slot] = true;
+		shard->slots[shard->nslots++] = slot;
+	}
+}
+
+/* Set the slots of a map, or raise an error if a bound is not a slot (M1) */
+void
+idem_shard_set_slots(IdemShard *shard, Datum slots)
+{
+	TypeCacheEntry *type = lookup_type_cache(INT4MULTIRANGEOID, TYPECACHE_MULTIRANGE_INFO);
+	RangeType **ranges;
+	int n;
+
+	multirange_deserialize(type->rngtype, DatumGetMultirangeTypeP(slots), &n, &ranges);
+	shard->is_mapped = true;
+	for (int i = 0; i < n; i++)
+		add_range(shard, type->rngtype, ranges[i]);
+}
+
+/* The map in the row found */
+void
+idem_shard_read(IdemTable *table, IdemShard *shard)
+{
+	NullableDatum slots = idem_row_datum(table, IDEM_SHARD_SLOTS);
+
+	memset(shard, 0, sizeof(*shard));
+	shard->exists = true;
+	shard->jobs_from = idem_row_int64(table, IDEM_SHARD_JOBS_FROM);
+	shard->by_scope = strcmp(text_to_cstring(idem_row_text(table, IDEM_SHARD_BY)), "scope") == 0;
+	shard->number =
+		idem_row_isnull(table, IDEM_SHARD_NUMBER) ? -1 : idem_row_int32(table, IDEM_SHARD_NUMBER);
+	if (!slots.isnull)
+		idem_shard_set_slots(shard, slots.value);
+}
+
+/*
+ * Read the map.  The version of the table is that after it was opened, before the snapshot:
+ * if an invalidation arrives later, the map is read again (M4).
+ */
+static void
+read_map(void)
+{
+	IdemShard shard = {.number = -1};
+	IdemTable table;
+	uint64 version;
+
+	idem_shard_open(&table, AccessShareLock);
+	version = shard_cache.version;
+	if (idem_shard_find(&table))
+		idem_shard_read(&table, &shard);
+	idem_table_close(&table);
+	current = shard;
+	current_version = version;
+}
+
+/*
+ * M4: the map that counts for a caller that has opened idem.keys or idem.jobs.  The server has
+ * processed the invalidations of other sessions when it granted the lock.
+ */
+const IdemShard *
+idem_shard_get(void)
+{
+	if (unlikely(current_version != shard_cache.version))
+		read_map();
+	return &current;
+}
+
+/* M1: the slot of a key, or of all keys of the scope */
+int
+idem_shard_slot(const IdemShard *shard, const text *scope, const text *key)
+{
+	if (shard->by_scope)
+		key = cstring_to_text("");
+	return (uint64) idem_hash_name(scope, key) % IDEM_SLOTS;
+}
+
+/* Raise the error for a slot that this database does not have (M2); it names no key */
+pg_noreturn static void
+refuse_slot(const IdemShard *shard, const char *message, int slot)
+{
+	ereport(ERROR,
+			errcode(ERRCODE_IDEM_OTHER_SHARD),
+			errmsg("%s", message),
+			shard->number >= 0 ? errdetail("Its slot is %d, which shard %d does not have.", slot, shard->number) :
+								 errdetail("Its slot is %d, which this database does not have.", slot),
+			errhint("Call the database that has the slot; idem_slot() computes it. If the slot has just moved, the map of the router is old."));
+}
+
+/* M2: raise an error if the key belongs to another shard */
+void
+idem_shard_check_key(const text *scope, const text *key)
+{
+	const IdemShard *shard = idem_shard_get();
+	int slot;
+
+	if (likely(!shard->is_mapped))
+		return;
+	slot = idem_shard_slot(shard, scope, key);
+	if (!shard->has[slot])
+		refuse_slot(shard, "idempotency key belongs to another shard", slot);
+}
+
+/* The slot in the number of a job, or IDEM_NO_SLOT for a number from before the map (M6) */
+int
+idem_shard_slot_of_job(const IdemShard *shard, int64 job_id)
+{
+	return shard->exists && job_id >= shard->jobs_from ? job_id % IDEM_SLOTS : IDEM_NO_SLOT;
+}
+
+/* Does the job belong to this database? */
+bool
+idem_shard_has_job(const IdemShard *shard, int64 job_id)
+{
+	int slot;
+
+	if (likely(!shard->is_mapped))
+		return true;
+	slot = idem_shard_slot_of_job(shard, job_id);
+	return slot == IDEM_NO_SLOT || shard->has[slot];
+}
+
+/* M2: raise an error if the job belongs to another shard */
+void
+idem_shard_check_job(int64 job_id)
+{
+	const IdemShard *shard = idem_shard_get();
+
+	if (unlikely(!idem_shard_has_job(shard, job_id)))
+		refuse_slot(shard, "job belongs to another shard", idem_shard_slot_of_job(shard, job_id));
+}
+
+/*
+ * The slot for the number of a new job: that of its key, or IDEM_NO_SLOT (M6).  Raises an
+ * error if another shard has the slot (M2).  scope NULL: idem.scope.
+ */
+int
+idem_shard_choose_slot(const text *scope, const text *key)
+{
+	const IdemShard *shard = idem_shard_get();
+	int slot;
+
+	if (likely(!shard->exists))
+		return IDEM_NO_SLOT;
+	if (shard->is_mapped && shard->nslots == 0 && key == NULL)
+		ereport(ERROR,
+				errcode(ERRCODE_IDEM_OTHER_SHARD),
+				errmsg("job belongs to another shard"),
+				errdetail("A job without a key gets a slot of its database, and this database has none."),
+				errhint("Enqueue the job in a database that has slots."));
+	if (key == NULL)
+		return IDEM_NO_SLOT;
+	slot = idem_shard_slot(shard, scope != NULL ? scope : cstring_to_text(idem_guc_scope), key);
+	if (shard->is_mapped && !shard->has[slot])
+		refuse_slot(shard, "key of the job belongs to another shard", slot);
+	return slot;
+}
+
+/* The largest value of the sequence that was used before numbers carried slots */
+int64
+idem_shard_last_plain(void)
+{
+	const IdemShard *shard = idem_shard_get();
+
+	return shard->exists ? shard->jobs_from / IDEM_SLOTS - 1 : -1;
+}
+
+/*
+ * The number of a job from a value of the sequence (M6).  A job without a key gets a slot of
+ * this database; the slots take turns.
+ */
+int64
+idem_shard_number(int64 value, int slot)
+{
+	const IdemShard *shard = idem_shard_get();
+	int64 number;
+
+	if (likely(!shard->exists))
+		return value;
+	if (slot == IDEM_NO_SLOT)
+		slot = shard->is_mapped ? shard->slots[value % shard->nslots] : value % IDEM_SLOTS;
+	if (pg_mul_s64_overflow(value, IDEM_SLOTS, &number))
+		ereport(ERROR,
+				errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED),
+				errmsg("job numbers are used up"),
+				errdetail("The value of the sequence is multiplied by %d, because job numbers carry a slot.", IDEM_SLOTS),
+				errhint("Set the sequence idem.jobs_job_id_seq to a smaller value that is past all jobs."));
+	return number + slot;
+}
