@@ -143,7 +143,7 @@ new_database('fresh');
 my @fresh = members_of('fresh');
 
 my $timestamp = 'timestamp with time zone';
-my $enqueue = "text,text,text,interval,boolean,interval,$timestamp,integer,integer";
+my $enqueue = "text,text,text,interval,boolean,interval,$timestamp,integer,integer,text";
 is( join("\n", map { m{^(.*) / member / } ? $1 : () } @fresh),
 	join("\n",
 		'function idem_call(text,regproc,jsonb,interval,interval,text)',
