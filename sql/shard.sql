@@ -267,4 +267,13 @@ SELECT idem_shard_set('{}');
 SELECT status FROM idem_doctor() WHERE "check" = 'shard map';
 ROLLBACK;
 CALL anew();
+
+-- the planner expects little work, so that JIT does not set in with each call of the doctor
+DO $$
+DECLARE
+	plan json;
+BEGIN
+	EXECUTE 'EXPLAIN (FORMAT JSON) SELECT * FROM idem.checks_shard' INTO plan;
+	ASSERT (plan #>> '{0,Plan,Total Cost}')::float < 10000, plan #>> '{0,Plan,Total Cost}';
+END $$;
 DROP FUNCTION without(text, text), refuses(text);

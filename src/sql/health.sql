@@ -330,7 +330,7 @@ WITH n AS MATERIALIZED (
 		   COALESCE(v.used > s.last_value OR (v.used = s.last_value AND NOT s.is_called), false) AS behind
 	  FROM idem.jobs_job_id_seq AS s
 	 CROSS JOIN (
-			SELECT (SELECT p.jobs_from FROM idem.shard AS p) AS jobs_from,
+			SELECT (SELECT p.jobs_from FROM idem.shard AS p WHERE p.id = 1) AS jobs_from,
 				   GREATEST((SELECT max(j.job_id) FROM idem.jobs AS j),
 							(SELECT max(g.job_id) FROM idem.job_log AS g),
 							(SELECT max(k.job_id)
@@ -461,10 +461,12 @@ COMMENT ON COLUMN idem.checks_catalog.fix IS 'command that repairs or shows the 
 CREATE VIEW idem.checks_shard AS
 WITH p AS (
 	SELECT p.*,
-		   (SELECT count(*) FROM unnest(p.slots) AS r, generate_series(lower(r), upper(r) - 1)) AS nslots,
+		   (SELECT COALESCE(sum(upper(r) - lower(r)), 0) FROM unnest(p.slots) AS r) AS nslots,
 		   c.system_identifier AS here
 	  FROM idem.shard AS p
-	 CROSS JOIN pg_control_system() AS c),
+	 CROSS JOIN pg_control_system() AS c
+	 /* so that the planner expects one row, and JIT does not set in */
+	 WHERE p.id = 1),
 f AS (
 	SELECT (SELECT count(*)
 			  FROM ((SELECT k.key_hash, k.nth, k.scope
