@@ -496,7 +496,7 @@ SELECT 20 AS ord,
 	   END AS status,
 	   CASE
 	   WHEN o.has_citus AND p.slots IS NULL
-	   THEN 'Citus is installed, and there is no map: a function that reaches another node accepts the key a second time; a coordinator needs idem_shard_set(''{}'', by => ''scope''), each worker the slots of its shards; the fix shows whether keys were claimed here'
+	   THEN 'Citus is installed, and there is no map: a function that reaches another node accepts the key a second time; a coordinator needs pg_catalog.idem_shard_set(''{}'', by => ''scope''), each worker the slots of its shards; the fix shows whether keys were claimed here'
 	   WHEN p.slots IS NULL THEN 'no map: this database accepts every key'
 	   WHEN p.system_identifier <> p.here
 	   THEN 'the map was set on another server: after pg_upgrade the fix is right; after a restore or a copy the slots may have moved since, and another database may have them'

@@ -135,8 +135,9 @@ my $batches = $jobs / $batch;
 #
 
 # the first call of a session reads the map of slots, and locks its table
-enqueue_each('warm', 1);
+enqueue_each('cold', 1);
 $s->query('BEGIN');
+enqueue_each('warm', 1);
 enqueue_each('warm', 1);
 my $locks_of_one = $s->query($locks);
 is(enqueue_each('each', $jobs),
