@@ -268,6 +268,16 @@ SELECT status FROM idem_doctor() WHERE "check" = 'shard map';
 ROLLBACK;
 CALL anew();
 
+-- J14: a fetch remembers no jobs of another shard as jobs to skip, because their slot can come back
+SELECT idem_shard_set('{[0,1024)}', by => 'scope');
+SELECT count(*) FROM idem_enqueue_many('q', array_fill('1'::jsonb, ARRAY[2000]), ARRAY(SELECT i::text FROM generate_series(1, 2000) AS i), scope => 'tenant');
+SELECT idem_shard_set(without('any', 'tenant'), by => 'scope', force => true);
+SELECT count(*) FROM idem_fetch('q', lease => '1 min');
+SELECT count(*) FROM idem_fetch('q', lease => '1 min');
+SELECT idem_shard_set('{[0,1024)}', by => 'scope');
+SELECT count(*) FROM idem_fetch('q', batch => 10, lease => '1 min');
+CALL anew();
+
 -- the planner expects little work, so that JIT does not set in with each call of the doctor
 DO $$
 DECLARE
