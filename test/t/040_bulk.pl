@@ -70,6 +70,8 @@ sub stored
 # one call per key
 #
 
+# the first call of a session also reads the map of slots
+claim_each('first ', 1);
 $s->query('BEGIN');
 claim_each('warm ', 1);
 my $locks_of_one = $s->query($locks);
