@@ -8,8 +8,8 @@
  * their own here.  Changes of TOAST tables belong to the tables that they are of.
  *
  * Other sessions create, truncate and drop tables meanwhile.  That is no change of the run (V3):
- * the row of pg_class tells which transaction has created or truncated a table, and only the transaction that
- * has dropped it holds the lock on it.
+ * the row of pg_class tells which transaction has created or truncated a table, and only the
+ * transaction that has dropped it holds the lock on it.
  */
 #include "postgres.h"
 
