@@ -205,6 +205,10 @@ extern bool idem_shape_is_on_pkey(const IdemTableDef *def, Form_pg_index form);
 extern void idem_shape_check_index(IdemTable *table, Relation index);
 extern bool idem_shape_is_ordered_by(Relation index, const AttrNumber *columns, int ncolumns);
 
+/* citus.c */
+extern const char *idem_citus_kind(Oid relid);
+extern void idem_citus_refuse(const IdemTableDef *def, Oid relid);
+
 /* table.c */
 extern uint64 idem_table_version(const IdemTableDef *def);
 extern void idem_table_open(IdemTable *table, const IdemTableDef *def, LOCKMODE lockmode);
