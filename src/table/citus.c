@@ -1,6 +1,6 @@
 /*
  * citus.c
- *		Find out whether Citus has distributed a table of idem (M7).
+ *		Find out whether Citus has distributed a table of idem, and whether this is a worker (M7).
  *
  * Citus keeps the rows of such a table in shards, which are other tables, perhaps on other
  * nodes.  It redirects SQL commands to them, but idem accesses its tables below SQL.  So idem
@@ -27,15 +27,16 @@
 #define PARTMETHOD_NONE 'n'
 #define REPMODEL_2PC	't'
 
-/* Number of the column with this name; the versions of Citus do not have the same columns */
+/* Number of the column; the versions of Citus do not have the same columns */
 static AttrNumber
-find_column(TupleDesc desc, const char *name)
+find_column(TupleDesc desc, const char *name, Oid type)
 {
 	for (int i = 0; i < desc->natts; i++)
 	{
 		Form_pg_attribute column = TupleDescAttr(desc, i);
 
-		if (!column->attisdropped && strcmp(NameStr(column->attname), name) == 0)
+		if (!column->attisdropped && column->atttypid == type &&
+			strcmp(NameStr(column->attname), name) == 0)
 			return column->attnum;
 	}
 	return InvalidAttrNumber;
@@ -45,11 +46,11 @@ find_column(TupleDesc desc, const char *name)
 static char
 get_char(HeapTuple tuple, TupleDesc desc, const char *name)
 {
-	AttrNumber attno = find_column(desc, name);
+	AttrNumber attno = find_column(desc, name, CHAROID);
 	bool isnull = true;
 	Datum value = (Datum) 0;
 
-	if (AttributeNumberIsValid(attno) && TupleDescAttr(desc, attno - 1)->atttypid == CHAROID)
+	if (AttributeNumberIsValid(attno))
 		value = heap_getattr(tuple, attno, desc, &isnull);
 	return isnull ? 0 : DatumGetChar(value);
 }
@@ -69,14 +70,14 @@ static const char *
 find_kind(Relation catalog, Oid relid)
 {
 	TupleDesc desc = RelationGetDescr(catalog);
-	AttrNumber attno = find_column(desc, "logicalrelid");
+	AttrNumber attno = find_column(desc, "logicalrelid", REGCLASSOID);
 	const char *kind = NULL;
 	ScanKeyData key;
 	SysScanDesc scan;
 	HeapTuple tuple;
 
 	/* a version of Citus that we do not know: better an error than a second run */
-	if (!AttributeNumberIsValid(attno) || TupleDescAttr(desc, attno - 1)->atttypid != REGCLASSOID)
+	if (!AttributeNumberIsValid(attno))
 		return "table of unknown kind";
 	ScanKeyInit(&key, attno, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(relid));
 	scan = systable_beginscan(catalog, InvalidOid, false, NULL, 1, &key);
@@ -87,23 +88,56 @@ find_kind(Relation catalog, Oid relid)
 	return kind;
 }
 
+/* Open a table of Citus; NULL if there is none.  A table of that name elsewhere is not of Citus. */
+static Relation
+open_catalog(const char *name)
+{
+	Oid relid = get_relname_relid(name, PG_CATALOG_NAMESPACE);
+
+	if (likely(!OidIsValid(relid)) || get_rel_relkind(relid) != RELKIND_RELATION)
+		return NULL;
+	return try_table_open(relid, AccessShareLock);
+}
+
 /* What Citus has made of the table; NULL if nothing, or if there is no Citus in this database */
 const char *
 idem_citus_kind(Oid relid)
 {
-	Oid oid = get_relname_relid("pg_dist_partition", PG_CATALOG_NAMESPACE);
-	const char *kind = NULL;
-	Relation catalog;
+	Relation catalog = open_catalog("pg_dist_partition");
+	const char *kind;
 
-	if (likely(!OidIsValid(oid)))
-		return NULL;
-	catalog = try_table_open(oid, AccessShareLock);
 	if (catalog == NULL)
 		return NULL;
-	if (catalog->rd_rel->relkind == RELKIND_RELATION)
-		kind = find_kind(catalog, relid);
+	kind = find_kind(catalog, relid);
 	table_close(catalog, AccessShareLock);
 	return kind;
+}
+
+/* Is this database a worker of Citus?  The coordinator is group 0, as is a database alone. */
+bool
+idem_citus_is_worker(void)
+{
+	Relation catalog = open_catalog("pg_dist_local_group");
+	bool is_worker = false;
+	AttrNumber attno;
+	SysScanDesc scan;
+	HeapTuple tuple;
+
+	if (catalog == NULL)
+		return false;
+	attno = find_column(RelationGetDescr(catalog), "groupid", INT4OID);
+	scan = systable_beginscan(catalog, InvalidOid, false, NULL, 0, NULL);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple) && AttributeNumberIsValid(attno))
+	{
+		bool isnull;
+		Datum group = heap_getattr(tuple, attno, RelationGetDescr(catalog), &isnull);
+
+		is_worker = !isnull && DatumGetInt32(group) > 0;
+	}
+	systable_endscan(scan);
+	table_close(catalog, AccessShareLock);
+	return is_worker;
 }
 
 /* M7: raise an error if Citus has distributed the table */
