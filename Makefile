@@ -141,6 +141,7 @@ REGRESS = \
 	stats \
 	subscription \
 	shard \
+	citus \
 	doctor \
 	verify \
 	drain \
