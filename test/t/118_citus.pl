@@ -404,7 +404,7 @@ foreach my $way (
 }
 
 #
-# Tables that are distributed by tenant: a scope per shard of Citus.
+# Tables that are distributed by tenant: a scope per shard of Citus, and the tenant in the key.
 #
 
 on($coordinator, q{
@@ -415,10 +415,10 @@ on($coordinator, q{
 		shard text := 'shard ' || get_shard_id_for_distribution_column('orders', tenant);
 		c idem.claim_result;
 	BEGIN
-		SELECT * INTO c FROM idem_claim(id, scope => shard);
+		SELECT * INTO c FROM idem_claim(tenant || ':' || id, scope => shard);
 		IF c.claimed THEN
 			INSERT INTO orders VALUES (tenant, id);
-			PERFORM idem_finish(id, scope => shard);
+			PERFORM idem_finish(tenant || ':' || id, scope => shard);
 		END IF;
 		RETURN c.status;
 	END $$;
