@@ -139,6 +139,7 @@ REGRESS = \
 	stats \
 	subscription \
 	shard \
+	shard_move \
 	doctor \
 	verify \
 	drain \
@@ -231,7 +232,8 @@ ISOLATION = \
 	verify \
 	reset \
 	subscription \
-	shard-set
+	shard-set \
+	shard-move
 ISOLATION_OPTS = \
 	--inputdir=$(srcdir)/test/isolation \
 	--temp-instance=tmp_check_iso \
