@@ -96,6 +96,9 @@ SQL_PARTS = \
 	src/sql/report_views.sql \
 	src/sql/report.sql \
 	src/sql/close.sql
+# Programs for operators, installed beside psql.
+SCRIPTS = src/scripts/idem_move
+
 PGFILEDESC = "idem - idempotency keys inside the caller's own transaction"
 
 # Every suite brings up a private server, also in installcheck.
@@ -141,6 +144,7 @@ REGRESS = \
 	stats \
 	subscription \
 	shard \
+	shard_move \
 	citus \
 	doctor \
 	verify \
@@ -234,7 +238,8 @@ ISOLATION = \
 	verify \
 	reset \
 	subscription \
-	shard-set
+	shard-set \
+	shard-move
 ISOLATION_OPTS = \
 	--inputdir=$(srcdir)/test/isolation \
 	--temp-instance=tmp_check_iso \
@@ -328,7 +333,7 @@ list-%:
 
 CLANG_FORMAT ?= clang-format
 C_FILES = $(wildcard src/*.[ch] src/*/*.[ch])
-SHELL_SCRIPTS = .ci/run $(wildcard examples/*/start test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh)
+SHELL_SCRIPTS = .ci/run $(SCRIPTS) $(wildcard examples/*/start test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh)
 
 format:
 	$(CLANG_FORMAT) -i $(C_FILES)
