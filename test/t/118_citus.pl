@@ -264,19 +264,22 @@ sub operations
 	return map { [ $_, "$prefix $_" ] } @tenants;
 }
 
-# Give up the slots of the shard, copy its keys, take the slots.  By hand, in the order of M5.
+# Moves the keys and jobs of a shard, as the manual says.
 sub move_keys
 {
 	my ($from, $to, $moved) = @_;
 	my $slots = on($from, "SELECT range_agg(int4range(s, s + 1)) FROM generate_series(0, 1023) AS s
 							WHERE get_shard_id_for_distribution_column('payments', s) = $moved");
-	my $leaves = "WHERE '$slots'::int4multirange @> idem_slot('any', scope)";
 
-	on($from, "SELECT idem_shard_set(s.slots - '$slots', s.by, s.number, true) FROM idem.shard AS s");
-	my $rows = on($from, "COPY (SELECT * FROM idem.keys $leaves) TO STDOUT");
-	on($to, "BEGIN;\nCOPY idem.keys FROM STDIN;\n$rows\n\\.\n"
-		  . "SELECT idem_shard_set(s.slots + '$slots', s.by, s.number) FROM idem.shard AS s;\nCOMMIT");
-	on($from, "DELETE FROM idem.keys $leaves");
+	local $ENV{PATH} = $from->config_data('--bindir') . ":$ENV{PATH}";
+	$from->command_ok(
+		[
+			'idem_move',
+			'--from' => $from->connstr('postgres'),
+			'--to' => $to->connstr('postgres'),
+			'--slots' => $slots
+		],
+		'idem_move moves the keys of a shard');
 	return;
 }
 
