@@ -175,8 +175,8 @@ idem_table_row_slot(IdemTable *table, int natts)
 }
 
 /*
- * Refuse the table if it is not as expected; remember it if it is.  An invalidation that arrives
- * meanwhile may be about what was checked before it: then the next call checks again.
+ * Refuse the table if it is not as expected (M7 first); remember it if it is.  An invalidation
+ * that arrives meanwhile may be about what was checked before it: then the next call checks again.
  */
 static void
 check_table(const IdemTableDef *def, Relation heap, LOCKMODE lockmode)
