@@ -540,7 +540,7 @@ COMMENT ON COLUMN idem.checks_shard.fix IS 'command that repairs or shows the pr
 
 /*
  * M7.  This view reads only catalogs of the server: where Citus has distributed a table, its
- * planner refuses the other views.  Nobody can undistribute a table of an extension, so the fix
+ * planner refuses the other views.  Citus cannot undistribute a table of an extension, so the fix
  * does what Citus does when a table is dropped, and keeps the table.  Only the coordinator has
  * the trigger, and only there the fix writes.
  */

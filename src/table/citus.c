@@ -113,7 +113,7 @@ idem_citus_kind(Oid relid)
 	return kind;
 }
 
-/* Is this database a worker of Citus?  The coordinator is group 0, as is a database alone. */
+/* M7: is this database a worker of Citus?  The coordinator is group 0, as is a database alone. */
 bool
 idem_citus_is_worker(void)
 {
