@@ -329,15 +329,11 @@ is(pay($moving, "first $moving"), 'finished', 'back where the keys are');
 
 sub crash_in_commit
 {
-	my ($id, @slots) = @_;
-	my $key = "idem_claim('$id', scope => '$near[0]')";
-	my $session = session($w1);
+	my ($id, $on, $sql) = @_;
+	my $session = session($on);
 
 	on($w2, q{ALTER SYSTEM SET synchronous_standby_names = 'nobody'; SELECT pg_reload_conf()});
-	$session->query("BEGIN; SELECT $key; INSERT INTO payments VALUES "
-		  . join(', ', map { "($_, '$near[0]', '$id', 1)" } @slots)
-		  . "; SELECT idem_finish('$id', scope => '$near[0]')");
-	$session->send('COMMIT');
+	$session->send($sql);
 	$w2->poll_query_until('postgres', q{SELECT count(*) > 0 FROM pg_stat_activity
 										  WHERE wait_event = 'SyncRep' AND query ~ '^(COMMIT|PREPARE)'})
 	  or die 'the other node does not commit';
@@ -348,13 +344,46 @@ sub crash_in_commit
 	  or die 'the other node still waits';
 	$w1->start;
 	on($w1, 'SELECT recover_prepared_transactions()');
-	return rows($id) . ' ' . on($w1, "BEGIN; SELECT status FROM $key; ROLLBACK");
+	return rows($id) . ' ' . on($w1, "BEGIN; SELECT status FROM idem_claim('$id', scope => '$near[0]'); ROLLBACK");
 }
 
-is(crash_in_commit('other', slot_of($far[0])), '1 claimed',
+# A transaction on the worker, with a row of each of these slots.
+sub own_transaction
+{
+	my ($id, @slots) = @_;
+
+	return "BEGIN; SELECT idem_claim('$id', scope => '$near[0]'); INSERT INTO payments VALUES "
+	  . join(', ', map { "($_, '$near[0]', '$id', 1)" } @slots)
+	  . "; SELECT idem_finish('$id', scope => '$near[0]'); COMMIT";
+}
+
+is( crash_in_commit('other', $w1, own_transaction('other', slot_of($far[0]))),
+	'1 claimed',
 	'a row of another worker only: the row is there, the key is not, as the manual says');
-is(crash_in_commit('both nodes', slot_of($near[0]), slot_of($far[0])), '0 claimed',
+is( crash_in_commit('both nodes', $w1, own_transaction('both nodes', slot_of($near[0]), slot_of($far[0]))),
+	'0 claimed',
 	'rows of both: two-phase commit, and nothing is there');
+on($coordinator, q{
+	CREATE FUNCTION unforced(slot integer, tenant text, id text, other integer) RETURNS text LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM idem_claim(id, scope => tenant);
+		INSERT INTO payments VALUES (other, tenant, id, 1);
+		RETURN idem_finish(id, scope => tenant);
+	END $$;
+	SELECT create_distributed_function('unforced(integer, text, text, integer)', 'slot', colocate_with => 'payments')});
+is( crash_in_commit('unforced', $coordinator,
+		sprintf "SELECT unforced(%d, '%s', 'unforced', %d)", slot_of($near[0]), $near[0], slot_of($far[0])),
+	'1 claimed',
+	'without force_delegation: the row is there, the key is not, as the manual says');
+
+# A shard is split: the slots, and so the keys, stay where they are.
+
+is(pay($near[0], 'before the split'), 'claimed', 'before a split');
+my $whole = shard_of(slot_of($near[0]));
+on($coordinator, sprintf q{SELECT isolate_tenant_to_new_shard('payments', %d, shard_transfer_mode => 'block_writes')}, slot_of($near[0]));
+isnt(shard_of(slot_of($near[0])), $whole, 'the slot has a shard of its own');
+is(pay($near[0], 'before the split'), 'finished', 'the key is found');
+is(pay($near[0], 'after the split'), 'claimed', 'a new one is accepted');
 
 #
 # A table of idem is distributed: refused on all nodes, in open sessions and on a standby.
@@ -445,10 +474,16 @@ my ($of_t1, $at) = split /\|/, on($coordinator, q{SELECT p.shardid, p.groupid FR
 move_shard($of_t1, $at == $group[0] ? ($w1, $w2) : ($w2, $w1));
 is(sqlstate($coordinator, q{SELECT place('t1', 'a')}), 'ID006', 'the shard has moved without its keys: ID006');
 
-# The extension goes with the coordinator, unless Citus is told not to pass it on.
+# DROP EXTENSION on the coordinator reaches the workers, unless Citus is told not to pass it on.
 
+my $count = q{SELECT count(*) FROM idem.keys};
+
+cmp_ok(on($w1, $count), '>', 0, 'a worker has keys');
+on($coordinator, 'DROP EXTENSION idem; CREATE EXTENSION idem');
+is(on($w1, $count), '0', 'DROP EXTENSION on the coordinator drops them, without an error');
+on($w1, q{SELECT idem_shard_set(NULL); SELECT idem_claim('k')});
 on($coordinator, q{SET citus.enable_ddl_propagation = off; DROP EXTENSION idem; CREATE EXTENSION idem});
-cmp_ok(on($w1, 'SELECT count(*) FROM idem.keys'), '>', 0, 'without propagation the keys of a worker stay');
+is(on($w1, $count), '1', 'without propagation they stay');
 
 # Citus reports its errors with XX000.
 log_ok($_, except => qr/undistribute_table|an extension depends on it|server closed the connection|while executing command/)
