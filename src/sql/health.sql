@@ -26,7 +26,7 @@ SELECT 1 AS ord,
 	   CASE
 	   WHEN w.preloaded THEN 'the library is in shared_preload_libraries'
 	   WHEN EXISTS (SELECT FROM idem.shard AS p WHERE p.slots IS NOT NULL)
-	   THEN 'this database has a map of slots, but the library is not in shared_preload_libraries: no background worker, so rows of slots that have moved away stay until idem_cleanup() is called, because no other function finds them; no statistics; a restart is needed after the fix'
+	   THEN 'this database has a map of slots, but the library is not in shared_preload_libraries: no background worker, so rows of slots that have moved away stay until pg_catalog.idem_cleanup() is called, because no other function finds them; no statistics; a restart is needed after the fix'
 	   ELSE 'the library is not in shared_preload_libraries: no background worker, no statistics; a restart is needed after the fix'
 	   END AS detail,
 	   CASE WHEN NOT w.preloaded THEN
