@@ -14,6 +14,7 @@ OBJS = \
 	src/version.o \
 	src/table/subscription.o \
 	src/table/shape.o \
+	src/table/citus.o \
 	src/table/table.o \
 	src/table/write.o \
 	src/table/row.o \
@@ -76,6 +77,7 @@ OBJS = \
 	src/admin/grant.o \
 	src/admin/members.o \
 	src/admin/shard.o \
+	src/admin/citus.o \
 	src/idem.o
 # The install script, in this order: what a part uses comes before it.
 SQL_PARTS = \
@@ -143,6 +145,7 @@ REGRESS = \
 	subscription \
 	shard \
 	shard_move \
+	citus \
 	doctor \
 	verify \
 	drain \
