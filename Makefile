@@ -6,6 +6,9 @@
 EXTENSION = idem
 MODULE_big = idem
 DATA_built = idem--0.5.0.sql
+# programs for operators, installed with those of the server
+SCRIPTS = \
+	src/scripts/idem_cutover
 OBJS = \
 	src/guc.o \
 	src/clock.o \
@@ -325,7 +328,7 @@ list-%:
 
 CLANG_FORMAT ?= clang-format
 C_FILES = $(wildcard src/*.[ch] src/*/*.[ch])
-SHELL_SCRIPTS = .ci/run $(wildcard examples/*/start test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh)
+SHELL_SCRIPTS = .ci/run $(wildcard examples/*/start test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh) $(SCRIPTS)
 
 format:
 	$(CLANG_FORMAT) -i $(C_FILES)
