@@ -112,7 +112,7 @@ sub persist
 		$client->{session}->lost if $client->{session};
 		$client->{session} = undef;
 		$client->{server} = 1 - $server;
-		usleep(20_000) if !$self->{split};
+		usleep(100_000) if !$self->{split};
 	}
 	return;
 }
