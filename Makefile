@@ -6,9 +6,6 @@
 EXTENSION = idem
 MODULE_big = idem
 DATA_built = idem--0.5.0.sql
-# programs for operators, installed with those of the server
-SCRIPTS = \
-	src/scripts/idem_cutover
 OBJS = \
 	src/guc.o \
 	src/clock.o \
@@ -97,6 +94,9 @@ SQL_PARTS = \
 	src/sql/report_views.sql \
 	src/sql/report.sql \
 	src/sql/close.sql
+# Programs for operators, installed beside psql.
+SCRIPTS = src/scripts/idem_cutover src/scripts/idem_move
+
 PGFILEDESC = "idem - idempotency keys inside the caller's own transaction"
 
 # Every suite brings up a private server, also in installcheck.
@@ -142,6 +142,7 @@ REGRESS = \
 	stats \
 	subscription \
 	shard \
+	shard_move \
 	doctor \
 	verify \
 	drain \
@@ -234,7 +235,8 @@ ISOLATION = \
 	verify \
 	reset \
 	subscription \
-	shard-set
+	shard-set \
+	shard-move
 ISOLATION_OPTS = \
 	--inputdir=$(srcdir)/test/isolation \
 	--temp-instance=tmp_check_iso \
@@ -328,7 +330,7 @@ list-%:
 
 CLANG_FORMAT ?= clang-format
 C_FILES = $(wildcard src/*.[ch] src/*/*.[ch])
-SHELL_SCRIPTS = .ci/run $(wildcard examples/*/start test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh) $(SCRIPTS)
+SHELL_SCRIPTS = .ci/run $(SCRIPTS) $(wildcard examples/*/start test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh)
 
 format:
 	$(CLANG_FORMAT) -i $(C_FILES)
