@@ -463,7 +463,10 @@ sub ledger_ok
 		'',
 		'J2: every change was followed by a job that has seen it');
 	is(scalar(keys %changes), ($self->lines_of('producer'))[0], 'and none was lost');
-	is(join(' ', $self->rows(q{SELECT job_id FROM idem.jobs WHERE queue = 'jobs'})), '', 'J2: no job is left');
+	is( join(' ', $self->rows(
+			q{SELECT job_id FROM idem.jobs WHERE queue = 'jobs'
+			  AND (job_id & 1023)::integer <@ COALESCE((SELECT slots FROM idem.shard), '{[0,1024)}')})),
+		'', 'J2: no job is left');
 	foreach my $what ('keys', 'jobs')
 	{
 		cmp_ok($by_server{$what}[$_] // 0, '>', 0, "$what have run on server $_") foreach 0, 1;
