@@ -227,11 +227,15 @@ class Client:
         self.ack('enqueue', QUEUE_OF_CHANGES, key, at)
 
     def work(self, queue, job, token, key):
+        at, = self.sql('SELECT here()')
+        # first the job: another worker that has it has it locked, and waits for the key next
+        self.sql('SELECT idem_complete(%s, %s, to_jsonb(%s::text))', job, token, at)
         if queue == QUEUE_OF_CHANGES:
+            # two jobs of a key may run at the same time, and must not meet in the rows
+            self.sql('SELECT pg_advisory_xact_lock(%s)', int(key))
             self.sql('UPDATE changes SET job_id = %s WHERE key = %s AND job_id IS NULL', job, key)
             key = '%s, job %s' % (key, job)
-        at, = self.sql('SELECT effect(%s, %s, %s)', queue, key, token)
-        self.sql('SELECT idem_complete(%s, %s, to_jsonb(%s::text))', job, token, at)
+        self.sql('SELECT effect(%s, %s, %s)', queue, key, token)
         self.commit()
         self.ack('run', queue, key, at, token)
 
