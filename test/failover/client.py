@@ -31,6 +31,7 @@ import psycopg2
 STALE = {'ID002', 'ID003', 'ID004'}
 QUEUE_OF_CHANGES = 'stream'
 PAUSE = 0.005
+THINK = 0.002
 
 
 class Client:
@@ -126,6 +127,7 @@ class Client:
     def run(self):
         while not self.is_stopped():
             self.act()
+            time.sleep(THINK)
 
     # -- keys ---------------------------------------------------------------
 

@@ -12,6 +12,8 @@
 # acknowledged commit, and that decides (test/failover/check.py): a commit before the fork of its
 # timeline must have its row on the last primary, a commit behind the fork must have none.
 #
+# At the end: a commit that gave up waiting for its standby is confirmed, and can be lost.
+#
 # IDEM_FAILOVER_ROUNDS: the rounds of failover, instead of those below: a list such as
 # "switchover crash two_primaries synchronous crash".
 
@@ -64,6 +66,8 @@ $primary->backup('backup');
 my $standby = PostgreSQL::Test::Cluster->new('two');
 $standby->init_from_backup($primary, 'backup', has_streaming => 1);
 $standby->start;
+
+my @nodes = ($primary, $standby);
 
 #
 # the clients
@@ -145,13 +149,14 @@ sub wait_for_acks
 	return;
 }
 
-# Returns once commits wait for a standby that does not answer.
+# Returns once that many commits wait for a standby that does not answer.
 sub wait_for_hanging_commits
 {
-	my ($node) = @_;
+	my ($node, $number) = @_;
 
+	$number //= 2;
 	$node->poll_query_until('postgres',
-		q{SELECT count(*) >= 2 FROM pg_stat_activity WHERE wait_event = 'SyncRep'})
+		qq{SELECT count(*) >= $number FROM pg_stat_activity WHERE wait_event = 'SyncRep'})
 	  or die 'no commit waits';
 	return;
 }
@@ -314,6 +319,28 @@ foreach my $failover (@failovers)
 unlike($out, qr/unexpected/, 'no client has seen an error that it did not expect');
 
 amcheck_ok($primary, 'after the last failover', 'idem.keys', 'idem.jobs', 'idem.job_keys');
-$_->stop foreach $primary, $standby;
-log_ok($_) foreach $primary, $standby;
+
+#
+# What synchronous replication does not promise: a commit whose wait was cancelled
+#
+
+my $first = session($primary);
+my $second = session($primary);
+
+stop_receiving($standby);
+$first->send(q{SELECT status FROM idem_claim('cancelled')});
+wait_for_hanging_commits($primary, 1);
+$second->send(q{SELECT status FROM idem_claim('cancelled')});
+wait_until_blocked($primary, $second);
+$primary->safe_psql('postgres', "SELECT pg_cancel_backend($first->{pid})");
+is($first->receive, 'claimed', 'the server confirms a commit whose wait was cancelled');
+like($first->{message}, qr/WARNING: +01000: canceling wait for synchronous replication/, 'with a WARNING');
+is($second->receive, 'finished', 'K4: and others see it, without a WARNING');
+kill_server($primary);
+$_->lost foreach $first, $second;
+$standby->promote;
+is($standby->safe_psql('postgres', q{SELECT count(*) FROM idem_get('cancelled')}),
+	'0', 'a failover loses it all the same');
+$standby->stop;
+log_ok($_) foreach @nodes;
 done_testing();
