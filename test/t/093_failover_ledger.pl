@@ -1,5 +1,6 @@
-# Failover under load, checked row by row: nothing is doubled, nothing is lost beyond what
-# replication itself loses, tokens only grow, and the background worker comes back.
+# Failover under load, checked row by row: nothing is doubled (K3), nothing is lost beyond what
+# replication itself loses (K1, K2, J7), tokens only grow (L2), and the background worker comes
+# back (W6).
 #
 # Eight clients (test/failover/client.py) claim keys, lease keys, enqueue jobs and work on them.
 # Each notes what the server has acknowledged, with its timeline and transaction id.  Meanwhile the

@@ -23,6 +23,9 @@ my ($pgpool) = grep { -x } map { "$_/pgpool" } split(/:/, $ENV{PATH}), '/usr/sbi
 plan skip_all => 'there is no pgpool' unless defined $pgpool;
 plan skip_all => 'needs Unix-domain sockets' unless $PostgreSQL::Test::Utils::use_unix_sockets;
 
+# pgpool-II 4.3 does not know the message by which a server refuses a newer protocol.
+local $ENV{PGMAXPROTOCOLVERSION} = '3.0';
+
 my $primary = new_node('primary', init => { allows_streaming => 1 });
 
 run(q{
@@ -97,10 +100,12 @@ sub start_pgpool
 
 	my $attempts = 10 * $PostgreSQL::Test::Utils::timeout_default;
 
-	while (through_pgpool('SELECT 1') ne '1')
+	until (PostgreSQL::Test::Utils::system_log(
+			$primary->installed_command('pg_isready'),
+			'--quiet', '--host' => $dir, '--port' => $port) == 0)
 	{
+		$pool->pump_nb if $pool->pumpable;
 		die "pgpool does not start: $pool_log" if $attempts-- <= 0 || !$pool->pumpable;
-		$pool->pump_nb;
 		usleep(100_000);
 	}
 	return;
