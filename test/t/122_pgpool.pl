@@ -4,7 +4,7 @@
 # for a write.  So by default calls of idem go where they have to.  That ends as soon as one of its
 # lists of functions is set, and idem is not in it: then a claim reaches the replica.  It gets 25006,
 # nothing happens, and the transaction is aborted on both servers.  Such a list, that of nextval and
-# the like, was the default until 4.1.  doc/part-replicas.md says what to set.
+# the like, was the default until 4.1.  doc/replicas.md says what to set.
 
 use strict;
 use warnings FATAL => 'all';
