@@ -97,7 +97,7 @@ SQL_PARTS = \
 	src/sql/report.sql \
 	src/sql/close.sql
 # Programs for operators, installed beside psql.
-SCRIPTS = src/scripts/idem_move
+SCRIPTS = src/scripts/idem_cutover src/scripts/idem_move
 
 PGFILEDESC = "idem - idempotency keys inside the caller's own transaction"
 

@@ -381,8 +381,45 @@ SELECT 17, true, 'subscription',
 			   THEN 'GREATEST((SELECT jobs_from FROM idem.shard), (SELECT pg_catalog.max(job_id) FROM idem.jobs), (SELECT pg_catalog.max(job_id) FROM idem.job_log), (SELECT pg_catalog.max(job_id) FROM idem.job_keys)) OPERATOR(pg_catalog./) 1024));'
 			   ELSE '(SELECT pg_catalog.max(job_id) FROM idem.jobs), (SELECT pg_catalog.max(job_id) FROM idem.job_log), (SELECT pg_catalog.max(job_id) FROM idem.job_keys)));' END
 	   END
-  FROM n, u;
-COMMENT ON VIEW idem.checks_replication IS 'for idem.checks: job numbers, subscription';
+  FROM n, u
+UNION ALL
+/* a row filter may use columns of the replica identity only, or every UPDATE of the table fails, as fetch and complete make them */
+SELECT 23, true, 'publication',
+	   CASE WHEN p.name IS NULL THEN 'ok' ELSE 'fail' END,
+	   COALESCE('publication ' || p.name || ' publishes ' || p.table_name || ' only in part: its ' || p.what,
+				'no publication has a row filter or column list that does not work'),
+	   'ALTER PUBLICATION ' || p.name || ' DROP TABLE ' || p.table_name || ';'
+  FROM (SELECT 1) AS o
+  LEFT JOIN (
+		SELECT quote_ident(b.pubname) AS name,
+			   format('idem.%I', k.relname) AS table_name,
+			   CASE
+			   WHEN r.prattrs IS NOT NULL THEN 'column list leaves out columns that the subscriber needs'
+			   ELSE 'row filter uses a column that is not in the replica identity, so functions that change rows fail (42P10)'
+			   END AS what
+		  FROM pg_publication_rel AS r
+		  JOIN pg_publication AS b ON b.oid = r.prpubid
+		  JOIN pg_class AS k ON k.oid = r.prrelid
+		 WHERE k.oid = ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log', 'idem.queues', 'idem.shard']::regclass[])
+		   AND (r.prattrs IS NOT NULL
+				OR (r.prqual IS NOT NULL AND (b.pubupdate OR b.pubdelete) AND k.relreplident <> 'f'
+					AND EXISTS (
+						SELECT
+						  FROM pg_depend AS d
+						 WHERE d.classid = 'pg_publication_rel'::regclass
+						   AND d.objid = r.oid
+						   AND d.refclassid = 'pg_class'::regclass
+						   AND d.refobjid = k.oid
+						   AND d.refobjsubid > 0
+						   AND NOT EXISTS (
+								SELECT
+								  FROM pg_index AS i
+								 WHERE i.indrelid = k.oid
+								   AND CASE k.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END
+								   AND d.refobjsubid = ANY (i.indkey)))))
+		 ORDER BY 1, 2
+		 LIMIT 1) AS p ON true;
+COMMENT ON VIEW idem.checks_replication IS 'for idem.checks: job numbers, subscription, publication';
 COMMENT ON COLUMN idem.checks_replication.ord IS 'place of the check among all checks';
 COMMENT ON COLUMN idem.checks_replication.writes IS 'whether the fix writes, so that a standby cannot run it';
 COMMENT ON COLUMN idem.checks_replication."check" IS 'name of the check';
@@ -622,7 +659,7 @@ COMMENT ON COLUMN idem.checks.fix IS 'command that repairs or shows the problem;
  */
 CREATE FUNCTION pg_catalog.idem_checks_local(distributed bigint)
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 22
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 23
 BEGIN ATOMIC
 	SELECT c."check", c.status, c.detail, c.fix FROM idem.checks AS c;
 END;
@@ -631,7 +668,7 @@ COMMENT ON FUNCTION pg_catalog.idem_checks_local IS
 
 CREATE FUNCTION pg_catalog.idem_checks(version text)
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 22
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 23
 BEGIN ATOMIC
 	WITH c AS MATERIALIZED (
 		SELECT c.* FROM idem.checks_citus AS c WHERE c.status = 'fail')
@@ -683,7 +720,7 @@ COMMENT ON COLUMN idem.health.fix IS 'command that repairs or shows the problem;
 
 CREATE FUNCTION pg_catalog.idem_doctor()
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 23
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 24
 BEGIN ATOMIC
 	SELECT h."check", h.status, h.detail, h.fix FROM idem.health AS h;
 END;
