@@ -131,7 +131,8 @@ class Run:
         self.args = args
         self.rng = random.Random('%s %s' % (seed, mode))
         directory = os.path.join(args.dir, mode)
-        self.cluster = Cluster(directory, args.bin, mode == 'sync', args.dcs, TIMINGS)
+        is_sync = mode == 'sync' and args.mistake != 'async'
+        self.cluster = Cluster(directory, args.bin, is_sync, args.dcs, TIMINGS)
         self.ledger = Ledger(os.path.join(args.dir, 'ledger-%s.jsonl' % mode))
         self.load = None
         self.kinds = {}
@@ -351,7 +352,7 @@ def main():
     parser.add_argument('--clients', type=int, default=8)
     parser.add_argument('--workers', type=int, default=3)
     parser.add_argument('--pace', type=float, default=0.1)
-    parser.add_argument('--mistake', choices=('', 'newkey'), default='')
+    parser.add_argument('--mistake', choices=('', 'newkey', 'async'), default='')
     args = parser.parse_args()
     runs = []
     passed = failed = 0
