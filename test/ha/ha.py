@@ -33,11 +33,12 @@ class Faults:
 
     NAMES = ('switchover', 'kill', 'frozen', 'machine', 'standby', 'etcd')
 
-    def __init__(self, cluster, ledger, load, rng):
+    def __init__(self, cluster, ledger, load, rng, split):
         self.cluster = cluster
         self.ledger = ledger
         self.load = load
         self.rng = rng
+        self.split = split
         self.note = ''
 
     def new_leader(self, old, seconds=60):
@@ -89,17 +90,19 @@ class Faults:
         send(agent, signal.SIGSTOP)
         try:
             new = self.new_leader(old)
+            self.cluster.wait('the end of recovery', 60, lambda: not self.is_standby(new))
             promoted = time.monotonic()
             self.load.redeliver(promoted - 3)
-            time.sleep(1 + self.rng.random() * 2)
+            time.sleep(self.split or 1 + self.rng.random() * 2)
         finally:
             send(agent, signal.SIGCONT)
-        self.cluster.wait('the old primary to step down', 60, lambda: self.has_stepped_down(old))
+        self.cluster.wait('the old primary to step down', 60, lambda: self.is_standby(old))
         both = [event for event in list(self.ledger.events)
                 if event.outcome == 'acked' and event.port == old_port and event.t0 > promoted and event.has_written()]
         self.note = ' (%s acknowledged %d commits after %s was promoted)' % (old, len(both), new)
 
-    def has_stepped_down(self, node):
+    def is_standby(self, node):
+        """Or it accepts no connection."""
         try:
             return self.cluster.query(node, 'SELECT pg_is_in_recovery()')[0][0]
         except psycopg2.Error:
@@ -117,7 +120,7 @@ class Faults:
         """Without etcd the primary has to step down."""
         self.cluster.kill_etcd()
         try:
-            self.cluster.wait('the primary to step down', 60, lambda: self.has_stepped_down(old))
+            self.cluster.wait('the primary to step down', 60, lambda: self.is_standby(old))
         finally:
             self.cluster.start_etcd()
         self.cluster.wait('a leader', 60, self.cluster.leader)
@@ -193,7 +196,7 @@ class Run:
         ledger.round = number
         self.kinds[number] = kind
         start = time.monotonic()
-        faults = Faults(cluster, ledger, self.load, self.rng)
+        faults = Faults(cluster, ledger, self.load, self.rng, self.args.split)
         faults.run(kind, old)
         self.load.redeliver(start - 3)
         new = cluster.wait('a commit on the new primary', 60, self.has_committed)
@@ -352,6 +355,7 @@ def main():
     parser.add_argument('--clients', type=int, default=8)
     parser.add_argument('--workers', type=int, default=3)
     parser.add_argument('--pace', type=float, default=0.1)
+    parser.add_argument('--split', type=float, default=0)
     parser.add_argument('--mistake', choices=('', 'newkey', 'async'), default='')
     args = parser.parse_args()
     runs = []
