@@ -47,11 +47,10 @@ class Result:
     def __init__(self):
         self.rules = []         # (name, violations: [(round, text)])
         self.counts = collections.defaultdict(collections.Counter)      # round: counter
+        self.unknown_found = 0  # commits without an answer whose rows are there
 
     def rule(self, name, violations):
         self.rules.append((name, list(violations)))
-
-        self.unknown_found = 0  # commits without an answer whose rows are there
 
     def failed(self):
         return [rule for rule in self.rules if rule[1]]

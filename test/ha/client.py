@@ -6,7 +6,9 @@ the operation with the same key.
 """
 
 import collections
+import os
 import random
+import struct
 import threading
 import time
 import traceback
@@ -36,6 +38,7 @@ SELECT idem_queue_set('ha', max_attempts => 1000000, backoff => '100 ms', backof
 
 LSN = 'SELECT pg_current_wal_insert_lsn() - %s' % "'0/0'"
 SHARED = 8              # keys whose leases are taken again and again
+LOSE = 0.01             # of all transactions lose the answer to COMMIT
 RECENT = 300            # operations of which duplicates come
 
 
@@ -165,6 +168,7 @@ class Client(threading.Thread):
                     connection = psycopg2.connect(
                         user='postgres', password=self.load.cluster.password, dbname='postgres',
                         target_session_attrs='read-write', connect_timeout=2, application_name=self.who,
+                        sslmode='disable', gssencmode='disable',
                         options='-c lock_timeout=4s -c statement_timeout=10s', **target)
                     connection.autocommit = True
                     with connection.cursor() as cursor:
@@ -196,6 +200,8 @@ class Client(threading.Thread):
                     cursor.execute(LSN)
                     event.lsn0 = int(cursor.fetchone()[0])
                     committing = True
+                    if self.random.random() < LOSE:
+                        self.lose_answer()
                     connection.commit()
         except psycopg2.Error as error:
             return self.ended(event, self.failed(committing, autocommit), error.pgcode)
@@ -210,6 +216,11 @@ class Client(threading.Thread):
         except psycopg2.Error:
             self.drop()
         return outcome
+
+    def lose_answer(self):
+        """Send COMMIT and leave: the server commits, and this client does not know."""
+        os.write(self.connection.fileno(), b'Q' + struct.pack('!I', 11) + b'COMMIT\0')
+        self.connection.close()
 
     def failed(self, committing, autocommit):
         """What became of a transaction that got an error."""
