@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# test/lib.sh: functions for test/run, test/demo/run, test/bench/run, test/soak/run
-# and test/report/run
+# test/lib.sh: functions for test/run, test/demo/run, test/bench/run, test/soak/run,
+# test/ha/run and test/report/run
 #
 # Everything happens in a new temporary directory: a copy of the source tree,
 # a private copy of the PostgreSQL installation, and servers that listen on
