@@ -141,6 +141,7 @@ REGRESS = \
 	stats \
 	subscription \
 	shard \
+	shard_move \
 	doctor \
 	verify \
 	drain \
@@ -233,7 +234,8 @@ ISOLATION = \
 	verify \
 	reset \
 	subscription \
-	shard-set
+	shard-set \
+	shard-move
 ISOLATION_OPTS = \
 	--inputdir=$(srcdir)/test/isolation \
 	--temp-instance=tmp_check_iso \

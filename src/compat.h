@@ -20,6 +20,7 @@
 #include "storage/shmem.h"
 #include "utils/acl.h"
 #include "utils/hsearch.h"
+#include "utils/rangetypes.h"
 #include "utils/rel.h"
 #include "utils/relcache.h"
 
@@ -104,6 +105,17 @@ idem_compat_primary_key(Relation rel)
 	return RelationGetPrimaryKeyIndex(rel, false);
 #else
 	return RelationGetPrimaryKeyIndex(rel);
+#endif
+}
+
+/* 16: an argument for errors that are not raised */
+static inline RangeType *
+idem_compat_make_range(TypeCacheEntry *type, RangeBound *lower, RangeBound *upper)
+{
+#if PG_VERSION_NUM >= 160000
+	return make_range(type, lower, upper, false, NULL);
+#else
+	return make_range(type, lower, upper, false);
 #endif
 }
 

@@ -1,10 +1,10 @@
 /*
  * shard.c
- *		SQL functions of shards: idem_shard_set, idem_slot.
+ *		SQL functions of shards: idem_shard_set, idem_shard_give, idem_shard_take, idem_slot.
  *
- * idem_shard_set() changes the map, which table/shard.c reads.  It locks idem.keys and
- * idem.jobs against every function that writes, until the transaction ends.  So it waits for
- * all transactions that hold keys or jobs, prepared ones included, and finds no uncommitted
+ * The first three change the map, which table/shard.c reads.  They lock idem.keys and
+ * idem.jobs against every function that writes, until the transaction ends.  So they wait for
+ * all transactions that hold keys or jobs, prepared ones included, and find no uncommitted
  * row of another transaction (M3).  Functions that only read do not wait.
  */
 #include "postgres.h"
@@ -17,19 +17,32 @@
 #include "utils/builtins.h"
 #include "utils/inval.h"
 #include "utils/memutils.h"
+#include "utils/multirangetypes.h"
 #include "utils/snapmgr.h"
+#include "utils/typcache.h"
 
 #include "jobs/jobs.h"
 #include "keys/keys.h"
 
 IDEM_FUNCTION(idem_shard_set, VOIDOID, INT4MULTIRANGEOID, TEXTOID, INT4OID, BOOLOID);
+IDEM_FUNCTION(idem_shard_give, INT8OID, INT4MULTIRANGEOID);
+IDEM_FUNCTION(idem_shard_take, VOIDOID, INT4MULTIRANGEOID, INT8OID);
 IDEM_FUNCTION(idem_slot, INT4OID, TEXTOID, TEXTOID);
 
-/* Slots that go away, and what is needed to find their rows */
+/* A change of the map: the tables that it has locked, and the map from before */
+typedef struct Change
+{
+	IdemTable keys;
+	IdemTable jobs;
+	IdemTable table;
+	IdemShard from;
+} Change;
+
+/* Slots whose rows must not stay behind, and what is needed to find these rows */
 typedef struct Leaving
 {
 	bool gone[IDEM_SLOTS];
-	int ngone;
+	bool is_move;		 /* the rows will be moved */
 	const IdemShard *to; /* the new map */
 	/* the map whose slots the numbers of jobs carry, or one that does not exist */
 	IdemShard numbered;
@@ -82,14 +95,15 @@ does_history_leave(IdemTable *log, const Leaving *leaving, int *slot)
 }
 
 pg_noreturn static void
-refuse_leaving(IdemTable *table, int slot)
+refuse_leaving(IdemTable *table, const Leaving *leaving, int slot)
 {
 	ereport(ERROR,
 			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			errmsg("slots that the map leaves out have rows"),
 			slot != IDEM_NO_SLOT ? errdetail("Table idem.%s has a row of slot %d that has not expired.", table->def->name, slot) :
 								   errdetail("Table idem.%s has the key of a job whose number carries no slot, so its slot is not known.", table->def->name),
-			errhint("Move the rows first, or wait until they have expired. With force => true they stay behind, where no function finds them."));
+			leaving->is_move ? errhint("Wait until the jobs with a key from before the map have ended, and their keys have expired.") :
+							   errhint("Move the rows first, or wait until they have expired. With force => true they stay behind, where no function finds them."));
 }
 
 /* M5: raise an error if a row of the table leaves.  Reads the table up to the first such row. */
@@ -107,7 +121,7 @@ check_table(IdemTable *table, const Leaving *leaving, LeavesFunction does_leave)
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (does_leave(table, leaving, &slot))
-			refuse_leaving(table, slot);
+			refuse_leaving(table, leaving, slot);
 		MemoryContextReset(context);
 	}
 	MemoryContextSwitchTo(oldcontext);
@@ -116,14 +130,34 @@ check_table(IdemTable *table, const Leaving *leaving, LeavesFunction does_leave)
 	UnregisterSnapshot(snapshot);
 }
 
+static void
+check_job_keys(const Leaving *leaving)
+{
+	IdemTable job_keys;
+
+	idem_jobtable_open_keys(&job_keys, AccessShareLock);
+	check_table(&job_keys, leaving, does_job_key_leave);
+	idem_table_close(&job_keys);
+}
+
+static void
+check_history(const Leaving *leaving)
+{
+	IdemTable log;
+
+	idem_jobtable_open_log(&log, AccessShareLock);
+	check_table(&log, leaving, does_history_leave);
+	idem_table_close(&log);
+}
+
 /* M5: raise an error if rows of the slots that go away would stay behind */
 static void
-check_rows(IdemTable *keys, IdemTable *jobs, const IdemShard *from, const IdemShard *to)
+check_rows(Change *change, const IdemShard *to)
 {
+	const IdemShard *from = &change->from;
 	Leaving leaving = {.to = to, .now = idem_clock_now()};
 	bool same_rule = from->by_scope == to->by_scope;
-	IdemTable job_keys;
-	IdemTable log;
+	int ngone = 0;
 
 	/* with another rule all rows have other slots */
 	for (int slot = 0; slot < IDEM_SLOTS; slot++)
@@ -131,20 +165,30 @@ check_rows(IdemTable *keys, IdemTable *jobs, const IdemShard *from, const IdemSh
 		bool had = !from->is_mapped || !same_rule || from->has[slot];
 
 		leaving.gone[slot] = had && to->is_mapped && !to->has[slot];
-		leaving.ngone += leaving.gone[slot];
+		ngone += leaving.gone[slot];
 	}
-	if (leaving.ngone == 0)
+	if (ngone == 0)
 		return;
 	if (same_rule)
 		leaving.numbered = *from;
-	check_table(keys, &leaving, does_key_leave);
-	check_table(jobs, &leaving, does_job_leave);
-	idem_jobtable_open_keys(&job_keys, AccessShareLock);
-	check_table(&job_keys, &leaving, does_job_key_leave);
-	idem_table_close(&job_keys);
-	idem_jobtable_open_log(&log, AccessShareLock);
-	check_table(&log, &leaving, does_history_leave);
-	idem_table_close(&log);
+	check_table(&change->keys, &leaving, does_key_leave);
+	check_table(&change->jobs, &leaving, does_job_leave);
+	check_job_keys(&leaving);
+	check_history(&leaving);
+}
+
+/*
+ * M8: raise an error if a job with a key may be one of a slot that is given up, although its
+ * number does not tell: it would stay behind, and duplicates of it would run elsewhere.
+ */
+static void
+check_unnumbered(Change *change, const IdemShard *to)
+{
+	Leaving leaving = {
+		.is_move = true, .to = to, .numbered = change->from, .now = idem_clock_now()};
+
+	check_table(&change->jobs, &leaving, does_job_leave);
+	check_job_keys(&leaving);
 }
 
 static int64
@@ -166,23 +210,59 @@ find_highest_number(IdemTable *table)
 StaticAssertDecl((int) IDEM_JOBS_JOB_ID == 1 && (int) IDEM_JOB_LOG_JOB_ID == 1,
 				 "find_highest_number() reads the first column");
 
-/*
- * M6: the first number that carries a slot by the new rule.  All numbers from before are
- * smaller, or the sequence is behind the jobs, which raises an error.
- */
-static int64
-begin_numbers(IdemTable *jobs)
+/* M6: raise an error if the sequence of job numbers has values before those in use */
+static void
+check_sequence(Change *change, int64 next)
 {
-	int64 from = (idem_jobtable_last_value() + 1) * IDEM_SLOTS;
 	IdemTable log;
 	int64 highest;
 
 	idem_jobtable_open_log(&log, AccessShareLock);
-	highest = Max(find_highest_number(jobs), find_highest_number(&log));
+	highest = Max(find_highest_number(&change->jobs), find_highest_number(&log));
 	idem_table_close(&log);
-	if (highest >= from)
+	if (highest >= next)
 		idem_jobtable_refuse_number();
-	return from;
+}
+
+/* M6: the first number that no job has yet, if numbers carry slots */
+static int64
+next_number(void)
+{
+	return (idem_jobtable_last_value() + 1) * IDEM_SLOTS;
+}
+
+static Datum
+make_ranges(const bool *slots)
+{
+	TypeCacheEntry *type = lookup_type_cache(INT4MULTIRANGEOID, TYPECACHE_MULTIRANGE_INFO);
+	RangeType **ranges = palloc_array(RangeType *, IDEM_SLOTS);
+	int n = 0;
+
+	for (int slot = 0; slot < IDEM_SLOTS; slot++)
+	{
+		int first = slot;
+		RangeBound lower = {.val = Int32GetDatum(first), .inclusive = true, .lower = true};
+		RangeBound upper = {.inclusive = false};
+
+		if (!slots[slot])
+			continue;
+		while (slot < IDEM_SLOTS && slots[slot])
+			slot++;
+		upper.val = Int32GetDatum(slot);
+		ranges[n++] = idem_compat_make_range(type->rngtype, &lower, &upper);
+	}
+	return MultirangeTypePGetDatum(make_multirange(INT4MULTIRANGEOID, type->rngtype, n, ranges));
+}
+
+static bool
+has_given(const IdemShard *shard)
+{
+	for (int slot = 0; slot < IDEM_SLOTS; slot++)
+	{
+		if (shard->given[slot])
+			return true;
+	}
+	return false;
 }
 
 /*
@@ -190,7 +270,7 @@ begin_numbers(IdemTable *jobs)
  * end of the write; other sessions get it before this transaction releases its locks (M4).
  */
 static void
-store_map(IdemTable *table, bool exists, const IdemShard *to, NullableDatum slots)
+store_map(IdemTable *table, bool exists, const IdemShard *to)
 {
 	TupleTableSlot *slot = idem_write_new_row(table);
 
@@ -198,39 +278,40 @@ store_map(IdemTable *table, bool exists, const IdemShard *to, NullableDatum slot
 	idem_row_set(slot, IDEM_SHARD_JOBS_FROM, Int64GetDatum(to->jobs_from));
 	idem_row_set(slot, IDEM_SHARD_SYSTEM_IDENTIFIER, Int64GetDatum(GetSystemIdentifier()));
 	idem_row_set(slot, IDEM_SHARD_BY, CStringGetTextDatum(to->by_scope ? "scope" : "key"));
-	if (!slots.isnull)
-		idem_row_set(slot, IDEM_SHARD_SLOTS, slots.value);
+	if (to->is_mapped)
+		idem_row_set(slot, IDEM_SHARD_SLOTS, make_ranges(to->has));
 	if (to->number >= 0)
 		idem_row_set(slot, IDEM_SHARD_NUMBER, Int32GetDatum(to->number));
+	if (has_given(to))
+		idem_row_set(slot, IDEM_SHARD_GIVEN, make_ranges(to->given));
 	CacheInvalidateRelcache(table->heap);
 	if (exists ? idem_write_update(table) != TM_Ok : !idem_write_insert(table))
 		elog(ERROR, "could not store the map of slots");
 }
 
-/* M3: change the map, under locks that every function that writes waits for */
+/*
+ * M3: lock the tables against every function that writes, and read the map.  The map is locked
+ * first: while this waits for another change, or for a session that copies rows (M8), no
+ * function waits for it.
+ */
 static void
-change_map(IdemShard *to, NullableDatum slots, bool force)
+begin_change(Change *change)
 {
-	IdemTable keys;
-	IdemTable jobs;
-	IdemTable table;
-	IdemShard from = {.number = -1};
+	change->from = (IdemShard){.number = -1};
+	idem_shard_open(&change->table, ShareRowExclusiveLock);
+	idem_keytable_open(&change->keys, ShareRowExclusiveLock);
+	idem_jobtable_open(&change->jobs, ShareRowExclusiveLock);
+	if (idem_shard_find(&change->table))
+		idem_shard_read(&change->table, &change->from);
+}
 
-	idem_keytable_open(&keys, ShareRowExclusiveLock);
-	idem_jobtable_open(&jobs, ShareRowExclusiveLock);
-	idem_shard_open(&table, ShareRowExclusiveLock);
-	if (idem_shard_find(&table))
-		idem_shard_read(&table, &from);
-	if (!force)
-		check_rows(&keys, &jobs, &from, to);
-	if (from.exists && from.by_scope == to->by_scope)
-		to->jobs_from = from.jobs_from;
-	else
-		to->jobs_from = begin_numbers(&jobs);
-	store_map(&table, from.exists, to, slots);
-	idem_table_close(&table);
-	idem_table_close(&jobs);
-	idem_table_close(&keys);
+static void
+end_change(Change *change, const IdemShard *to)
+{
+	store_map(&change->table, change->from.exists, to);
+	idem_table_close(&change->jobs);
+	idem_table_close(&change->keys);
+	idem_table_close(&change->table);
 }
 
 static int
@@ -251,16 +332,126 @@ Datum
 idem_shard_set(PG_FUNCTION_ARGS)
 {
 	static const char *const words[] = {"key", "scope", NULL};
-	IdemShard to = {0};
+	IdemShard to = {.is_mapped = !PG_ARGISNULL(0)};
+	Change change;
+	bool same_rule;
 
 	idem_fn_begin(fcinfo, &idem_shard_set_signature, "idem_shard_set()");
-	if (!PG_ARGISNULL(0))
-		idem_shard_set_slots(&to, PG_GETARG_DATUM(0));
+	if (to.is_mapped)
+		idem_shard_mark(to.has, PG_GETARG_DATUM(0));
 	to.by_scope = idem_value_word(PG_ARGISNULL(1) ? NULL : PG_GETARG_TEXT_PP(1), "by", words,
 								  "Use \"key\" to spread single keys, \"scope\" to keep all keys of a scope together.") != 0;
 	to.number = get_number(fcinfo, 2);
 
-	change_map(&to, fcinfo->args[0], !PG_ARGISNULL(3) && PG_GETARG_BOOL(3));
+	begin_change(&change);
+	same_rule = change.from.exists && change.from.by_scope == to.by_scope;
+	if (PG_ARGISNULL(3) || !PG_GETARG_BOOL(3))
+		check_rows(&change, &to);
+	to.jobs_from = same_rule ? change.from.jobs_from : next_number();
+	if (!same_rule)
+		check_sequence(&change, to.jobs_from);
+	for (int slot = 0; slot < IDEM_SLOTS; slot++)
+		to.given[slot] = same_rule && to.is_mapped && change.from.given[slot] && !to.has[slot];
+	end_change(&change, &to);
+	PG_RETURN_VOID();
+}
+
+/* The slots to give or take; a map is needed, because without it job numbers carry no slots */
+static void
+begin_move(FunctionCallInfo fcinfo, Change *change, bool *slots)
+{
+	idem_args_require(fcinfo, 0, "slots", "Pass ranges of slots such as '{[0,256)}'.");
+	idem_shard_mark(slots, PG_GETARG_DATUM(0));
+	begin_change(change);
+	if (!change->from.is_mapped)
+		ereport(ERROR,
+				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("this database has no map of slots"),
+				errdetail("Slots can move only between databases with maps."),
+				errhint("Run SELECT pg_catalog.idem_shard_set('{[0,1024)}') if it has all keys, or pg_catalog.idem_shard_set('{}') if it is new and has none."));
+}
+
+/* M8: give up slots whose rows another database will copy */
+Datum
+idem_shard_give(PG_FUNCTION_ARGS)
+{
+	bool slots[IDEM_SLOTS] = {0};
+	Change change;
+	IdemShard to;
+
+	idem_fn_begin(fcinfo, &idem_shard_give_signature, "idem_shard_give()");
+	begin_move(fcinfo, &change, slots);
+	to = change.from;
+	for (int slot = 0; slot < IDEM_SLOTS; slot++)
+	{
+		if (!slots[slot])
+			continue;
+		if (!to.has[slot] && !to.given[slot])
+			ereport(ERROR,
+					errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("slots do not belong to this database"),
+					errdetail("The map does not have slot %d, and this database has not given it up.", slot),
+					errhint("Call the database that has the slot."));
+		to.has[slot] = false;
+		to.given[slot] = true;
+	}
+	check_unnumbered(&change, &to);
+	end_change(&change, &to);
+	PG_RETURN_INT64(idem_jobtable_last_value());
+}
+
+/*
+ * J14: announce the jobs of the slots.  COPY has written them, so fetches and enqueues of
+ * the last second may have decided to skip their places.
+ */
+static void
+note_jobs(IdemTable *jobs, const IdemShard *shard, const bool *slots)
+{
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	TableScanDesc scan = table_beginscan_strat(jobs->heap, snapshot, 0, NULL, true, true);
+
+	while (table_scan_getnextslot(scan, ForwardScanDirection, jobs->found))
+	{
+		int slot = idem_shard_slot_of_job(shard, idem_row_int64(jobs, IDEM_JOBS_JOB_ID));
+
+		CHECK_FOR_INTERRUPTS();
+		if (slot != IDEM_NO_SLOT && slots[slot])
+			idem_change_note_found(jobs);
+	}
+	table_endscan(scan);
+	UnregisterSnapshot(snapshot);
+}
+
+/*
+ * M8: take slots whose rows were copied.  Values of the sequence up to the given one were used
+ * by the database that had the slots: they are not used for new jobs of these slots again (M6).
+ */
+Datum
+idem_shard_take(PG_FUNCTION_ARGS)
+{
+	bool slots[IDEM_SLOTS] = {0};
+	Change change;
+	IdemShard to;
+
+	idem_fn_begin(fcinfo, &idem_shard_take_signature, "idem_shard_take()");
+	idem_args_require(fcinfo, 1, "above", "Pass what idem_shard_give() has returned.");
+	if (PG_GETARG_INT64(1) < 0 || PG_GETARG_INT64(1) >= PG_INT64_MAX / IDEM_SLOTS)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid value of \"%s\"", "above"),
+				errdetail("The value is %lld, which no sequence of job numbers can reach.", (long long) PG_GETARG_INT64(1)),
+				errhint("Pass what idem_shard_give() has returned."));
+	begin_move(fcinfo, &change, slots);
+	to = change.from;
+	for (int slot = 0; slot < IDEM_SLOTS; slot++)
+	{
+		to.has[slot] |= slots[slot];
+		to.given[slot] &= !slots[slot];
+	}
+	idem_jobtable_lift_sequence(PG_GETARG_INT64(1));
+	check_sequence(&change, next_number());
+	note_jobs(&change.jobs, &to, slots);
+	end_change(&change, &to);
 	PG_RETURN_VOID();
 }
 

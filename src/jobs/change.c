@@ -72,6 +72,28 @@ idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id)
 	note_change(enqueue->queue.name, &position, position.run_at);
 }
 
+/*
+ * M8, J14: this transaction has written the job found without the functions of idem (COPY).
+ * Its entries are in the indexes already.
+ */
+void
+idem_change_note_found(IdemTable *jobs)
+{
+	text *queue = idem_row_text(jobs, IDEM_JOBS_QUEUE);
+	IdemPosition position = {
+		.priority = idem_row_int32(jobs, IDEM_JOBS_PRIORITY),
+		.run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT),
+		.job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID)};
+
+	TimestampTz due = Max(position.run_at, idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL));
+
+	if (!idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
+		idem_jobrow_note_place(queue, idem_row_int64(jobs, IDEM_JOBS_KEY_HASH),
+							   &jobs->found->tts_tid);
+	note_change(queue, &position, due);
+	pfree(queue);
+}
+
 /* The row found is a follow-up job that may be free now */
 static void
 note_follower(IdemTable *jobs, const text *queue)

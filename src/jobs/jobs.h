@@ -357,6 +357,7 @@ extern void idem_jobtable_lock_ids(void);
 pg_noreturn extern void idem_jobtable_refuse_number(void);
 extern int64 idem_jobtable_next_id(int slot);
 extern int64 idem_jobtable_last_value(void);
+extern void idem_jobtable_lift_sequence(int64 above);
 extern void idem_jobtable_next_ids(const text *scope, IdemNewJob *jobs, int n, int *ord);
 extern void idem_jobtable_mark_cancel(IdemTable *jobs, int64 job_id);
 extern void idem_jobtable_unmark_cancel(IdemTable *jobs, int64 job_id);
@@ -401,6 +402,7 @@ extern bool idem_queuestore_pause(IdemTable *queues, text *name, bool pause);
 extern void idem_change_note_job(IdemTable *jobs);
 extern void idem_change_note_move(IdemTable *jobs);
 extern void idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id);
+extern void idem_change_note_found(IdemTable *jobs);
 extern void idem_change_note_end(IdemTable *jobs, const text *queue);
 
 /* joblog.c */

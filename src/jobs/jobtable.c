@@ -7,10 +7,12 @@
 
 #include "access/htup_details.h"
 #include "access/relation.h"
+#include "access/xact.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_type.h"
 #include "commands/sequence.h"
 #include "miscadmin.h"
+#include "nodes/makefuncs.h"
 #include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "utils/fmgroids.h"
@@ -168,6 +170,33 @@ idem_jobtable_last_value(void)
 	UnlockReleaseBuffer(buffer);
 	relation_close(sequence, NoLock);
 	return value;
+}
+
+/*
+ * M8: make the sequence go on above the value.  The caller has locked idem.jobs, so no session
+ * takes a value meanwhile.  The sequence gets a new file, so that sessions forget the values
+ * that they have cached; a rollback brings the old one back.
+ */
+void
+idem_jobtable_lift_sequence(int64 above)
+{
+	AlterSeqStmt *stmt = makeNode(AlterSeqStmt);
+	Oid user;
+	int sec_context;
+	Relation sequence;
+
+	if (idem_jobtable_last_value() >= above)
+		return;
+	stmt->sequence = makeRangeVar("idem", "jobs_job_id_seq", -1);
+	stmt->options = list_make1(
+		makeDefElem("restart", (Node *) makeFloat(psprintf(INT64_FORMAT, above + 1)), -1));
+	sequence = relation_open(get_sequence(), NoLock);
+	GetUserIdAndSecContext(&user, &sec_context);
+	SetUserIdAndSecContext(sequence->rd_rel->relowner, sec_context | SECURITY_LOCAL_USERID_CHANGE);
+	relation_close(sequence, NoLock);
+	(void) AlterSequence(NULL, stmt);
+	SetUserIdAndSecContext(user, sec_context);
+	CommandCounterIncrement();
 }
 
 /*

@@ -502,6 +502,7 @@ SELECT 20 AS ord,
 	   THEN 'the map was set on another server: after pg_upgrade the fix is right; after a restore or a copy the slots may have moved since, and another database may have them'
 	   WHEN p.nslots = 0 THEN 'a map without slots: this database refuses every key'
 	   ELSE format('%s of 1024 slots, by %s', p.nslots, p.by) || COALESCE(format(', shard %s', p.number), '')
+			|| COALESCE('; given up, not purged: ' || p.given::text, '')
 	   END AS detail,
 	   CASE
 	   WHEN o.has_citus AND p.slots IS NULL THEN 'SELECT (SELECT pg_catalog.count(*) FROM idem.keys) AS keys, (SELECT pg_catalog.count(*) FROM idem.jobs) AS jobs;'

@@ -11,6 +11,7 @@ CREATE TABLE idem.shard (
 	by text COLLATE "C" NOT NULL,
 	slots int4multirange,
 	number integer,
+	given int4multirange,
 	CONSTRAINT shard_pkey PRIMARY KEY (id)
 ) USING heap;
 
@@ -21,6 +22,7 @@ COMMENT ON COLUMN idem.shard.system_identifier IS 'system identifier of the serv
 COMMENT ON COLUMN idem.shard.by IS 'what the slot of a key is computed from: key (scope and key) or scope';
 COMMENT ON COLUMN idem.shard.slots IS 'slots of this database, 0 to 1023; empty: none, the database is a router; null: no map, it accepts every key';
 COMMENT ON COLUMN idem.shard.number IS 'number of the shard, for error messages; null: none';
+COMMENT ON COLUMN idem.shard.given IS 'slots that idem_shard_give() has given up: their rows may still be here, for another database to copy; null: none';
 COMMENT ON CONSTRAINT shard_pkey ON idem.shard IS 'finds the row';
 COMMENT ON INDEX idem.shard_pkey IS 'finds the row';
 
@@ -36,6 +38,23 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_shard_set';
 COMMENT ON FUNCTION pg_catalog.idem_shard_set IS
 	'for operators: set the slots of this database, which then refuses keys and jobs of other slots; waits for all transactions that hold keys or jobs';
+
+CREATE FUNCTION pg_catalog.idem_shard_give(
+	slots int4multirange)
+RETURNS bigint
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_shard_give';
+COMMENT ON FUNCTION pg_catalog.idem_shard_give IS
+	'for operators: give up slots whose rows will be copied to another database; returns the last value of the sequence of job numbers';
+
+CREATE FUNCTION pg_catalog.idem_shard_take(
+	slots int4multirange,
+	above bigint)
+RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_shard_take';
+COMMENT ON FUNCTION pg_catalog.idem_shard_take IS
+	'for operators: add slots to the map, after their rows were copied; new job numbers are made from values above the given one';
 
 CREATE FUNCTION pg_catalog.idem_slot(
 	key text,

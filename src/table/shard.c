@@ -25,7 +25,7 @@
 #include "table/table.h"
 
 static const Oid column_types[IDEM_SHARD_NATTS] = {
-	INT2OID, INT8OID, INT8OID, TEXTOID, INT4MULTIRANGEOID, INT4OID};
+	INT2OID, INT8OID, INT8OID, TEXTOID, INT4MULTIRANGEOID, INT4OID, INT4MULTIRANGEOID};
 
 static IdemTableCache shard_cache;
 
@@ -68,7 +68,7 @@ idem_shard_find(IdemTable *table)
 }
 
 static void
-add_range(IdemShard *shard, TypeCacheEntry *type, RangeType *range)
+mark_range(bool *slots, TypeCacheEntry *type, RangeType *range)
 {
 	RangeBound lower;
 	RangeBound upper;
@@ -84,24 +84,32 @@ add_range(IdemShard *shard, TypeCacheEntry *type, RangeType *range)
 				errhint("Pass ranges of slots such as '{[0,256)}', '{}' for a router, or NULL for no map."));
 	/* the upper bound of a range of integers is exclusive */
 	for (int slot = DatumGetInt32(lower.val); slot < DatumGetInt32(upper.val); slot++)
-	{
-		shard->has[slot] = true;
-		shard->slots[shard->nslots++] = slot;
-	}
+		slots[slot] = true;
 }
 
-/* Set the slots of a map, or raise an error if a bound is not a slot (M1) */
+/* Set the elements of slots that are in the ranges; an error if a bound is not a slot (M1) */
 void
-idem_shard_set_slots(IdemShard *shard, Datum slots)
+idem_shard_mark(bool *slots, Datum ranges)
 {
 	TypeCacheEntry *type = lookup_type_cache(INT4MULTIRANGEOID, TYPECACHE_MULTIRANGE_INFO);
-	RangeType **ranges;
+	RangeType **elements;
 	int n;
 
-	multirange_deserialize(type->rngtype, DatumGetMultirangeTypeP(slots), &n, &ranges);
-	shard->is_mapped = true;
+	multirange_deserialize(type->rngtype, DatumGetMultirangeTypeP(ranges), &n, &elements);
 	for (int i = 0; i < n; i++)
-		add_range(shard, type->rngtype, ranges[i]);
+		mark_range(slots, type->rngtype, elements[i]);
+}
+
+/* List the slots of a map, so that jobs without a key take them in turn */
+void
+idem_shard_list_slots(IdemShard *shard)
+{
+	shard->nslots = 0;
+	for (int slot = 0; slot < IDEM_SLOTS; slot++)
+	{
+		if (shard->has[slot])
+			shard->slots[shard->nslots++] = slot;
+	}
 }
 
 /* The map in the row found */
@@ -109,6 +117,7 @@ void
 idem_shard_read(IdemTable *table, IdemShard *shard)
 {
 	NullableDatum slots = idem_row_datum(table, IDEM_SHARD_SLOTS);
+	NullableDatum given = idem_row_datum(table, IDEM_SHARD_GIVEN);
 
 	memset(shard, 0, sizeof(*shard));
 	shard->exists = true;
@@ -116,8 +125,12 @@ idem_shard_read(IdemTable *table, IdemShard *shard)
 	shard->by_scope = strcmp(text_to_cstring(idem_row_text(table, IDEM_SHARD_BY)), "scope") == 0;
 	shard->number =
 		idem_row_isnull(table, IDEM_SHARD_NUMBER) ? -1 : idem_row_int32(table, IDEM_SHARD_NUMBER);
+	shard->is_mapped = !slots.isnull;
 	if (!slots.isnull)
-		idem_shard_set_slots(shard, slots.value);
+		idem_shard_mark(shard->has, slots.value);
+	if (!given.isnull)
+		idem_shard_mark(shard->given, given.value);
+	idem_shard_list_slots(shard);
 }
 
 /*

@@ -172,7 +172,8 @@ enum IdemShardColumn
 	IDEM_SHARD_BY,
 	IDEM_SHARD_SLOTS,
 	IDEM_SHARD_NUMBER,
-	IDEM_SHARD_NATTS = IDEM_SHARD_NUMBER
+	IDEM_SHARD_GIVEN,
+	IDEM_SHARD_NATTS = IDEM_SHARD_GIVEN
 };
 
 #define IDEM_SHARD_ROW 1 /* id of the one row */
@@ -191,6 +192,7 @@ typedef struct IdemShard
 	int nslots;		 /* number of slots of the map */
 	int16 slots[IDEM_SLOTS];
 	bool has[IDEM_SLOTS];
+	bool given[IDEM_SLOTS]; /* given up by idem_shard_give(): the rows may still be here */
 } IdemShard;
 
 /* subscription.c */
@@ -270,7 +272,8 @@ extern void idem_probe_wait(IdemTable *table, TransactionId xid);
 /* shard.c */
 extern void idem_shard_open(IdemTable *table, LOCKMODE lockmode);
 extern bool idem_shard_find(IdemTable *table);
-extern void idem_shard_set_slots(IdemShard *shard, Datum slots);
+extern void idem_shard_mark(bool *slots, Datum ranges);
+extern void idem_shard_list_slots(IdemShard *shard);
 extern void idem_shard_read(IdemTable *table, IdemShard *shard);
 extern const IdemShard *idem_shard_get(void);
 extern int idem_shard_slot(const IdemShard *shard, const text *scope, const text *key);

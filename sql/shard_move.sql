@@ -1,0 +1,124 @@
+--
+-- Shards: slots that move from one database to another (M8)
+--
+CALL anew();
+
+-- the slot of a key as ranges, and all other slots
+CREATE FUNCTION slot_of(key text) RETURNS int4multirange LANGUAGE sql AS $$
+	SELECT int4multirange(int4range(idem_slot(key), idem_slot(key) + 1)) $$;
+
+-- arguments; without a map nothing can be given or taken
+SELECT (f.f).* FROM (SELECT fails(format('SELECT idem_shard_%s', a)) AS f
+	FROM unnest(ARRAY[$$give(NULL)$$, $$give('{[0,1025)}')$$, $$give('{[5,)}')$$, $$give('{[0,5)}')$$,
+					  $$take(NULL, 0)$$, $$take('{[0,1025)}', 0)$$, $$take('{[0,5)}', NULL)$$, $$take('{[0,5)}', -1)$$,
+					  $$take('{[0,5)}', 9007199254740991)$$, $$take('{[0,5)}', 0)$$]) AS a) AS f;
+SELECT count(*) FROM idem.shard;
+SELECT idem_shard_set('{[0,512)}', number => 3);
+SELECT state, message, detail FROM fails($$ SELECT idem_shard_give('{[500,600)}') $$);
+SELECT slots, given FROM idem.shard;
+
+-- give: the rows stay, no function finds them; by, number and jobs_from stay
+CALL anew();
+SELECT idem_shard_set('{[0,1024)}', number => 3);
+SELECT status FROM idem_claim('k');
+SELECT job_id AS job FROM idem_enqueue('q', key => 'k') \gset
+SELECT token AS lease FROM idem_lease('k', '1 min', scope => 'none') \gset
+SELECT idem_shard_give(slot_of('k')) = :job / 1024 AS last_value;
+SELECT slots = '{[0,1024)}' - slot_of('k') AS slots, given = slot_of('k') AS given, number, by FROM idem.shard;
+SELECT state FROM fails($$ SELECT idem_claim('k') $$);
+SELECT state FROM fails(format('SELECT idem_cancel(%s)', :job));
+SELECT count(*) FROM idem.keys WHERE key = 'k' AND scope = '';
+-- again, with a slot that the map has; nothing more to give is no error either
+SELECT idem_shard_give(slot_of('k') + slot_of('other')) = :job / 1024 AS last_value;
+SELECT idem_shard_give('{}') = :job / 1024 AS last_value;
+SELECT given = slot_of('k') + slot_of('other') AS given FROM idem.shard;
+-- the doctor shows slots that were given
+SELECT status, detail = format('1022 of 1024 slots, by key, shard 3; given up, not purged: %s', given) AS detail
+  FROM idem_doctor(), idem.shard WHERE "check" = 'shard map';
+-- taken back: everything is found again, by the number, too
+SELECT idem_shard_take(slot_of('k') + slot_of('other'), 0);
+SELECT slots, given FROM idem.shard;
+SELECT status FROM idem_claim('k');
+SELECT idem_cancel(:job);
+-- idem_shard_set() with a slot that was given takes it back, too; others stay given
+SELECT idem_shard_give('{[0,10)}') IS NOT NULL;
+SELECT idem_shard_set('{[5,1024)}', number => 3);
+SELECT slots, given FROM idem.shard;
+SELECT idem_shard_set(NULL);
+SELECT slots, given FROM idem.shard;
+
+-- a job with a key from before the map: its slot is not known, so no slot can be given
+CALL anew();
+SELECT job_id FROM idem_enqueue('q', key => 'k', dedup => 'until_expired', key_ttl => '1 day');
+SELECT job_id FROM idem_enqueue('q');
+SELECT idem_shard_set('{[0,1024)}');
+SELECT * FROM fails($$ SELECT idem_shard_give('{[0,1)}') $$);
+SELECT idem_complete(job_id, token) FROM idem_fetch('q', lease => '1 min');
+SELECT * FROM fails($$ SELECT idem_shard_give('{[0,1)}') $$);
+SET idem.clock_offset = '2 d';
+SELECT idem_shard_give('{[0,1)}') AS last_value;
+RESET idem.clock_offset;
+-- the job without a key stays here
+SELECT state FROM idem_job(2);
+
+-- take: numbers go on above those of the database that had the slots
+CALL anew();
+SELECT idem_shard_set('{}', number => 4);
+ALTER SEQUENCE idem.jobs_job_id_seq CACHE 20;
+SELECT nextval('idem.jobs_job_id_seq');
+SELECT idem_shard_take(slot_of('k'), 5000);
+-- also where this session has cached values
+SELECT job_id = 5001 * 1024 + idem_slot('k') AS above FROM idem_enqueue('q', key => 'k');
+-- again, and with a smaller value: nothing goes back
+SELECT idem_shard_take(slot_of('k'), 17);
+SELECT job_id / 1024 > 5001 AS above FROM idem_enqueue('q');
+-- a rollback takes the values back, too
+BEGIN;
+SELECT idem_shard_take(slot_of('other'), 1000000);
+SELECT job_id / 1024 AS value FROM idem_enqueue('q', key => 'other');
+ROLLBACK;
+SELECT job_id / 1024 < 6000 AS below FROM idem_enqueue('q');
+ALTER SEQUENCE idem.jobs_job_id_seq CACHE 1;
+-- copied jobs have higher numbers than the value that was passed
+CALL anew();
+SELECT idem_shard_set('{}');
+INSERT INTO idem.jobs (job_id, run_at, enqueued_at, priority, queue) VALUES (7 * 1024 + 5, idem_clock(), idem_clock(), 0, 'q');
+SELECT state, message FROM fails($$ SELECT idem_shard_take('{[5,6)}', 6) $$);
+SELECT slots FROM idem.shard;
+SELECT idem_shard_take('{[5,6)}', 7);
+SELECT job_id / 1024 AS value, job_id % 1024 AS slot FROM idem_fetch('q', lease => '1 min');
+
+-- J14: fetches and enqueues find copied jobs where they have just skipped others
+CALL anew();
+SELECT idem_shard_set('{[0,1024)}' - slot_of('k'));
+SELECT count(*) FROM idem_enqueue_many('q', array_fill('1'::jsonb, ARRAY[300]));
+SELECT count(*) FROM idem_fetch('q', batch => 300, lease => '1 h');
+SELECT count(*) FROM idem_fetch('q', lease => '1 h');
+INSERT INTO idem.jobs (job_id, run_at, enqueued_at, priority, queue)
+	SELECT (min(job_id) / 1024 + 100) * 1024 + idem_slot('k'), min(run_at), min(enqueued_at), 0, 'q' FROM idem.jobs;
+SELECT idem_shard_take(slot_of('k'), 300);
+SELECT job_id % 1024 = idem_slot('k') AS copied FROM idem_fetch('q', lease => '1 h');
+
+-- privileges, read-only transactions
+CREATE ROLE app;
+CREATE ROLE operator;
+SELECT idem_grant('app', 'app'), idem_grant('operator', 'admin');
+SET ROLE app;
+SELECT state FROM fails($$ SELECT idem_shard_give('{}') $$);
+SELECT state FROM fails($$ SELECT idem_shard_take('{}', 0) $$);
+SET ROLE operator;
+-- without privileges on the sequence
+SELECT idem_shard_take('{[0,1)}', 10000);
+SELECT current_user, session_user <> current_user AS is_set;
+SELECT idem_shard_give('{[0,1)}') AS last_value;
+RESET ROLE;
+SELECT idem_revoke('app', 'app'), idem_revoke('operator', 'admin');
+DROP ROLE app, operator;
+BEGIN READ ONLY;
+SAVEPOINT a;
+SELECT idem_shard_give('{}');
+ROLLBACK TO a;
+SELECT idem_shard_take('{}', 0);
+ROLLBACK;
+CALL anew();
+DROP FUNCTION slot_of(text);
