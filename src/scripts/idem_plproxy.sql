@@ -165,47 +165,78 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION idem_router.refuse IS 'raises the error of a call that must not be routed';
 
+CREATE TYPE idem_router.failure AS (
+	shard integer,
+	state text,
+	message text,
+	detail text,
+	hint text);
+COMMENT ON TYPE idem_router.failure IS 'an error of a shard';
+COMMENT ON COLUMN idem_router.failure.shard IS 'number of the shard';
+COMMENT ON COLUMN idem_router.failure.state IS 'SQLSTATE';
+COMMENT ON COLUMN idem_router.failure.message IS 'primary message';
+COMMENT ON COLUMN idem_router.failure.detail IS 'detail; empty: none';
+COMMENT ON COLUMN idem_router.failure.hint IS 'hint; empty: none';
+
 /*
  * What PL/Proxy says:
  *	name(n): [database] REMOTE ERROR: message		an error of the shard; detail and hint have a prefix
+ *	name(n): [database] REMOTE FATAL: message		with 57P0x: the session on the shard has ended
  *	PL/Proxy function name(n): [database] PQconnectPoll: message	not connected: nothing was sent
  *	PL/Proxy function name(n): [database] PQconsumeInput: message	lost: the shard may have committed
+ *	PL/Proxy function name(n): query timeout		no answer within query_timeout of the server
  */
+CREATE FUNCTION idem_router.translate(f idem_router.failure)
+RETURNS idem_router.failure
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	lost text[] := regexp_match(f.message, '^PL/Proxy function [^:]*: (?:\[[^]]*\] )?(PQ[A-Za-z]+: |query timeout)(.*)$');
+BEGIN
+	IF f.state LIKE '57P0_' THEN
+		lost := ARRAY['', regexp_replace(f.message, '^.*? REMOTE [^:]+: ', '')];
+	END IF;
+	IF lost IS NOT NULL THEN
+		f.detail := format('Shard %s: %s', f.shard, coalesce(nullif(rtrim(lost[2], E'\n'), ''), 'no answer within query_timeout.'));
+		IF lost[1] LIKE 'PQconnect%' THEN
+			f.state := '08001';
+			f.message := 'could not connect to the shard';
+			f.hint := 'The call was not sent to the shard. Repeat it.';
+		ELSE
+			f.state := '08006';
+			f.message := 'the connection to the shard was lost';
+			f.hint := 'The shard may have committed the call. Repeat it with the same key: if it was committed, the answer is the stored one.';
+		END IF;
+		RETURN f;
+	END IF;
+	f.message := regexp_replace(f.message, '^idem_router\.\w+\(\d+\): \[[^]]*\] REMOTE [^:]+: ', '');
+	f.detail := regexp_replace(f.detail, '^Remote detail: ', '');
+	f.hint := regexp_replace(f.hint, '^Remote hint: ', '');
+	IF f.state = 'ID006' THEN
+		f.hint := 'The map of the router is old, or the slot is just moving: repeat the call. If the error stays, an operator runs SELECT * FROM idem_router.refresh().';
+	END IF;
+	RETURN f;
+END $$;
+COMMENT ON FUNCTION idem_router.translate IS
+	'an error of PL/Proxy, as the shard has raised it, or as a connection error';
+
 CREATE FUNCTION idem_router.raise_error(shard integer, state text, message text, detail text, hint text)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	lost text[];
+	f idem_router.failure := idem_router.translate(ROW (shard, state, message, detail, hint));
 BEGIN
-	lost := regexp_match(message, '^PL/Proxy function [^:]*: \[[^]]*\] (PQ[A-Za-z]+): (.*)$');
-	IF lost IS NOT NULL THEN
-		detail := format('Shard %s: %s', shard, rtrim(lost[2], E'\n'));
-		IF lost[1] LIKE 'PQconnect%' THEN
-			state := '08001';
-			message := 'could not connect to the shard';
-			hint := 'Nothing was sent to the shard. Repeat the call.';
-		ELSE
-			state := '08006';
-			message := 'the connection to the shard was lost';
-			hint := 'The shard may have committed the call. Repeat it with the same key: if it was committed, the answer is the stored one.';
-		END IF;
+	IF f.detail = '' AND f.hint = '' THEN
+		RAISE EXCEPTION USING ERRCODE = f.state, MESSAGE = f.message;
+	ELSIF f.detail = '' THEN
+		RAISE EXCEPTION USING ERRCODE = f.state, MESSAGE = f.message, HINT = f.hint;
+	ELSIF f.hint = '' THEN
+		RAISE EXCEPTION USING ERRCODE = f.state, MESSAGE = f.message, DETAIL = f.detail;
 	END IF;
-	message := regexp_replace(message, '^idem_router\.\w+\(\d+\): \[[^]]*\] REMOTE [^:]+: ', '');
-	detail := regexp_replace(detail, '^Remote detail: ', '');
-	hint := regexp_replace(hint, '^Remote hint: ', '');
-	IF state = 'ID006' THEN
-		hint := 'The map of the router is old, or the slot is just moving: repeat the call. If the error stays, an operator runs SELECT * FROM idem_router.refresh().';
-	END IF;
-	IF detail = '' AND hint = '' THEN
-		RAISE EXCEPTION USING ERRCODE = state, MESSAGE = message;
-	ELSIF detail = '' THEN
-		RAISE EXCEPTION USING ERRCODE = state, MESSAGE = message, HINT = hint;
-	ELSIF hint = '' THEN
-		RAISE EXCEPTION USING ERRCODE = state, MESSAGE = message, DETAIL = detail;
-	END IF;
-	RAISE EXCEPTION USING ERRCODE = state, MESSAGE = message, DETAIL = detail, HINT = hint;
+	RAISE EXCEPTION USING ERRCODE = f.state, MESSAGE = f.message, DETAIL = f.detail, HINT = f.hint;
 END $$;
 COMMENT ON FUNCTION idem_router.raise_error IS
 	'raises an error of a shard as the shard has raised it, and a lost connection as a connection error';
@@ -377,19 +408,6 @@ COMMENT ON FUNCTION idem_router.idem_slot IS 'the slot of a key and its scope, c
  * other shards have answered: the jobs that those have leased must reach the caller.
  */
 
-CREATE TYPE idem_router.failure AS (
-	shard integer,
-	state text,
-	message text,
-	detail text,
-	hint text);
-COMMENT ON TYPE idem_router.failure IS 'an error of a shard';
-COMMENT ON COLUMN idem_router.failure.shard IS 'number of the shard';
-COMMENT ON COLUMN idem_router.failure.state IS 'SQLSTATE';
-COMMENT ON COLUMN idem_router.failure.message IS 'message of PL/Proxy';
-COMMENT ON COLUMN idem_router.failure.detail IS 'detail of PL/Proxy';
-COMMENT ON COLUMN idem_router.failure.hint IS 'hint of PL/Proxy';
-
 CREATE FUNCTION idem_router.report_failures(failures idem_router.failure[], has_rows boolean)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -397,20 +415,14 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	f idem_router.failure;
-	detail text;
 BEGIN
 	FOREACH f IN ARRAY failures LOOP
 		IF NOT has_rows THEN
 			PERFORM idem_router.raise_error(f.shard, f.state, f.message, f.detail, f.hint);
 		END IF;
-		BEGIN
-			PERFORM idem_router.raise_error(f.shard, f.state, f.message, f.detail, f.hint);
-		EXCEPTION WHEN OTHERS OR query_canceled THEN
-			GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
-			RAISE WARNING USING ERRCODE = SQLSTATE, MESSAGE = format('shard %s did not answer: %s', f.shard, SQLERRM),
-				DETAIL = coalesce(nullif(detail, ''), 'No detail.'),
-				HINT = 'The rows of the other shards are returned.';
-		END;
+		f := idem_router.translate(f);
+		RAISE WARNING USING ERRCODE = f.state, MESSAGE = format('shard %s did not answer', f.shard),
+			DETAIL = format('%s. %s', f.message, f.detail), HINT = 'The rows of the other shards are returned.';
 	END LOOP;
 END $$;
 COMMENT ON FUNCTION idem_router.report_failures IS
@@ -476,6 +488,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 100
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+	is_list boolean := array_ndims(ids) = 1 AND array_ndims(tokens) = 1 AND cardinality(ids) = cardinality(tokens);
 	shards integer[];
 	one integer;
 	places integer[];
@@ -483,16 +496,16 @@ DECLARE
 	failures idem_router.failure[] := '{}';
 	f idem_router.failure;
 BEGIN
-	IF array_ndims(ids) IS DISTINCT FROM 1 OR cardinality(ids) IS DISTINCT FROM cardinality(tokens) THEN
-		/* a shard raises the error, or returns no rows for empty arrays */
-		shards := ARRAY[idem_router.shard_of_slot(0)];
-	ELSE
+	IF is_list THEN
 		SELECT array_agg(idem_router.shard_of_slot((coalesce(i.id, 0) & 1023)::integer) ORDER BY i.n) INTO shards
 		  FROM unnest(ids) WITH ORDINALITY AS i (id, n);
+	ELSE
+		/* a shard raises the error, or returns no rows for empty arrays */
+		shards := ARRAY[idem_router.shard_of_slot(0)];
 	END IF;
 	FOR one IN SELECT DISTINCT s FROM unnest(shards) AS s LOOP
 		BEGIN
-			IF cardinality(shards) = cardinality(ids) AND cardinality(ids) = cardinality(tokens) THEN
+			IF is_list THEN
 				places := array_positions(shards, one);
 				RETURN QUERY
 				SELECT places[r.ord], r.job_id, r.status, r.lease_until
@@ -530,7 +543,8 @@ CREATE TYPE idem_router.shard_info AS (
 	number integer,
 	slots text,
 	jobs_from bigint,
-	stray_jobs bigint);
+	stray_jobs bigint,
+	statement_timeout text);
 COMMENT ON TYPE idem_router.shard_info IS 'what a shard says about itself';
 COMMENT ON COLUMN idem_router.shard_info.encoding IS 'encoding of the database';
 COMMENT ON COLUMN idem_router.shard_info.version IS 'version of the library idem';
@@ -539,6 +553,7 @@ COMMENT ON COLUMN idem_router.shard_info.number IS 'number of its map';
 COMMENT ON COLUMN idem_router.shard_info.slots IS 'slots of its map; null: it has no map';
 COMMENT ON COLUMN idem_router.shard_info.jobs_from IS 'first job number that carries a slot';
 COMMENT ON COLUMN idem_router.shard_info.stray_jobs IS 'live jobs whose numbers carry no slot and would lead to another shard';
+COMMENT ON COLUMN idem_router.shard_info.statement_timeout IS 'statement_timeout of the session of the router';
 
 /* PL/Proxy does not know multiranges. */
 CREATE FUNCTION idem_router.on_shard_info(integer)
@@ -551,7 +566,8 @@ AS $$
 		   m.by AS slot_by, m.number, m.slots::pg_catalog.text AS slots, m.jobs_from,
 		   (SELECT pg_catalog.count(*) FROM idem.job_status AS j
 			 WHERE j.ended_at IS NULL AND j.job_id OPERATOR(pg_catalog.<) m.jobs_from
-			   AND NOT m.slots OPERATOR(pg_catalog.@>) (j.job_id OPERATOR(pg_catalog.%) 1024)::pg_catalog.int4) AS stray_jobs
+			   AND NOT m.slots OPERATOR(pg_catalog.@>) (j.job_id OPERATOR(pg_catalog.%) 1024)::pg_catalog.int4) AS stray_jobs,
+		   pg_catalog.current_setting('statement_timeout') AS statement_timeout
 	  FROM (SELECT 1) AS one LEFT JOIN idem.shard AS m ON m.slots IS NOT NULL;
 $$;
 COMMENT ON FUNCTION idem_router.on_shard_info IS 'for refresh() and check(): what the shard with this number says about itself';
@@ -596,7 +612,13 @@ BEGIN
 	SELECT 'job numbers', CASE WHEN info.stray_jobs = 0 THEN 'ok' ELSE 'fail' END,
 		   format('%s live jobs have numbers from before the map that would lead to another shard', info.stray_jobs),
 		   CASE WHEN info.stray_jobs > 0 THEN format('-- on the shard, let workers that are connected to it do the jobs with a job_id below %s', info.jobs_from) END
-	 WHERE info.slots IS NOT NULL;
+	 WHERE info.slots IS NOT NULL
+	UNION ALL
+	/* PL/Proxy waits for the answer to its own cancel, which may have arrived already */
+	SELECT 'statement_timeout', CASE WHEN info.statement_timeout = '0' THEN 'ok' ELSE 'warn' END,
+		   format('on the shard statement_timeout is %s', info.statement_timeout)
+			|| CASE WHEN info.statement_timeout = '0' THEN '' ELSE ': when it ends a call (57014), PL/Proxy can go on waiting until query_timeout; set statement_timeout in the router' END,
+		   CASE WHEN info.statement_timeout <> '0' THEN '-- on the shard: ALTER ROLE ... SET statement_timeout = 0, for the roles of the user mappings' END;
 END $$;
 COMMENT ON FUNCTION idem_router.findings IS 'for refresh() and check(): judges what a shard says about itself';
 
@@ -613,9 +635,7 @@ DECLARE
 	bad record;
 	owned int4multirange := '{}';
 	asked_all boolean := true;
-	message text;
-	the_detail text;
-	the_hint text;
+	f idem_router.failure;
 BEGIN
 	IF every_shard = '{}' THEN
 		RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'there is no server idem_router with partitions',
@@ -626,12 +646,15 @@ BEGIN
 		BEGIN
 			info := idem_router.on_shard_info(one);
 		EXCEPTION WHEN OTHERS THEN
-			GET STACKED DIAGNOSTICS message = MESSAGE_TEXT, the_detail = PG_EXCEPTION_DETAIL, the_hint = PG_EXCEPTION_HINT;
+			GET STACKED DIAGNOSTICS f.message = MESSAGE_TEXT, f.detail = PG_EXCEPTION_DETAIL, f.hint = PG_EXCEPTION_HINT;
 			IF NOT EXISTS (SELECT FROM idem_router.shards AS k WHERE k.shard = one) THEN
-				PERFORM idem_router.raise_error(one, SQLSTATE, message, the_detail, the_hint);
+				PERFORM idem_router.raise_error(one, SQLSTATE, f.message, f.detail, f.hint);
 			END IF;
-			RAISE WARNING USING ERRCODE = SQLSTATE, MESSAGE = format('shard %s keeps the slots that it has in the router', one),
-				DETAIL = message, HINT = 'Run refresh() again when the shard can be reached.';
+			f.shard := one;
+			f.state := SQLSTATE;
+			f := idem_router.translate(f);
+			RAISE WARNING USING ERRCODE = f.state, MESSAGE = format('shard %s keeps the slots that it has in the router', one),
+				DETAIL = format('%s. %s', f.message, f.detail), HINT = 'Run refresh() again when the shard can be reached.';
 			asked_all := false;
 			CONTINUE;
 		END;
@@ -686,7 +709,7 @@ DECLARE
 	owned int4multirange := '{}';
 	twice int4multirange := '{}';
 	asked_all boolean := true;
-	message text;
+	f idem_router.failure;
 BEGIN
 	RETURN QUERY
 	SELECT NULL::integer, 'router map', CASE WHEN m.slots = '{}' THEN 'ok' ELSE 'fail' END,
@@ -704,8 +727,11 @@ BEGIN
 		BEGIN
 			info := idem_router.on_shard_info(one);
 		EXCEPTION WHEN OTHERS THEN
-			GET STACKED DIAGNOSTICS message = MESSAGE_TEXT;
-			RETURN QUERY SELECT one, 'connection', 'fail', message,
+			GET STACKED DIAGNOSTICS f.message = MESSAGE_TEXT, f.detail = PG_EXCEPTION_DETAIL;
+			f.shard := one;
+			f.state := SQLSTATE;
+			f := idem_router.translate(f);
+			RETURN QUERY SELECT one, 'connection', 'fail', format('%s. %s', f.message, f.detail),
 				'SELECT o.* FROM pg_catalog.pg_foreign_server AS s, pg_catalog.pg_options_to_table(s.srvoptions) AS o WHERE s.srvname OPERATOR(pg_catalog.=) ''idem_router'';';
 			asked_all := false;
 			CONTINUE;
