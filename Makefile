@@ -96,6 +96,9 @@ SQL_PARTS = \
 	src/sql/report_views.sql \
 	src/sql/report.sql \
 	src/sql/close.sql
+# Programs for operators, installed beside psql.
+SCRIPTS = src/scripts/idem_move
+
 PGFILEDESC = "idem - idempotency keys inside the caller's own transaction"
 
 # Every suite brings up a private server, also in installcheck.
@@ -329,7 +332,7 @@ list-%:
 
 CLANG_FORMAT ?= clang-format
 C_FILES = $(wildcard src/*.[ch] src/*/*.[ch])
-SHELL_SCRIPTS = .ci/run $(wildcard examples/*/start test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh)
+SHELL_SCRIPTS = .ci/run $(SCRIPTS) $(wildcard examples/*/start test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh)
 
 format:
 	$(CLANG_FORMAT) -i $(C_FILES)
