@@ -1,16 +1,18 @@
 """A load on a router with PL/Proxy, for 117_plproxy.pl.
 
-python3 router_load.py SEED CLIENTS KEYS DSN: until standard input ends, then one client does the
-jobs that are left.  Each client is a thread with a connection to the router.  It repeats a call
-that was refused (ID006: the slot is moving) or that has lost its connection, as an application
-does: with the same key.
+python3 router_load.py SEED CLIENTS KEYS DSN: until SIGTERM, or the end of the process that has
+started it.  Each client is a thread with a connection to the router.  It repeats a call that was
+refused (ID006: the slot is moving) or that has lost its connection, as an application does: with
+the same key.
 
 Handlers write what ran into shop.ledger of their shard.  Standard output: what was acknowledged,
-one line each: `call KEY`, `lease KEY TOKEN`, `job NUMBER` (enqueued), `done NUMBER`; at the end
-`refused COUNT` and `lost COUNT`.
+one line each: `call KEY`, `lease KEY TOKEN`, `job NUMBER` (enqueued), `done NUMBER`; `lost` for each
+lost connection; at the end `unexpected TEXT` and `refused COUNT`.
 """
 
+import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -33,7 +35,6 @@ class Client(threading.Thread):
         self.random = random.Random('%d/%d' % (SEED, number))
         self.worker = 'worker %d' % number
         self.refused = 0
-        self.lost = 0
         self.unexpected = []
         self.connection = psycopg2.connect(DSN, application_name='load')
         self.connection.autocommit = True
@@ -60,7 +61,8 @@ class Client(threading.Thread):
                     self.unexpected.append('%s %s' % (e.pgcode, str(e).replace('\n', ' ')))
                     return None
                 self.refused += e.pgcode == 'ID006'
-                self.lost += e.pgcode in ('08001', '08006')
+                if e.pgcode in ('08001', '08006'):
+                    self.tell('lost')
             time.sleep(self.random.random() / 100)
         self.unexpected.append('refused for too long: ' + sql)
         return None
@@ -106,10 +108,13 @@ class Client(threading.Thread):
             self.random.choice((self.call, self.call, self.lease, self.enqueue, self.work))()
 
 
+parent = os.getppid()
+signal.signal(signal.SIGTERM, lambda *_: stop.set())
 clients = [Client(n) for n in range(CLIENTS)]
 for client in clients:
     client.start()
-sys.stdin.read()
+while not stop.wait(1) and os.getppid() == parent:
+    pass
 stop.set()
 for client in clients:
     client.join()
@@ -117,4 +122,3 @@ for client in clients:
     for text in client.unexpected:
         print('unexpected', text)
 print('refused', sum(client.refused for client in clients))
-print('lost', sum(client.lost for client in clients))
