@@ -16,6 +16,7 @@ OBJS = \
 	src/version.o \
 	src/table/subscription.o \
 	src/table/shape.o \
+	src/table/citus.o \
 	src/table/table.o \
 	src/table/write.o \
 	src/table/row.o \
@@ -78,6 +79,7 @@ OBJS = \
 	src/admin/grant.o \
 	src/admin/members.o \
 	src/admin/shard.o \
+	src/admin/citus.o \
 	src/idem.o
 # The install script, in this order: what a part uses comes before it.
 SQL_PARTS = \
@@ -97,7 +99,7 @@ SQL_PARTS = \
 	src/sql/report.sql \
 	src/sql/close.sql
 # Programs for operators, installed beside psql.
-SCRIPTS = src/scripts/idem_move
+SCRIPTS = src/scripts/idem_cutover src/scripts/idem_move
 
 PGFILEDESC = "idem - idempotency keys inside the caller's own transaction"
 
@@ -145,6 +147,7 @@ REGRESS = \
 	subscription \
 	shard \
 	shard_move \
+	citus \
 	doctor \
 	verify \
 	drain \

@@ -147,3 +147,45 @@ CALL anew();
 DROP TABLE other;
 DROP VIEW counted;
 DROP PROCEDURE subscribe, expire;
+
+--
+-- publications: a row filter must not use a column outside of the primary key
+--
+SET client_min_messages = error;
+CREATE PUBLICATION half FOR TABLE
+	idem.keys WHERE ((key_hash & 1023) >= 512),
+	idem.jobs WHERE ((job_id & 1023) >= 512),
+	idem.job_keys WHERE ((job_id & 1023) >= 512),
+	idem.job_log WHERE ((job_id & 1023) >= 512),
+	idem.queues;
+SELECT status, detail FROM idem_doctor() WHERE "check" = 'publication';
+SELECT outcome FROM idem_enqueue('q', key => 'k1');
+SELECT count(*) FROM idem_fetch('q', lease => '1 min');
+-- functions of users are not allowed there
+\set VERBOSITY sqlstate
+ALTER PUBLICATION half SET TABLE idem.keys WHERE (idem_slot(key, scope) >= 512);
+\set VERBOSITY default
+-- key_hash of a job is not in its primary key
+ALTER PUBLICATION half SET TABLE idem.jobs WHERE ((key_hash & 1023) >= 512);
+SELECT outcome FROM idem_enqueue('q', key => 'k2');
+SELECT count(*) FROM idem_fetch('q', lease => '1 min');
+SELECT count(*) FROM idem_fetch('q');
+SELECT status, detail, fix FROM idem_doctor() WHERE "check" = 'publication' \gx
+SELECT fix FROM idem_doctor() WHERE "check" = 'publication' \gset
+:fix
+SELECT status, fix FROM idem_doctor() WHERE "check" = 'publication';
+SELECT count(*) FROM idem_fetch('q', lease => '1 min');
+-- inserts only: nothing fails
+ALTER PUBLICATION half SET (publish = 'insert');
+ALTER PUBLICATION half SET TABLE idem.jobs WHERE (queue = 'q');
+SELECT status FROM idem_doctor() WHERE "check" = 'publication';
+ALTER PUBLICATION half SET (publish = 'insert, update');
+SELECT status FROM idem_doctor() WHERE "check" = 'publication';
+-- with all columns as replica identity it works, too
+ALTER TABLE idem.jobs REPLICA IDENTITY FULL;
+SELECT status FROM idem_doctor() WHERE "check" = 'publication';
+ALTER TABLE idem.jobs REPLICA IDENTITY DEFAULT;
+ALTER PUBLICATION half SET TABLE idem.queues (queue);
+SELECT status, detail FROM idem_doctor() WHERE "check" = 'publication';
+DROP PUBLICATION half;
+SELECT status FROM idem_doctor() WHERE "check" = 'publication';

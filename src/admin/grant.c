@@ -38,7 +38,7 @@ typedef struct PrivilegeSet
 #define VIEW_FUNCTIONS                                                            \
 	"idem_clock", "idem_key_state", "idem_doctor", "idem_checks", "idem_version", \
 		"idem_stat_databases", "idem_stat_queues", "idem_stat_cleanup",           \
-		"idem_stat_worker", "idem_slot"
+		"idem_stat_worker", "idem_slot", "idem_checks_local", "idem_citus_table"
 #define REPORT_FUNCTIONS                                                                  \
 	"idem_report", "idem_report_html", "idem_report_number", "idem_report_cells",         \
 		"idem_report_age", "idem_report_table", "idem_report_chart", "idem_report_style", \
@@ -47,7 +47,7 @@ typedef struct PrivilegeSet
 		"idem_report_decisions", "idem_report_duplicates", "idem_report_keys"
 #define MONITOR_RELATIONS                                                                       \
 	"key_summary", "queue_status", "stats", "queue_stats", "cleanup_progress", "worker_status", \
-		"checks", "health", "report_jobs", "report_dead", "report_leases", "report_scopes", "report_hours"
+		"checks", "checks_citus", "health", "report_jobs", "report_dead", "report_leases", "report_scopes", "report_hours"
 
 enum
 {

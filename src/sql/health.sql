@@ -25,6 +25,8 @@ SELECT 1 AS ord,
 	   CASE WHEN w.preloaded THEN 'ok' ELSE 'warn' END AS status,
 	   CASE
 	   WHEN w.preloaded THEN 'the library is in shared_preload_libraries'
+	   WHEN EXISTS (SELECT FROM idem.shard AS p WHERE p.slots IS NOT NULL)
+	   THEN 'this database has a map of slots, but the library is not in shared_preload_libraries: no background worker, so rows of slots that have moved away stay until idem_cleanup() is called, because no other function finds them; no statistics; a restart is needed after the fix'
 	   ELSE 'the library is not in shared_preload_libraries: no background worker, no statistics; a restart is needed after the fix'
 	   END AS detail,
 	   CASE WHEN NOT w.preloaded THEN
@@ -379,8 +381,45 @@ SELECT 17, true, 'subscription',
 			   THEN 'GREATEST((SELECT jobs_from FROM idem.shard), (SELECT pg_catalog.max(job_id) FROM idem.jobs), (SELECT pg_catalog.max(job_id) FROM idem.job_log), (SELECT pg_catalog.max(job_id) FROM idem.job_keys)) OPERATOR(pg_catalog./) 1024));'
 			   ELSE '(SELECT pg_catalog.max(job_id) FROM idem.jobs), (SELECT pg_catalog.max(job_id) FROM idem.job_log), (SELECT pg_catalog.max(job_id) FROM idem.job_keys)));' END
 	   END
-  FROM n, u;
-COMMENT ON VIEW idem.checks_replication IS 'for idem.checks: job numbers, subscription';
+  FROM n, u
+UNION ALL
+/* a row filter may use columns of the replica identity only, or every UPDATE of the table fails, as fetch and complete make them */
+SELECT 23, true, 'publication',
+	   CASE WHEN p.name IS NULL THEN 'ok' ELSE 'fail' END,
+	   COALESCE('publication ' || p.name || ' publishes ' || p.table_name || ' only in part: its ' || p.what,
+				'no publication has a row filter or column list that does not work'),
+	   'ALTER PUBLICATION ' || p.name || ' DROP TABLE ' || p.table_name || ';'
+  FROM (SELECT 1) AS o
+  LEFT JOIN (
+		SELECT quote_ident(b.pubname) AS name,
+			   format('idem.%I', k.relname) AS table_name,
+			   CASE
+			   WHEN r.prattrs IS NOT NULL THEN 'column list leaves out columns that the subscriber needs'
+			   ELSE 'row filter uses a column that is not in the replica identity, so functions that change rows fail (42P10)'
+			   END AS what
+		  FROM pg_publication_rel AS r
+		  JOIN pg_publication AS b ON b.oid = r.prpubid
+		  JOIN pg_class AS k ON k.oid = r.prrelid
+		 WHERE k.oid = ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log', 'idem.queues', 'idem.shard']::regclass[])
+		   AND (r.prattrs IS NOT NULL
+				OR (r.prqual IS NOT NULL AND (b.pubupdate OR b.pubdelete) AND k.relreplident <> 'f'
+					AND EXISTS (
+						SELECT
+						  FROM pg_depend AS d
+						 WHERE d.classid = 'pg_publication_rel'::regclass
+						   AND d.objid = r.oid
+						   AND d.refclassid = 'pg_class'::regclass
+						   AND d.refobjid = k.oid
+						   AND d.refobjsubid > 0
+						   AND NOT EXISTS (
+								SELECT
+								  FROM pg_index AS i
+								 WHERE i.indrelid = k.oid
+								   AND CASE k.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END
+								   AND d.refobjsubid = ANY (i.indkey)))))
+		 ORDER BY 1, 2
+		 LIMIT 1) AS p ON true;
+COMMENT ON VIEW idem.checks_replication IS 'for idem.checks: job numbers, subscription, publication';
 COMMENT ON COLUMN idem.checks_replication.ord IS 'place of the check among all checks';
 COMMENT ON COLUMN idem.checks_replication.writes IS 'whether the fix writes, so that a standby cannot run it';
 COMMENT ON COLUMN idem.checks_replication."check" IS 'name of the check';
@@ -536,6 +575,55 @@ COMMENT ON COLUMN idem.checks_shard.status IS 'ok, warn or fail';
 COMMENT ON COLUMN idem.checks_shard.detail IS 'what was found';
 COMMENT ON COLUMN idem.checks_shard.fix IS 'command that repairs or shows the problem; null if there is none';
 
+/*
+ * M7.  This view reads only catalogs of the server: where Citus has distributed a table, its
+ * planner refuses the other views.  Citus cannot undistribute a table of an extension, so the fix
+ * does what Citus does when a table is dropped, and keeps the table.  Only the coordinator has
+ * the trigger, and only there the fix writes.
+ */
+CREATE FUNCTION pg_catalog.idem_citus_table(relid oid)
+RETURNS text
+LANGUAGE C STABLE PARALLEL RESTRICTED
+AS 'MODULE_PATHNAME', 'idem_citus_table';
+COMMENT ON FUNCTION pg_catalog.idem_citus_table IS
+	'for idem.checks_citus: what Citus has made of a table; null if nothing';
+
+CREATE VIEW idem.checks_citus AS
+SELECT 22 AS ord,
+	   s.has_trigger AS writes,
+	   'citus' AS "check",
+	   CASE WHEN s.names IS NULL THEN 'ok' ELSE 'fail' END AS status,
+	   COALESCE(s.names || ': functions that use such a table are refused, here and on every other node; the fix, on the coordinator, brings its rows back from the shards; no other check was made',
+				'no table of idem is distributed by Citus') AS detail,
+	   CASE WHEN s.names IS NOT NULL AND NOT s.has_trigger
+	   THEN 'SELECT nodename, nodeport FROM pg_catalog.pg_dist_node WHERE groupid OPERATOR(pg_catalog.=) 0;'
+	   ELSE s.fix END AS fix
+  FROM (SELECT string_agg(format('idem.%I is a %s of Citus', t.relname, t.kind), ', ' ORDER BY t.relname) AS names,
+			   bool_or(t.trigger IS NOT NULL) AS has_trigger,
+			   string_agg(format('BEGIN; '
+								 'CREATE TEMPORARY TABLE idem_rows ON COMMIT DROP AS SELECT * FROM idem.%1$I; '
+								 'SELECT pg_catalog.master_remove_distributed_table_metadata_from_workers(''idem.%1$I''::pg_catalog.regclass, ''idem'', %1$L); '
+								 'SELECT pg_catalog.citus_drop_all_shards(''idem.%1$I''::pg_catalog.regclass, ''idem'', %1$L); '
+								 'SELECT pg_catalog.master_remove_partition_metadata(''idem.%1$I''::pg_catalog.regclass, ''idem'', %1$L); '
+								 'DROP TRIGGER %2$s ON idem.%1$I; '
+								 'TRUNCATE idem.%1$I; '
+								 'INSERT INTO idem.%1$I SELECT * FROM pg_temp.idem_rows; '
+								 'COMMIT;', t.relname, t.trigger), ' ' ORDER BY t.relname) AS fix
+		  FROM (SELECT c.relname,
+					   idem_citus_table(c.oid) AS kind,
+					   (SELECT min(quote_ident(g.tgname)) FROM pg_trigger AS g WHERE g.tgrelid = c.oid AND g.tgname ~ '^truncate_trigger_') AS trigger
+				  FROM pg_class AS c
+				  JOIN pg_namespace AS n ON n.oid = c.relnamespace
+				 WHERE n.nspname = 'idem' AND c.relkind = 'r') AS t
+		 WHERE t.kind IS NOT NULL) AS s;
+COMMENT ON VIEW idem.checks_citus IS 'for idem.checks: citus';
+COMMENT ON COLUMN idem.checks_citus.ord IS 'place of the check among all checks';
+COMMENT ON COLUMN idem.checks_citus.writes IS 'whether the fix writes, so that a standby cannot run it';
+COMMENT ON COLUMN idem.checks_citus."check" IS 'name of the check';
+COMMENT ON COLUMN idem.checks_citus.status IS 'ok, warn or fail';
+COMMENT ON COLUMN idem.checks_citus.detail IS 'what was found';
+COMMENT ON COLUMN idem.checks_citus.fix IS 'command that repairs or shows the problem; null if there is none';
+
 CREATE VIEW idem.checks AS
 SELECT h."check",
 	   h.status,
@@ -553,7 +641,9 @@ SELECT h."check",
 		UNION ALL
 		SELECT * FROM idem.checks_catalog
 		UNION ALL
-		SELECT * FROM idem.checks_shard) AS h
+		SELECT * FROM idem.checks_shard
+		UNION ALL
+		SELECT * FROM idem.checks_citus) AS h
  ORDER BY h.ord;
 COMMENT ON VIEW idem.checks IS 'for idem.health: all checks except that of the version';
 COMMENT ON COLUMN idem.checks."check" IS 'name of the check';
@@ -567,11 +657,28 @@ COMMENT ON COLUMN idem.checks.fix IS 'command that repairs or shows the problem;
  * idem_version() only.  It calls idem_checks() if the versions are equal;
  * idem_checks() is volatile, so the planner does not inline it.
  */
-CREATE FUNCTION pg_catalog.idem_checks(version text)
+CREATE FUNCTION pg_catalog.idem_checks_local(distributed bigint)
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 21
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 23
 BEGIN ATOMIC
 	SELECT c."check", c.status, c.detail, c.fix FROM idem.checks AS c;
+END;
+COMMENT ON FUNCTION pg_catalog.idem_checks_local IS
+	'for idem_checks(): reads idem.checks only when it is called; the argument makes the caller count the tables that Citus has distributed first';
+
+CREATE FUNCTION pg_catalog.idem_checks(version text)
+RETURNS TABLE ("check" text, status text, detail text, fix text)
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 23
+BEGIN ATOMIC
+	WITH c AS MATERIALIZED (
+		SELECT c.* FROM idem.checks_citus AS c WHERE c.status = 'fail')
+	SELECT c."check", c.status, c.detail, CASE WHEN NOT c.writes OR NOT pg_is_in_recovery() THEN c.fix END
+	  FROM c
+	UNION ALL
+	SELECT l."check", l.status, l.detail, l.fix
+	  FROM (SELECT count(*) AS n FROM c) AS d
+	 CROSS JOIN LATERAL idem_checks_local(d.n) AS l
+	 WHERE d.n = 0;
 END;
 COMMENT ON FUNCTION pg_catalog.idem_checks IS
 	'for idem.health: reads idem.checks only when it is called; the argument makes the caller read the version first';
@@ -613,7 +720,7 @@ COMMENT ON COLUMN idem.health.fix IS 'command that repairs or shows the problem;
 
 CREATE FUNCTION pg_catalog.idem_doctor()
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 22
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 24
 BEGIN ATOMIC
 	SELECT h."check", h.status, h.detail, h.fix FROM idem.health AS h;
 END;

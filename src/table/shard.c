@@ -134,7 +134,9 @@ idem_shard_read(IdemTable *table, IdemShard *shard)
 }
 
 /*
- * Read the map.  The version of the table is that after it was opened, before the snapshot:
+ * Read the map.  A worker of Citus that never had one counts as a database without slots: when
+ * Citus adds a worker, it creates the extension there, and moves shards to it whose keys stay
+ * behind (M7).  The version of the table is that after it was opened, before the snapshot:
  * if an invalidation arrives later, the map is read again (M4).
  */
 static void
@@ -148,6 +150,8 @@ read_map(void)
 	version = shard_cache.version;
 	if (idem_shard_find(&table))
 		idem_shard_read(&table, &shard);
+	else
+		shard.is_mapped = idem_citus_is_worker();
 	idem_table_close(&table);
 	current = shard;
 	current_version = version;
@@ -183,7 +187,8 @@ refuse_slot(const IdemShard *shard, const char *message, int slot)
 			errmsg("%s", message),
 			shard->number >= 0 ? errdetail("Its slot is %d, which shard %d does not have.", slot, shard->number) :
 								 errdetail("Its slot is %d, which this database does not have.", slot),
-			errhint("Call the database that has the slot; idem_slot() computes it. If the slot has just moved, the map of the router is old."));
+			shard->exists ? errhint("Call the database that has the slot; idem_slot() computes it. If the slot has just moved, the map of the router is old.") :
+							errhint("A worker of Citus needs a map: call idem_shard_set()."));
 }
 
 /* M2: raise an error if the key belongs to another shard */
@@ -239,7 +244,7 @@ idem_shard_choose_slot(const text *scope, const text *key)
 	const IdemShard *shard = idem_shard_get();
 	int slot;
 
-	if (likely(!shard->exists))
+	if (likely(!shard->exists && !shard->is_mapped))
 		return IDEM_NO_SLOT;
 	if (shard->is_mapped && shard->nslots == 0 && key == NULL)
 		ereport(ERROR,

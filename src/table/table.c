@@ -174,20 +174,25 @@ idem_table_row_slot(IdemTable *table, int natts)
 	return cache->rows[natts];
 }
 
-/* Refuse the table if it is not as expected; remember it if it is */
+/*
+ * Refuse the table if it is not as expected (M7 first); remember it if it is.  An invalidation
+ * that arrives meanwhile may be about what was checked before it: then the next call checks again.
+ */
 static void
 check_table(const IdemTableDef *def, Relation heap, LOCKMODE lockmode)
 {
 	IdemTableCache *cache = def->cache;
+	uint64 version = cache->version;
 	Relation pkey;
 
+	idem_citus_refuse(def, RelationGetRelid(heap));
 	idem_shape_check(def, heap);
 	make_slots(def, heap);
 	cache->pkey.oid = idem_compat_primary_key(heap);
 	if (!OidIsValid(cache->pkey.oid))
 		idem_shape_refuse(def, "The primary key is missing.", def->pkey_hint);
 	/* before the index is opened, which may let invalidations arrive */
-	cache->is_checked = true;
+	cache->is_checked = cache->version == version;
 	pkey = index_open(cache->pkey.oid, lockmode);
 	if (!idem_shape_is_on_pkey(def, pkey->rd_index))
 	{

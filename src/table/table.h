@@ -185,7 +185,7 @@ enum IdemShardColumn
 typedef struct IdemShard
 {
 	bool exists;	 /* there is a row in idem.shard: numbers of new jobs carry slots */
-	bool is_mapped;	 /* there is a map; else every slot belongs to this database */
+	bool is_mapped;	 /* there is a map, or this is a worker of Citus; else every slot is ours */
 	bool by_scope;	 /* the slot depends on the scope alone */
 	int number;		 /* of the shard; -1: none given */
 	int64 jobs_from; /* the first number that carries a slot */
@@ -206,6 +206,11 @@ extern void idem_shape_check(const IdemTableDef *def, Relation heap);
 extern bool idem_shape_is_on_pkey(const IdemTableDef *def, Form_pg_index form);
 extern void idem_shape_check_index(IdemTable *table, Relation index);
 extern bool idem_shape_is_ordered_by(Relation index, const AttrNumber *columns, int ncolumns);
+
+/* citus.c */
+extern const char *idem_citus_kind(Oid relid);
+extern bool idem_citus_is_worker(void);
+extern void idem_citus_refuse(const IdemTableDef *def, Oid relid);
 
 /* table.c */
 extern uint64 idem_table_version(const IdemTableDef *def);

@@ -1,6 +1,6 @@
 """A load on two databases that share the slots, for 116_shard_move.pl.
 
-python3 move_load.py SEED CLIENTS KEYS DSN DSN: until standard input ends.  Each client is a
+python3 move_load.py SEED CLIENTS KEYS DSN DSN: until it reads a line.  Each client is a
 thread with a connection to each database.  It sends a call to the database that it believes
 to have the slot, and to the other one after ID006.  So the clients are the router, and their
 map is always a little old.
@@ -10,9 +10,7 @@ rows stay in the database in which they were written.  Standard output: what was
 one line each: `key NAME`, `lease NAME TOKEN`, `job NUMBER`, and at the end `refused COUNT`.
 """
 
-import faulthandler
 import random
-import signal
 import sys
 import threading
 import time
@@ -24,8 +22,6 @@ DSNS = sys.argv[4:6]
 # lock_timeout while the map changes, a deadlock with it, a lost connection
 AGAIN = {'55P03', '40P01', None}
 
-# which statement each thread waits for
-faulthandler.register(signal.SIGUSR1)
 stop = threading.Event()
 output = threading.Lock()
 
@@ -145,7 +141,7 @@ class Client(threading.Thread):
 clients = [Client(i) for i in range(CLIENTS)]
 for client in clients:
     client.start()
-sys.stdin.read()
+sys.stdin.readline()
 stop.set()
 for client in clients:
     client.join()

@@ -11,6 +11,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use IdemFailover;
 use IdemTest;
 use List::Util qw(max);
 use PostgreSQL::Test::Cluster;
@@ -40,30 +41,6 @@ $primary->backup('backup');
 my $standby = PostgreSQL::Test::Cluster->new('two');
 $standby->init_from_backup($primary, 'backup', has_streaming => 1);
 $standby->start;
-
-# Makes a primary that was stopped follow the other server, which has diverged
-# from it.
-sub follow
-{
-	my ($old, $new) = @_;
-	my $conf = $old->data_dir . '/postgresql.conf';
-	my $settings = slurp_file($conf);
-
-	$new->safe_psql('postgres', 'CHECKPOINT');
-	PostgreSQL::Test::Utils::run_log(
-		[
-			$old->installed_command('pg_rewind'), '--no-sync',
-			'--target-pgdata' => $old->data_dir,
-			'--source-server' => $new->connstr('postgres')
-		]) or die 'could not rewind';
-
-	# that has taken the settings of the other server, too
-	unlink $conf;
-	append_to_file($conf, $settings);
-	$old->enable_streaming($new);
-	$old->start;
-	return;
-}
 
 # Leases these keys one after the other; returns the tokens by key.  A lease of
 # a microsecond has expired when the next statement begins.
@@ -132,11 +109,7 @@ foreach my $round (1 .. $rounds)
 	# the cut: rows that the standby has not
 	#
 
-	$standby->append_conf('postgresql.conf', "primary_conninfo = ''");
-	$standby->reload;
-	$standby->poll_query_until('postgres',
-		'SELECT count(*) = 0 FROM pg_stat_wal_receiver')
-	  or die 'the standby does not stop to receive';
+	stop_receiving($standby);
 
 	my %newer = lease_keys($primary, $short, @keys,
 		map { "round $round, $_" } @keys);

@@ -297,6 +297,8 @@ $b->start;
 ($status) = move($a, $b, '{[0,1024)}', @orders, '--batch' => 512);
 is($status, 0, 'everything moves, after a crash of the source');
 let_load_run(300);
+# a server that was started meanwhile has inherited the pipe, so its end alone tells nothing
+$load_in .= "stop\n";
 $load->finish;
 is($load->full_result(0), 0, 'the load comes to its end');
 is($load_err, '', 'without an error of its own');

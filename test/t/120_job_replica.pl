@@ -14,6 +14,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use IdemFailover;
 use IdemTest;
 use List::Util qw(max min);
 use POSIX ();
@@ -370,11 +371,7 @@ my ($held, $held_token) = take($primary, 'failover', '1 hour');
 my ($finished, $finished_token) = take($primary, 'failover', '1 hour');
 
 $primary->wait_for_catchup($standby);
-$standby->append_conf('postgresql.conf', "primary_conninfo = ''");
-$standby->reload;
-$standby->poll_query_until('postgres',
-	'SELECT count(*) = 0 FROM pg_stat_wal_receiver')
-  or die 'the standby does not stop to receive';
+stop_receiving($standby);
 
 # lost: the completion of a job, the fetch of one, and many new jobs, some of
 # them fetched; the WAL is up to 32 values ahead of a sequence

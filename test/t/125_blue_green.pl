@@ -8,9 +8,9 @@
 #   H1   the doctor says so
 #
 # First step by step: short rows, TOAST, a takeover, dead jobs on both sides, a
-# role that is missing, the sequence.  Then a cutover under load, with a ledger:
-# nothing runs twice, nothing is lost.  The steps are those of
-# doc/replication.md.
+# role that is missing, the sequence.  Then a cutover under load with the script
+# idem_cutover, as doc/replication.md says, and a ledger: nothing runs twice,
+# nothing is lost.  126_cutover.pl stops the script everywhere.
 #
 # By hand, to a newer server: IDEM_SUBSCRIBER=/path/of/installation, in which
 # idem is installed.
@@ -20,12 +20,11 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use IdemCutover;
 use IdemTest;
-use POSIX ();
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
-use Time::HiRes qw(usleep);
 
 my $conf = q{
 shared_preload_libraries = 'idem'
@@ -40,22 +39,11 @@ my $subscriber = new_node(
 	'subscriber',
 	install => $ENV{IDEM_SUBSCRIBER},
 	conf => $conf);
-my $ledger = q{
-	-- the work of keys, changes that jobs are for, and the work of jobs
-	CREATE TABLE runs (key text, server int, PRIMARY KEY (key, server));
-	CREATE TABLE changes (key text, n int, PRIMARY KEY (key, n));
-	CREATE TABLE seen (job_id bigint, key text, n int, server int, PRIMARY KEY (job_id, server))};
+my $ledger = IdemCutover::tables();
 
 # a role of the same name has another number on the other server
 $publisher->safe_psql('postgres', "CREATE ROLE app LOGIN; $ledger");
 $subscriber->safe_psql('postgres', "CREATE ROLE another; CREATE ROLE app LOGIN; $ledger");
-foreach my $node ($publisher, $subscriber)
-{
-	$node->safe_psql(
-		'postgres', q{
-		SELECT idem_grant('app', 'app');
-		GRANT SELECT, INSERT ON runs, changes, seen TO app});
-}
 
 sub on_publisher
 {
@@ -272,356 +260,63 @@ is( on_subscriber(q{SELECT count(*) FROM pg_stat_subscription WHERE subname = 's
 	'1', 'and the subscription goes on');
 
 #
-# the cutover, under load
-#
-# Clients work on the publisher (server 0).  A client that gets 25006, or loses its
-# connection, tries the same again on the other server, a moment later, and so
-# on: they know nothing of the cutover.  Each of them ends when it has done so much on the
-# subscriber.
+# the cutover, under load, with the script
 #
 
-my @servers = ($publisher, $subscriber);
-my $enough = 30;
-my $dir = PostgreSQL::Test::Utils::tempdir();
-my %pid_of;
+my $load = IdemCutover->new(servers => [ $publisher, $subscriber ]);
+my ($status, $printed);
 
-END
-{
-	my $status = $?;
-
-	kill 'KILL', $_ foreach values %pid_of;
-	$? = $status;
-}
-
-# One piece of work, until it has succeeded somewhere; returns where.
-sub persist
-{
-	my ($client, $work) = @_;
-
-	for (;;)
-	{
-		my $server = $client->{server};
-
-		return $server if eval {
-			$client->{session} //= session($servers[$server], user => 'app');
-			$work->($client->{session}, $server);
-			1;
-		};
-		die $@ unless $@ =~ /\b(25006|57P01)\b|psql has ended|connection/;
-		$client->{session}->lost if $client->{session};
-		$client->{session} = undef;
-		$client->{server} = 1 - $server;
-		usleep(50_000);
-	}
-	return;
-}
-
-# A client in a separate process; its results go to a file.
-sub start_client
-{
-	my ($name, $code) = @_;
-
-	$pid_of{$name} = fork // die "could not fork: $!";
-	return if $pid_of{$name} != 0;
-
-	%pid_of = ();
-	Test::More->builder->output('/dev/null');
-	my @lines = eval { $code->({ server => 0 }) };
-	my $error = $@;
-
-	append_to_file("$dir/$name", join("\n", @lines));
-	print STDERR "client $name: $error" if $error;
-	POSIX::_exit($error ? 1 : 0);
-}
-
-sub lines_of
-{
-	my ($name) = @_;
-
-	return split /\n/, slurp_file("$dir/$name");
-}
-
-# The same keys in the same order from two clients: each must run once.
-sub claim_keys
-{
-	my ($client) = @_;
-	my @keys;
-
-	for (my $done = 0; $done < $enough;)
-	{
-		my $key = 'claim ' . (@keys + 1);
-
-		push @keys, $key;
-		$done += persist(
-			$client,
-			sub {
-				my ($s, $server) = @_;
-
-				$s->query('BEGIN');
-				if ($s->query("SELECT claimed FROM idem_claim('$key')") eq 't')
-				{
-					$s->query("INSERT INTO runs VALUES ('$key', $server)");
-					$s->query("SELECT idem_finish('$key', '\"$key\"')");
-				}
-				$s->query('COMMIT');
-			});
-	}
-	return @keys;
-}
-
-# Keys that expire at once and are taken over, again and again.  The worker of
-# the subscriber comes by while they are expired there.
-sub take_over
-{
-	my ($client) = @_;
-
-	for (my ($n, $done) = (1, 0); $done < $enough; $n++)
-	{
-		my $key = 'life ' . $n % 5;
-
-		$done += persist($client,
-			sub { $_[0]->query("SELECT idem_claim('$key', ttl => '1 ms')") });
-	}
-	return;
-}
-
-# Work outside: a lease, which is taken and finished wherever that works.  The
-# line is what the outside has seen.
-sub lease_keys
-{
-	my ($client) = @_;
-	my @lines;
-
-	for (my ($n, $done) = (1, 0); $done < $enough; $n++)
-	{
-		my $key = "lease $n";
-		my ($status, $lease);
-
-		# the worker gets its lease again if it did not hear of it
-		persist(
-			$client,
-			sub {
-				my ($s) = @_;
-
-				($status, $lease) = split /\|/,
-				  $s->query("SELECT status, token FROM idem_lease('$key', '1 hour', worker => 'w')");
-			});
-		push @lines, $key if $status eq 'claimed' || $status eq 'resumed';
-		$done += persist($client,
-			sub { $_[0]->query("SELECT idem_finish('$key', '$n', token => $lease)") });
-	}
-	return @lines;
-}
-
-# Changes of ten records, and a job for each change, which may be absorbed
-sub enqueue_jobs
-{
-	my ($client) = @_;
-	my $n = 0;
-
-	for (my $done = 0; $done < $enough;)
-	{
-		my $key = 'record ' . ++$n % 10;
-
-		# a repeated change is not another one
-		$done += persist(
-			$client,
-			sub {
-				$_[0]->query(
-					qq{BEGIN;
-					INSERT INTO changes VALUES ('$key', $n) ON CONFLICT DO NOTHING;
-					SELECT idem_enqueue('jobs', key => '$key');
-					COMMIT});
-			});
-	}
-	return $n;
-}
-
-# A worker; in a transaction, or with a lease, which is completed wherever that
-# works.  It ends when there is nothing to do on the subscriber and nothing will come.
-sub do_jobs
-{
-	my ($client, $leased) = @_;
-	my $lease = $leased ? "'1 hour'" : 'NULL';
-	my $work = sub {
-		my ($s, $server, $id, $key) = @_;
-
-		$s->query(
-			qq{INSERT INTO seen SELECT $id, '$key', max(n), $server FROM changes WHERE key = '$key'});
-	};
-
-	for (;;)
-	{
-		my ($id, $job_token, $key);
-		my $is_last = -e "$dir/producer";
-		my $server = persist(
-			$client,
-			sub {
-				my ($s, $at) = @_;
-
-				$s->query('BEGIN') unless $leased;
-				($id, $job_token, $key) = split /\|/,
-				  $s->query("SELECT job_id, token, key FROM idem_fetch('jobs', 1, $lease)");
-				return if $leased;
-				if (defined $id)
-				{
-					$work->($s, $at, $id, $key);
-					$s->query("SELECT idem_complete($id, $job_token)");
-				}
-				$s->query('COMMIT');
-			});
-
-		return if !defined $id && $is_last && $server == 1;
-		persist(
-			$client,
-			sub {
-				my ($s, $at) = @_;
-
-				$s->query('BEGIN');
-				# the job may be done: the answer to the commit was lost
-				if ($s->query("SELECT count(*) FROM seen WHERE job_id = $id") eq '0')
-				{
-					$work->($s, $at, $id, $key);
-					$s->query("SELECT idem_complete($id, $job_token)");
-				}
-				$s->query('COMMIT');
-			}) if defined $id && $leased;
-	}
-	return;
-}
-
-start_client("claims $_", \&claim_keys) foreach 1, 2;
-start_client('takeovers', \&take_over);
-start_client('leases', \&lease_keys);
-start_client('producer', \&enqueue_jobs);
-start_client('worker', sub { do_jobs($_[0], 0) });
-start_client('leased worker', sub { do_jobs($_[0], 1) });
-
-foreach my $condition (
-	"count(*) > 20 FROM runs",
-	"count(*) > 10 FROM seen",
-	"count(*) > 10 FROM idem.keys WHERE key LIKE 'lease %'")
-{
-	$publisher->poll_query_until('postgres', "SELECT $condition")
-	  or die 'the clients do not work';
-}
-
-# 1. the publisher takes no more writes
-on_publisher('ALTER DATABASE postgres SET default_transaction_read_only = on');
-my $since = on_publisher('SELECT clock_timestamp()');
-$publisher->poll_query_until(
-	'postgres', qq{
-	SELECT count(pg_terminate_backend(pid)) = 0 FROM pg_stat_activity
-	 WHERE datname = current_database() AND backend_type = 'client backend'
-	   AND backend_start < '$since' AND pid <> pg_backend_pid()})
-  or die 'sessions do not end';
-is(on_publisher('SELECT count(*) FROM pg_prepared_xacts'),
-	'0', 'cutover: no prepared transaction is left');
+# begun, and undone: the clients go on where they were
+on_subscriber(q{CREATE SEQUENCE behind});
+on_publisher(q{CREATE SEQUENCE behind; SELECT setval('behind', 10)});
+$load->start;
+($status, $printed) = idem_cutover($publisher, $subscriber, '--check');
+is($status, 0, 'idem_cutover --check: nothing is missing');
+($status) = idem_cutover($publisher, $subscriber, '--until', 1);
+is($status, 0, 'idem_cutover: step 1');
 is(sqlstate($publisher, q{SELECT idem_claim('short')}),
 	'25006', 'K13: the publisher answers 25006');
-
-# 2. all of it is on the subscriber, which refuses as well
-my $lsn = on_publisher('SELECT pg_current_wal_lsn()');
-
-$publisher->poll_query_until('postgres',
-	"SELECT confirmed_flush_lsn >= '$lsn' FROM pg_replication_slots WHERE slot_name = 'sub'")
-  or die 'the subscriber does not catch up';
 is(sqlstate($subscriber, q{SELECT idem_claim('short')}),
 	'25006', 'K13: the subscriber does not write yet');
-ok(on_subscriber($everything) eq on_publisher($everything),
-	'the subscriber has the same rows: at the cutover');
+my $runs = on_publisher('SELECT count(*) FROM runs');
+($status) = idem_cutover($publisher, $subscriber, '--abort');
+is($status, 0, 'idem_cutover --abort');
+$publisher->poll_query_until('postgres', "SELECT count(*) > $runs FROM runs")
+  or die 'the clients do not work';
 
-# 3. the sequence, before any client can enqueue
 my $last = on_publisher('SELECT last_value FROM idem.jobs_job_id_seq');
 
 cmp_ok(on_subscriber('SELECT last_value FROM idem.jobs_job_id_seq'),
 	'<', $last, 'the sequence is not replicated');
-on_subscriber(doctor('subscription', columns => 'fix', node => $subscriber));
-cmp_ok(on_subscriber('SELECT last_value FROM idem.jobs_job_id_seq'),
-	'>', $last, 'H1: the fix of the doctor sets it');
-
-# 4. the subscriber is no longer one
-on_subscriber('DROP SUBSCRIPTION sub');
+like(
+	doctor('subscription', columns => 'fix', node => $subscriber),
+	qr/setval/, 'H1: the fix of the doctor sets it');
+($status) = idem_cutover($publisher, $subscriber, '--until', 4);
+is($status, 0, 'idem_cutover: up to step 4');
+ok(on_subscriber($everything) eq on_publisher($everything),
+	'the subscriber has the same rows: at the cutover');
+$last = on_publisher('SELECT last_value FROM idem.jobs_job_id_seq');
+is(on_subscriber('SELECT last_value FROM idem.jobs_job_id_seq'),
+	$last + 1_000_000, 'the sequence of the subscriber is ahead');
+is(on_subscriber(q{SELECT nextval('behind')}), '11', 'sequences of the user are set');
+is(doctor('subscription', node => $subscriber), 'warn', 'the subscription is there until step 5');
+($status) = idem_cutover($publisher, $subscriber);
+is($status, 0, 'idem_cutover: the rest');
 is(doctor('subscription', node => $subscriber), 'ok', 'H1: no subscription any more');
-
-foreach my $name (sort keys %pid_of)
-{
-	waitpid($pid_of{$name}, 0);
-	is($?, 0, "client $name has ended well");
-	delete $pid_of{$name};
-}
-
-# A worker that did not hear of its lease leaves the job to the next, an hour later.
-my $s = session($subscriber);
-my $is_left = 1;
-
-$s->query('SET idem.clock_offset = 7200');
-while ($is_left)
-{
-	$is_left = $s->query(
-		q{BEGIN;
-		SELECT job_id, token, key FROM idem_fetch('jobs') \gset
-		\if :{?job_id}
-		INSERT INTO seen SELECT :job_id, :'key', max(n), 1 FROM changes WHERE key = :'key';
-		SELECT idem_complete(:job_id, :token);
-		\endif
-		\unset job_id
-		COMMIT}) eq 't';
-}
-$s->query('RESET idem.clock_offset; SET ROLE app');
-
-#
-# the ledger
-#
-
-my %claimed = map { $_ => 1 } map { lines_of($_) } 'claims 1', 'claims 2';
-my %ran;
-
-$ran{$_}++ foreach split /\n/, on_subscriber('SELECT key FROM runs');
-is(join(', ', grep { $ran{$_} > 1 } sort keys %ran),
-	'', 'K3: no key has run twice');
-is(join(', ', grep { !$ran{$_} } sort keys %claimed),
-	'', 'K1: and none was lost');
-cmp_ok(on_subscriber("SELECT count(*) FROM runs WHERE server = $_"),
-	'>', 0, "keys have run on server $_")
-  foreach 0, 1;
-is( on_subscriber(
-		q{SELECT DISTINCT c.status, c.result = to_jsonb(c.key)
-		  FROM idem_claim_many(ARRAY(SELECT key FROM runs)) AS c}),
-	'finished|t',
-	'K2: each key has its result, from either server');
-
-my %outside;
-
-$outside{$_}++ foreach lines_of('leases');
-is(join(', ', grep { $outside{$_} > 1 } sort keys %outside),
-	'', 'L1: nothing was done twice outside');
-is( on_subscriber(q{SELECT count(*) FROM idem.keys WHERE key LIKE 'lease %' AND finished_at IS NOT NULL}),
-	scalar(keys %outside),
-	'L3: each lease was finished, from either server');
-
-like(on_subscriber('SELECT count(*), count(DISTINCT job_id) FROM seen'),
-	qr/^(\d+)\|\1$/, 'J11: no job was done twice');
-is( on_subscriber(
-		q{SELECT c.key FROM changes AS c GROUP BY c.key
-		  HAVING max(c.n) > (SELECT max(s.n) FROM seen AS s WHERE s.key = c.key)}),
-	'',
-	'J2: every change was followed by a job that has seen it');
-is(on_subscriber('SELECT count(*) FROM changes'),
-	(lines_of('producer'))[0], 'and none was lost');
-is( on_subscriber(
-		q{SELECT count(*) FROM idem.jobs WHERE queue = 'jobs'}),
-	'0',
-	'J2: no job is left');
-cmp_ok(on_subscriber("SELECT count(*) FROM seen WHERE server = $_"),
-	'>', 0, "jobs were done on server $_")
-  foreach 0, 1;
+$load->finish;
+$load->ledger_ok;
 cmp_ok(on_subscriber(q{SELECT job_id FROM idem_enqueue('new')}),
-	'>', $last, 'new jobs have new numbers');
+	'>', $last + 1_000_000, 'new jobs have new numbers');
+($status) = idem_cutover($publisher, $subscriber, '--abort');
+is($status, 4, 'idem_cutover --abort: too late');
+is(sqlstate($publisher, q{SELECT idem_claim('short')}),
+	'25006', 'and the publisher stays read-only');
 
 #
 # after the cutover: what the old server has begun goes on here
 #
+
+my $s = session($subscriber, user => 'app');
 
 is( $s->query(
 		qq{SELECT status, result FROM idem_claim('taken over');

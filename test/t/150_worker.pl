@@ -595,6 +595,13 @@ is( $bare->safe_psql('postgres', q{
 	"preload|warn|t\nworker|warn|t\nlast cleanup|warn|t\nstatistics|ok|f",
 	'W6, H1: idem_doctor() says so, and what to do');
 
+unlike(doctor('preload', columns => 'detail', node => $bare), qr/map/, 'H1: without a map');
+$bare->safe_psql('postgres', q{SELECT idem_shard_set('{}', force => true)});
+like(doctor('preload', columns => 'detail', node => $bare),
+	qr/map of slots.*rows of slots that have moved away stay/, 'H1: a map without preload, and what follows');
+is($bare->safe_psql('postgres', q{SET idem.clock_offset = 864000; SELECT idem_cleanup() > 0}),
+	't', 'H1: until idem_cleanup() is called');
+$bare->safe_psql('postgres', 'SELECT idem_shard_set(NULL)');
 $bare->safe_psql('postgres',
 	doctor('preload', columns => 'fix', node => $bare));
 $bare->restart;

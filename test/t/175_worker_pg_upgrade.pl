@@ -1,8 +1,10 @@
 # W6: neither launcher nor worker during pg_upgrade, with the library preloaded
 # in both clusters; the data arrives, and then the new server cleans up.
 #
+# A map of slots survives, too, and job numbers go on (M6).
+#
 # From a version to the same version: what matters here is how pg_upgrade starts
-# the servers.
+# the servers.  By hand, to a newer server: IDEM_SUBSCRIBER=/path/of/installation.
 #
 # Bugs of other projects (doc/peers.md section 4) that this test looks for:
 #   pg_cron 1.1.3, pgsentinel#48   the worker runs during pg_upgrade
@@ -33,7 +35,7 @@ log_min_messages = debug1
 idem.cleanup_naptime = 1d
 };
 my $old = new_node('old', conf => $conf);
-my $new = PostgreSQL::Test::Cluster->new('new');
+my $new = PostgreSQL::Test::Cluster->new('new', defined $ENV{IDEM_SUBSCRIBER} ? (install_path => $ENV{IDEM_SUBSCRIBER}) : ());
 
 $new->init(extra => [ '--no-locale', '--encoding=UTF8' ]);
 $new->append_conf('postgresql.conf', "$conf\nidem.cleanup = off\n");
@@ -45,6 +47,7 @@ my $rows = q{
 	UNION ALL SELECT 'key of a job', k::text FROM idem.job_keys AS k
 	UNION ALL SELECT 'history', l::text FROM idem.job_log AS l
 	UNION ALL SELECT 'queue', q::text FROM idem.queues AS q
+	UNION ALL SELECT 'map', s::text FROM idem.shard AS s
 	ORDER BY 1, 2};
 my $expired = q{SELECT count(*) FROM idem.keys WHERE expires_at < now()};
 my $stats =
@@ -58,7 +61,7 @@ sub upgrade
 	chdir PostgreSQL::Test::Utils::tempdir();
 	command_ok(
 		[
-			'pg_upgrade', '--no-sync', '--retain',
+			$new->installed_command('pg_upgrade'), '--no-sync', '--retain',
 			'--old-datadir' => $old->data_dir,
 			'--new-datadir' => $new->data_dir,
 			'--old-bindir' => $old->config_data('--bindir'),
@@ -98,12 +101,20 @@ $old->poll_query_until('postgres',
 my $token = $old->safe_psql('postgres',
 	q{SELECT token FROM idem_lease('leased', '1 day')});
 
+add_expired($old, 1000);
+
+# not all slots, so that the new server has some to refuse
 $old->safe_psql(
 	'postgres', q{
+	SELECT idem_enqueue('before the map');
+	SELECT idem_shard_set(int4multirange(int4range(0, 1024)) - int4multirange(int4range(idem_slot('not ours'), idem_slot('not ours') + 1)),
+						  number => 5);
 	SELECT status FROM idem_claim('live', request => '1');
 	SELECT idem_enqueue('mail', '1', key => 'job')});
-add_expired($old, 1000);
+my $number = $old->safe_psql('postgres', 'SELECT max(job_id) FROM idem.jobs');
+
 my $before = $old->safe_psql('postgres', $rows);
+my $map = $old->safe_psql('postgres', 'SELECT jobs_from, by, slots, number FROM idem.shard');
 my $stats_before = $old->safe_psql('postgres', $stats);
 
 like(slurp_file($old->logfile),
@@ -148,6 +159,14 @@ is( join(' ',
 			'postgres', q{SELECT outcome FROM idem_enqueue('mail', '2', key => 'job')})),
 	'finished|"result" t absorbed',
 	'keys, leases and jobs go on');
+is(sqlstate($new, q{SELECT idem_claim('not ours')}), 'ID006', 'M2: the new server refuses what the old one refused');
+cmp_ok($new->safe_psql('postgres', q{SELECT job_id FROM idem_enqueue('mail')}),
+	'>', $number + 1024 - $number % 1024 - 1, 'M6: job numbers go on after those of the old server');
+is($new->safe_psql('postgres', q{SELECT job_id < 1024 FROM idem_fetch('before the map')}), 't', 'M6: a job from before the map');
+is(doctor('shard map', node => $new), 'warn', 'H1: another system identifier');
+$new->safe_psql('postgres', doctor('shard map', columns => 'fix', node => $new));
+is(doctor('shard map', node => $new), 'ok', 'H1: until the map is set again');
+is($new->safe_psql('postgres', 'SELECT jobs_from, by, slots, number FROM idem.shard'), $map, 'M6: and it is the same map');
 $new->safe_psql('postgres', 'ALTER SYSTEM SET idem.cleanup = on');
 $new->safe_psql('postgres', 'SELECT pg_reload_conf()');
 $new->poll_query_until('postgres', "SELECT ($expired) = 0")

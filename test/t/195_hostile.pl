@@ -41,7 +41,7 @@ my @functions = (
 	'idem_enqueue(text, text)', 'idem_call(text, text, text)',
 	'idem_queue_set(queue text, owner text)', 'idem_cleanup(integer)',
 	'idem_cleanup(bigint)', 'idem_forget(text, text)',
-	'idem_doctor()', 'idem_checks(text)', 'idem_report()', 'idem_report_html(text, text)',
+	'idem_doctor()', 'idem_checks(text)', 'idem_checks_local(bigint)', 'idem_citus_table(oid)', 'idem_report()', 'idem_report_html(text, text)',
 	'idem_version()', 'idem_pause(text)',
 	'clock_timestamp()', 'current_database()',
 	'current_setting(text, boolean)', 'pg_reload_conf()',
@@ -132,7 +132,8 @@ my $texts = q{
 		   pg_catalog.regexp_matches(d, %s, 'g') AS m
 	 WHERE c.relnamespace OPERATOR(pg_catalog.=) 'idem'::pg_catalog.regnamespace
 	   AND c.relname OPERATOR(pg_catalog.~) '^checks'};
-@fixes = grep { !/cron\.schedule|%s/ } split /\n/,
+# some need pg_cron or Citus
+@fixes = grep { !/cron\.schedule|pg_dist_node|%s/ } split /\n/,
   $node->safe_psql(
 	'shop',
 	q{SELECT pg_catalog.replace(m[1], '''''', '''')}
