@@ -6,6 +6,8 @@
 EXTENSION = idem
 MODULE_big = idem
 DATA_built = idem--0.5.0.sql
+# for users to run with psql -f
+DATA = src/scripts/idem_plproxy.sql
 OBJS = \
 	src/guc.o \
 	src/clock.o \

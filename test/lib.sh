@@ -194,7 +194,7 @@ idem_private_install()
 		idem_as_user cp -rsf "$dir/." "$inst$dir"
 	done
 	# links to an idem that is installed already
-	find "$inst" \( -name 'idem--*.sql' -o -name idem.control -o -name idem.so \) \
+	find "$inst" \( -name 'idem--*.sql' -o -name 'idem_*.sql' -o -name idem.control -o -name idem.so \) \
 		-type l -delete
 }
 
