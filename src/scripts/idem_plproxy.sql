@@ -723,6 +723,14 @@ BEGIN
 		   CASE WHEN strays IS NOT NULL THEN 'ALTER SERVER idem_router OPTIONS (ADD p... ''...'');'
 		   WHEN every_shard = '{}' THEN 'CREATE SERVER idem_router FOREIGN DATA WRAPPER plproxy OPTIONS (modular_mapping ''1'', p0 ''...'');' END
 	  FROM (SELECT string_agg(DISTINCT s.shard::text, ', ') FROM idem_router.slots AS s WHERE s.shard <> ALL (every_shard)) AS a (strays);
+	RETURN QUERY
+	SELECT NULL::integer, 'passwords', CASE WHEN named IS NULL THEN 'ok' ELSE 'fail' END,
+		   CASE WHEN named IS NULL THEN 'the options of the server have no user and no password'
+		   ELSE format('%s of the server have a user or a password: every role can read it, and PL/Proxy ignores the user mappings', named) END,
+		   CASE WHEN named IS NOT NULL THEN 'CREATE USER MAPPING FOR ... SERVER idem_router OPTIONS (user ''...'', password ''...''); ALTER SERVER idem_router OPTIONS (SET p... ''...'');' END
+	  FROM (SELECT string_agg(o.option_name, ', ')
+			  FROM pg_foreign_server AS s CROSS JOIN LATERAL pg_options_to_table(s.srvoptions) AS o
+			 WHERE s.srvname = 'idem_router' AND o.option_value ~ '(user|password)\s*=') AS a (named);
 	FOREACH one IN ARRAY every_shard LOOP
 		BEGIN
 			info := idem_router.on_shard_info(one);

@@ -192,10 +192,13 @@ router(q{CREATE FUNCTION error_of(command text) RETURNS text LANGUAGE plpgsql AS
 	END $f$});
 is(state_of(q{SELECT idem_router.idem_call('k', 'shop.charge')}), 'ID006', 'before refresh() the router knows no shard');
 is(state_of('SELECT idem_router.refresh()'), '55000', 'and refresh() wants a server');
-router('CREATE SERVER idem_router FOREIGN DATA WRAPPER plproxy OPTIONS (' . server_options(0 .. 3) . ')');
+router('CREATE SERVER idem_router FOREIGN DATA WRAPPER plproxy OPTIONS (' . join(', ', q{modular_mapping '1'}, server_options(0 .. 3)) . ')');
 router('CREATE USER MAPPING FOR CURRENT_USER SERVER idem_router');
 is(refresh(), join("\n", '0|{[0,256)}', '1|{[256,512)}', '2|{[512,768)}', '3|{[768,1024)}'), 'refresh() asks the shards for their slots');
 is(findings(), '', 'check() finds nothing');
+router("ALTER SERVER idem_router OPTIONS (SET p1 '$connstrs[1] user=postgres')");
+is(findings() =~ /^\|passwords$/m, 1, 'check() finds a user in the options of the server');
+router("ALTER SERVER idem_router OPTIONS (SET p1 '$connstrs[1]')");
 
 # Keys of each shard
 my @keys;
