@@ -6,6 +6,8 @@
 EXTENSION = idem
 MODULE_big = idem
 DATA_built = idem--0.5.0.sql
+# for users to run with psql -f
+DATA = src/scripts/idem_plproxy.sql
 OBJS = \
 	src/guc.o \
 	src/clock.o \
@@ -266,7 +268,7 @@ endif
 # install what is missing and then call make again.
 all:
 
-.PHONY: all help test demo demo-stop examples drivers bench soak model report-picture format format-check shellcheck
+.PHONY: all help test demo demo-stop examples drivers bench soak ha model report-picture format format-check shellcheck
 
 # If PG_CONFIG was not given, the scripts find one.
 ifneq ($(filter command environment%,$(origin PG_CONFIG)),)
@@ -290,6 +292,8 @@ help:
 	@echo '                    sizes, writes nothing (BENCH_OUT=DIRECTORY: there)'
 	@echo 'make soak           a random load with a ledger, for a minute (SOAK_SECONDS, SOAK_SEED,'
 	@echo '                    SOAK_CLIENTS), and look whether every promise was kept'
+	@echo 'make ha             failovers with Patroni and etcd under load, checked against a ledger'
+	@echo '                    (HA_ROUNDS, HA_SEED, HA_MODE="async sync", HA_FAULTS="kill frozen")'
 	@echo 'make report-picture fill a server with a day of a shop, render idem_report() in Chromium'
 	@echo '                    and write doc/report.png (REPORT_OUT=DIRECTORY: all pictures, there)'
 	@echo 'make model          check the model of the lease protocol (Spin)'
@@ -298,7 +302,7 @@ help:
 	@echo 'make clean          remove what was built'
 	@echo
 	@echo 'PG_CONFIG=/path/to/pg_config chooses the server. test, demo, examples, bench,'
-	@echo 'soak, report-picture and model install missing Debian packages (as root or with sudo).'
+	@echo 'soak, ha, report-picture and model install missing Debian packages (as root or with sudo).'
 
 test:
 	@bash test/run
@@ -320,6 +324,9 @@ bench:
 
 soak:
 	@bash test/soak/run
+
+ha:
+	@bash test/ha/run
 
 report-picture:
 	@bash test/report/run

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# test/lib.sh: functions for test/run, test/demo/run, test/bench/run, test/soak/run
-# and test/report/run
+# test/lib.sh: functions for test/run, test/demo/run, test/bench/run, test/soak/run,
+# test/ha/run and test/report/run
 #
 # Everything happens in a new temporary directory: a copy of the source tree,
 # a private copy of the PostgreSQL installation, and servers that listen on
@@ -194,7 +194,7 @@ idem_private_install()
 		idem_as_user cp -rsf "$dir/." "$inst$dir"
 	done
 	# links to an idem that is installed already
-	find "$inst" \( -name 'idem--*.sql' -o -name idem.control -o -name idem.so \) \
+	find "$inst" \( -name 'idem--*.sql' -o -name 'idem_*.sql' -o -name idem.control -o -name idem.so \) \
 		-type l -delete
 }
 

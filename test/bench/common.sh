@@ -78,10 +78,13 @@ pgbench_log() {
 	rm "$IDEM_TMP"/t/latency.*
 }
 
-# pgbench_us SCRIPT CLIENTS OPTION ...: microseconds of a transaction, the mean of the
+# pgbench_us SCRIPT CLIENTS OPTION ...: microseconds of a transaction
+pgbench_us() { pgbench_us_in bench "$@"; }
+
+# pgbench_us_in DATABASE SCRIPT CLIENTS OPTION ...: microseconds of a transaction, the mean of the
 # middle half of them: one that had to wait for the CPU measures the rest of the machine.
-pgbench_us() {
-	pgbench_log bench "$@" || return
+pgbench_us_in() {
+	pgbench_log "$@" || return
 	awk '
 		{ v[NR] = $1 }
 		END {

@@ -30,6 +30,7 @@ lines hand 'BEGIN;' "$hand_claim" "$hand_finish" 'COMMIT;'
 
 # the same work in one, four and five round trips
 lines call "SELECT status, result FROM idem_call(:k, 'bench.charge', :payload);"
+lines routed_call "SELECT status, result FROM idem_router.idem_call(:k, 'bench.charge', :payload);"
 lines idem_four 'BEGIN;' "$idem_claim" "$idem_work" 'COMMIT;'
 lines idem_four_from 'BEGIN;' "$idem_claim_from" "$idem_work" 'COMMIT;'
 lines idem_four_request 'BEGIN;' 'SELECT claimed, result FROM idem_claim(:k, :payload);' "$idem_work" 'COMMIT;'

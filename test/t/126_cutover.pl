@@ -127,7 +127,7 @@ foreach my $case (
 refused_ok(1, qr/there is no subscription typo/, 'another name', '--subscription', 'typo');
 refused_ok(1, qr/there is no subscription sub/, 'another database', '--subscriber', $subscriber->connstr('other'));
 refused_ok(1, qr/there is no active slot/, 'another publisher', '--publisher', $publisher->connstr('other'), '--check', '--partial');
-refused_ok(1, qr/privileges: membership in pg_signal_backend, owner of the database, membership in pg_monitor, SELECT on idem.*, SELECT on all sequences/,
+refused_ok(1, qr/privileges: membership in pg_signal_backend, owner of the database, membership in pg_monitor, USAGE on schema idem, SELECT on idem.*, SELECT on all sequences/,
 	'a role without privileges', '--publisher', $publisher->connstr('postgres') . ' user=reader');
 refused_ok(2, qr/unknown argument/, 'wrong arguments', '--no-such');
 

@@ -34,10 +34,12 @@ shared_preload_libraries = 'idem'
 log_min_messages = debug1
 idem.cleanup_naptime = 1d
 };
-my $old = new_node('old', conf => $conf);
+# --data-checksums: the default changed in 18, and both have to have the same
+my @initdb = ('--no-locale', '--encoding=UTF8', '--data-checksums');
+my $old = new_node('old', init => { extra => \@initdb }, conf => $conf);
 my $new = PostgreSQL::Test::Cluster->new('new', defined $ENV{IDEM_SUBSCRIBER} ? (install_path => $ENV{IDEM_SUBSCRIBER}) : ());
 
-$new->init(extra => [ '--no-locale', '--encoding=UTF8' ]);
+$new->init(extra => \@initdb);
 $new->append_conf('postgresql.conf', "$conf\nidem.cleanup = off\n");
 
 # Every row of ours
