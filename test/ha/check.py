@@ -160,6 +160,20 @@ class Checker:
                 yield runs[-1].round, '\n'.join(['%s acknowledged %d times as run' % (op, len(runs))]
                                                 + [self.describe(event) for event in events])
 
+    def run_again(self):
+        """A run whose server knew of an earlier one, whether or not both are lost by now."""
+        for op, events in self.by_op().items():
+            runs = [event for event in events if not event.replay]
+            for later in runs:
+                for first in runs:
+                    if first.t1 < later.t0 and self.knew(later, first):
+                        yield later.round, '%s\nfirst: %s\nagain: %s' % (op, self.describe(first), self.describe(later))
+
+    def knew(self, later, first):
+        """Whether the commit of first was in the history of the server on which later ran."""
+        return later.tl == first.tl or (later.tl > first.tl and self.fate(first) == 'kept'
+                                        and (later.tl in self.history.fork or later.tl == self.history.last))
+
     def answers(self):
         """Every answer that was not lost names the run whose row is there."""
         for op, events in self.by_op().items():
@@ -229,11 +243,16 @@ class Checker:
                     taken[getattr(event, name)].append(event)
                 elif event.what in use:
                     used.append(event)
-            find_any, find_kept = {}, {}
+            find_any, find_kept, find_same = {}, {}, {}
+            by_server = collections.defaultdict(list)
             for thing, events in taken.items():
                 events.sort(key=lambda event: event.t1)
                 find_any[thing] = self.highest(events)
                 find_kept[thing] = self.highest([event for event in events if self.fate(event) == 'kept'])
+                for event in events:
+                    by_server[thing, event.tl].append(event)
+            for place, events in by_server.items():
+                find_same[place] = self.highest(events)
             for event in used:
                 thing = getattr(event, name)
                 self.count(event, 'tokens used')
@@ -241,7 +260,8 @@ class Checker:
                 if newer is None or newer.token <= event.token:
                     continue
                 kept = find_kept[thing](event.t0)
-                if self.sync or (self.has(event) and kept and kept.token > event.token):
+                same = find_same[thing, event.tl](event.t0) if (thing, event.tl) in find_same else None
+                if self.sync or (same and same.token > event.token) or (self.has(event) and kept and kept.token > event.token):
                     self.count(event, 'old tokens')
                     yield event.round, 'newer: %s\nused: %s' % (self.describe(newer), self.describe(event))
                 else:
@@ -250,6 +270,11 @@ class Checker:
     # -- (4) jobs -----------------------------------------------------------------
 
     def completed_twice(self):
+        acked = collections.Counter((event.job, event.tl) for event in self.acked
+                                    if event.what == 'job' and event.answer == 'done')
+        for (job, timeline), times in acked.items():
+            if times > 1:
+                yield 0, 'job %d was completed %d times on timeline %d' % (job, times, timeline)
         done = collections.Counter(job for job, is_done, _ in self.runs.values() if is_done)
         for job, times in done.items():
             if times > 1:
@@ -287,6 +312,7 @@ class Checker:
         rule('no commit behind a fork point is there', self.undead())
         rule('one row per operation', self.doubled())
         rule('an operation that was acknowledged twice has lost its first run', self.acked_twice())
+        rule('no server runs an operation again that it knows', self.run_again())
         rule('every answer names the run whose row is there', self.answers())
         rule('the result of a key is that of its row (K2)', self.results())
         rule('every row is from the ledger', self.strangers())

@@ -407,7 +407,9 @@ class Client(threading.Thread):
         attempt, enq, key = fetched.answer
         draw = self.random.random()
         if draw < 0.05:
-            self.pause(1.2)         # too late: the token is old if another worker fetched the job
+            self.pause(1.2)         # too late: the token is old if another worker fetched the job,
+        elif attempt > 1 and draw < 0.5:
+            self.pause(0.4)         # which is still at it
         while self.end_job(fetched, attempt, enq, key, draw < 0.9) in ('unknown', 'aborted'):
             self.gate()
         self.pause(self.random.random() * self.load.pace / 2)

@@ -358,6 +358,8 @@ def main():
     parser.add_argument('--split', type=float, default=0)
     parser.add_argument('--mistake', choices=('', 'newkey', 'async'), default='')
     args = parser.parse_args()
+    with open(os.path.join(args.dir, 'ha.pid'), 'w', encoding='utf-8') as file:
+        print(os.getpid(), file=file)
     runs = []
     passed = failed = 0
     interrupted = 0
