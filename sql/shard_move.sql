@@ -32,6 +32,10 @@ SELECT count(*) FROM idem.keys WHERE key = 'k' AND scope = '';
 SELECT idem_shard_give(slot_of('k') + slot_of('other')) = :job / 1024 AS last_value;
 SELECT idem_shard_give('{}') = :job / 1024 AS last_value;
 SELECT given = slot_of('k') + slot_of('other') AS given FROM idem.shard;
+-- for one database at a time: another one would take what the first one may have taken
+SELECT * FROM fails($$ SELECT idem_shard_give('{[0,1)}', 'other') $$);
+SELECT state FROM fails($$ SELECT idem_shard_give('{}', 'other') $$);
+SELECT * FROM fails($$ SELECT idem_shard_give('{}', repeat('x', 256)) $$);
 -- the doctor shows slots that were given
 SELECT status, detail = format('1022 of 1024 slots, by key, shard 3; given up, not purged: %s', given) AS detail
   FROM idem_doctor(), idem.shard WHERE "check" = 'shard map';
@@ -41,11 +45,16 @@ SELECT slots, given FROM idem.shard;
 SELECT status FROM idem_claim('k');
 SELECT idem_cancel(:job);
 -- idem_shard_set() with a slot that was given takes it back, too; others stay given
-SELECT idem_shard_give('{[0,10)}') IS NOT NULL;
+SELECT idem_shard_give('{[0,10)}', 'other') IS NOT NULL;
+SELECT idem_shard_give('{[0,10)}', 'other') IS NOT NULL;
+SELECT state FROM fails($$ SELECT idem_shard_give('{[0,10)}') $$), fails($$ SELECT idem_shard_give('{[0,10)}', 'others') $$) AS f (other);
 SELECT idem_shard_set('{[5,1024)}', number => 3);
-SELECT slots, given FROM idem.shard;
+SELECT slots, given, receiver FROM idem.shard;
+SELECT idem_shard_take('{[0,5)}', 0);
+SELECT slots, given, receiver FROM idem.shard;
+SELECT idem_shard_give('{[0,10)}', 'third') IS NOT NULL;
 SELECT idem_shard_set(NULL);
-SELECT slots, given FROM idem.shard;
+SELECT slots, given, receiver FROM idem.shard;
 
 -- a job with a key from before the map: its slot is not known, so no slot can be given
 CALL anew();

@@ -25,7 +25,7 @@
 #include "keys/keys.h"
 
 IDEM_FUNCTION(idem_shard_set, VOIDOID, INT4MULTIRANGEOID, TEXTOID, INT4OID, BOOLOID);
-IDEM_FUNCTION(idem_shard_give, INT8OID, INT4MULTIRANGEOID);
+IDEM_FUNCTION(idem_shard_give, INT8OID, INT4MULTIRANGEOID, TEXTOID);
 IDEM_FUNCTION(idem_shard_take, VOIDOID, INT4MULTIRANGEOID, INT8OID);
 IDEM_FUNCTION(idem_slot, INT4OID, TEXTOID, TEXTOID);
 
@@ -36,6 +36,7 @@ typedef struct Change
 	IdemTable jobs;
 	IdemTable table;
 	IdemShard from;
+	text *receiver; /* of the slots that were given up, or NULL */
 } Change;
 
 /* Slots whose rows must not stay behind, and what is needed to find these rows */
@@ -270,7 +271,7 @@ has_given(const IdemShard *shard)
  * end of the write; other sessions get it before this transaction releases its locks (M4).
  */
 static void
-store_map(IdemTable *table, bool exists, const IdemShard *to)
+store_map(IdemTable *table, bool exists, const IdemShard *to, const text *receiver)
 {
 	TupleTableSlot *slot = idem_write_new_row(table);
 
@@ -283,7 +284,10 @@ store_map(IdemTable *table, bool exists, const IdemShard *to)
 	if (to->number >= 0)
 		idem_row_set(slot, IDEM_SHARD_NUMBER, Int32GetDatum(to->number));
 	if (has_given(to))
+	{
 		idem_row_set(slot, IDEM_SHARD_GIVEN, make_ranges(to->given));
+		idem_row_set_varlena(slot, IDEM_SHARD_RECEIVER, receiver);
+	}
 	CacheInvalidateRelcache(table->heap);
 	if (exists ? idem_write_update(table) != TM_Ok : !idem_write_insert(table))
 		elog(ERROR, "could not store the map of slots");
@@ -301,14 +305,17 @@ begin_change(Change *change)
 	idem_shard_open(&change->table, ShareRowExclusiveLock);
 	idem_keytable_open(&change->keys, ShareRowExclusiveLock);
 	idem_jobtable_open(&change->jobs, ShareRowExclusiveLock);
-	if (idem_shard_find(&change->table))
-		idem_shard_read(&change->table, &change->from);
+	change->receiver = NULL;
+	if (!idem_shard_find(&change->table))
+		return;
+	idem_shard_read(&change->table, &change->from);
+	change->receiver = idem_row_text(&change->table, IDEM_SHARD_RECEIVER);
 }
 
 static void
 end_change(Change *change, const IdemShard *to)
 {
-	store_map(&change->table, change->from.exists, to);
+	store_map(&change->table, change->from.exists, to, change->receiver);
 	idem_table_close(&change->jobs);
 	idem_table_close(&change->keys);
 	idem_table_close(&change->table);
@@ -371,6 +378,47 @@ begin_move(FunctionCallInfo fcinfo, Change *change, bool *slots)
 				errhint("Run SELECT pg_catalog.idem_shard_set('{[0,1024)}') if it has all keys, or pg_catalog.idem_shard_set('{}') if it is new and has none."));
 }
 
+/* The name of the database that will copy the rows, or NULL */
+static text *
+get_receiver(FunctionCallInfo fcinfo, int arg)
+{
+	text *receiver = PG_ARGISNULL(arg) ? NULL : PG_GETARG_TEXT_PP(arg);
+
+	if (receiver != NULL && VARSIZE_ANY_EXHDR(receiver) > IDEM_MAX_SCOPE_LEN)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid value of \"%s\"", "receiver"),
+				errdetail("It has %d bytes; it must have at most %d.",
+						  (int) VARSIZE_ANY_EXHDR(receiver), IDEM_MAX_SCOPE_LEN),
+				errhint("Use a short name for the database."));
+	return receiver;
+}
+
+static bool
+is_same_text(const text *a, const text *b)
+{
+	if (a == NULL || b == NULL)
+		return a == b;
+	return VARSIZE_ANY_EXHDR(a) == VARSIZE_ANY_EXHDR(b) &&
+		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
+}
+
+/*
+ * M8: slots that were given up for one database cannot be given to another one, which would take
+ * what the first one has taken already.  The caller gives them up for this one from now on.
+ */
+static void
+set_receiver(Change *change, text *receiver)
+{
+	if (has_given(&change->from) && !is_same_text(change->receiver, receiver))
+		ereport(ERROR,
+				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("slots were given up for another database"),
+				errdetail("Column \"receiver\" of idem.shard names it; it may have taken them."),
+				errhint("Finish that move first: run idem_move with its target, or take the slots back with idem_shard_take() if that database does not have them."));
+	change->receiver = receiver;
+}
+
 /* M8: give up slots whose rows another database will copy */
 Datum
 idem_shard_give(PG_FUNCTION_ARGS)
@@ -379,8 +427,12 @@ idem_shard_give(PG_FUNCTION_ARGS)
 	Change change;
 	IdemShard to;
 
+	text *receiver;
+
 	idem_fn_begin(fcinfo, &idem_shard_give_signature, "idem_shard_give()");
+	receiver = get_receiver(fcinfo, 1);
 	begin_move(fcinfo, &change, slots);
+	set_receiver(&change, receiver);
 	to = change.from;
 	for (int slot = 0; slot < IDEM_SLOTS; slot++)
 	{

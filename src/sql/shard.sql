@@ -12,6 +12,7 @@ CREATE TABLE idem.shard (
 	slots int4multirange,
 	number integer,
 	given int4multirange,
+	receiver text COLLATE "C",
 	CONSTRAINT shard_pkey PRIMARY KEY (id)
 ) USING heap;
 
@@ -23,6 +24,7 @@ COMMENT ON COLUMN idem.shard.by IS 'what the slot of a key is computed from: key
 COMMENT ON COLUMN idem.shard.slots IS 'slots of this database, 0 to 1023; empty: none, the database is a router; null: no map, it accepts every key';
 COMMENT ON COLUMN idem.shard.number IS 'number of the shard, for error messages; null: none';
 COMMENT ON COLUMN idem.shard.given IS 'slots that idem_shard_give() has given up: their rows may still be here, for another database to copy; null: none';
+COMMENT ON COLUMN idem.shard.receiver IS 'the database for which they were given up, as told to idem_shard_give(); null: not told, or there are none';
 COMMENT ON CONSTRAINT shard_pkey ON idem.shard IS 'finds the row';
 COMMENT ON INDEX idem.shard_pkey IS 'finds the row';
 
@@ -40,7 +42,8 @@ COMMENT ON FUNCTION pg_catalog.idem_shard_set IS
 	'for operators: set the slots of this database, which then refuses keys and jobs of other slots; waits for all transactions that hold keys or jobs';
 
 CREATE FUNCTION pg_catalog.idem_shard_give(
-	slots int4multirange)
+	slots int4multirange,
+	receiver text DEFAULT NULL)
 RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_shard_give';

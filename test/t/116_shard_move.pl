@@ -31,8 +31,8 @@ sub command
 	my ($from, $to, $slots, @options) = @_;
 
 	return ($program,
-		'--from' => $from->connstr('postgres'),
-		'--to' => $to->connstr('postgres'),
+		'--from' => ref $from ? $from->connstr('postgres') : $from,
+		'--to' => ref $to ? $to->connstr('postgres') : $to,
 		'--slots' => $slots, @options);
 }
 
@@ -161,6 +161,11 @@ is(maps(), '{}|{[0,1024)} / {[0,1024)}|{}', 'M8: the target has the slots, the s
 is(on_b($content), $before, 'every row has arrived');
 is(on_a($content), $before, 'no row has gone');
 refused_ok(qr/the target has slots/, 'abort comes too late', @all, '--abort');
+new_database('third', q{CREATE EXTENSION idem; SELECT idem_shard_set('{}', number => 2)});
+my $third = $a->connstr('third');
+refused_ok(qr/given up \{\[0,1024\)\} for another database/, 'M8: a third database cannot take what the second one has', $a, $third, '{[0,1024)}');
+refused_ok(qr/for another database .* name that one with --to/, 'abort with a third database', $a, $third, '{[0,1024)}', '--abort');
+is(maps(), '{}|{[0,1024)} / {[0,1024)}|{}', 'nothing has changed');
 refused_ok(qr/stopped after step "switch"/, 'stop after switch', @all, '--stop-after' => 'switch', '--switch' => 'echo moved $IDEM_SLOTS');
 refused_ok(qr/command of --switch failed/, 'the router does not answer', @all, '--switch' => 'false');
 ($status, $out) = move(@all, '--switch' => 'echo moved $IDEM_SLOTS');
@@ -198,9 +203,10 @@ on_a(q{SELECT idem_forget('twice')});
 is($status, 0, 'back to a database that has old rows');
 is(on_b(q{SELECT status FROM idem_claim('twice', wait => '0')}), 'claimed', 'the old row has not come back to life');
 on_b(qq{SELECT idem_shard_give('$slot')});
-on_a(qq{UPDATE idem.shard SET given = '$slot'});
+my $name_of_b = on_b(q{SELECT system_identifier || ' postgres' FROM pg_control_system()});
+on_a(qq{UPDATE idem.shard SET given = '$slot', receiver = '$name_of_b'});
 refused_ok(qr/both databases have given up/, 'both have given up the slot', $a, $b, $slot);
-on_a('UPDATE idem.shard SET given = NULL');
+on_a('UPDATE idem.shard SET given = NULL, receiver = NULL');
 on_b(qq{SELECT idem_shard_take('$slot', 0)});
 on_a(qq{INSERT INTO idem.keys (created_at, expires_at, key_hash, owner, nth, key, scope) SELECT now(), now() + '1 day', idem_key_hash('stray'), 10, 0, 'stray', ''});
 refused_ok(qr/idem.keys of the target has rows of slots that the target does not have/, 'stray rows in the target', $b, $a, on_a(q{SELECT int4multirange(int4range(idem_slot('stray'), idem_slot('stray') + 1))}));
