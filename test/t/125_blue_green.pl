@@ -30,6 +30,7 @@ my $conf = q{
 shared_preload_libraries = 'idem'
 idem.cleanup_naptime = 1s
 wal_retrieve_retry_interval = 100ms
+max_connections = 40
 };
 my $publisher = new_node(
 	'publisher',

@@ -18,6 +18,7 @@ my $conf = q{
 shared_preload_libraries = 'idem'
 idem.cleanup_naptime = 1s
 wal_retrieve_retry_interval = 100ms
+max_connections = 40
 };
 my $publisher = new_node('publisher', init => { allows_streaming => 'logical' }, conf => $conf);
 my $subscriber = new_node('subscriber', install => $ENV{IDEM_SUBSCRIBER}, conf => $conf);

@@ -29,6 +29,7 @@ my $publisher = new_node(
 shared_preload_libraries = 'idem'
 idem.cleanup_naptime = 1s
 wal_retrieve_retry_interval = 100ms
+max_connections = 40
 });
 my $everything = q{
 	SELECT 'key', k::text FROM idem.keys AS k

@@ -19,6 +19,7 @@ my $conf = q{
 shared_preload_libraries = 'idem'
 idem.cleanup_naptime = 1s
 wal_retrieve_retry_interval = 100ms
+max_connections = 40
 };
 my $source = new_node('source', init => { allows_streaming => 'logical' }, conf => $conf);
 my $target = new_node('target', install => $ENV{IDEM_SUBSCRIBER}, conf => $conf);
