@@ -1,6 +1,6 @@
 # M8: idem_move moves slots between two servers.  First each case that it must refuse, and each
 # place where it can stop; then moves in both directions under load, with a ledger: nothing runs
-# twice, nothing is lost, whatever is killed.
+# twice, nothing is lost, whatever is killed.  IDEM_SEED is the seed of the load.
 
 use strict;
 use warnings FATAL => 'all';
@@ -248,7 +248,7 @@ my $load;
 {
 	local $ENV{PYTHONDONTWRITEBYTECODE} = 1;
 	$load = IPC::Run::start(
-		[ $python, "$FindBin::RealBin/../scale/move_load.py", 7, 8, 3000, $a->connstr('postgres'), $b->connstr('postgres') ],
+		[ $python, "$FindBin::RealBin/../scale/move_load.py", $ENV{IDEM_SEED} // 7, 8, 3000, $a->connstr('postgres'), $b->connstr('postgres') ],
 		'<', \$load_in, '>', \$load_out, '2>', \$load_err,
 		IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
 }
