@@ -164,7 +164,7 @@ class Run:
                     bag = list(self.args.faults)
                     self.rng.shuffle(bag)
                 self.round(number, bag.pop())
-        except Stuck as error:
+        except (Stuck, psycopg2.Error) as error:
             self.failed += 1
             say('FAILED  %s: %s' % (self.mode, error))
             self.check_stuck()
