@@ -9,12 +9,13 @@ CREATE FUNCTION slot_of(key text) RETURNS int4multirange LANGUAGE sql AS $$
 
 -- arguments; without a map nothing can be given or taken
 SELECT (f.f).* FROM (SELECT fails(format('SELECT idem_shard_%s', a)) AS f
-	FROM unnest(ARRAY[$$give(NULL)$$, $$give('{[0,1025)}')$$, $$give('{[5,)}')$$, $$give('{[0,5)}')$$,
+	FROM unnest(ARRAY[$$give(NULL, 'o')$$, $$give('{[0,1025)}', 'o')$$, $$give('{[5,)}', 'o')$$, $$give('{[0,5)}', NULL)$$,
+					  $$give('{[0,5)}', '')$$, $$give('{[0,5)}', repeat('x', 256))$$, $$give('{[0,5)}', 'o')$$,
 					  $$take(NULL, 0)$$, $$take('{[0,1025)}', 0)$$, $$take('{[0,5)}', NULL)$$, $$take('{[0,5)}', -1)$$,
 					  $$take('{[0,5)}', 9007199254740991)$$, $$take('{[0,5)}', 0)$$]) AS a) AS f;
 SELECT count(*) FROM idem.shard;
 SELECT idem_shard_set('{[0,512)}', number => 3);
-SELECT state, message, detail FROM fails($$ SELECT idem_shard_give('{[500,600)}') $$);
+SELECT state, message, detail FROM fails($$ SELECT idem_shard_give('{[500,600)}', 'o') $$);
 SELECT slots, given FROM idem.shard;
 
 -- give: the rows stay, no function finds them; by, number and jobs_from stay
@@ -23,19 +24,18 @@ SELECT idem_shard_set('{[0,1024)}', number => 3);
 SELECT status FROM idem_claim('k');
 SELECT job_id AS job FROM idem_enqueue('q', key => 'k') \gset
 SELECT token AS lease FROM idem_lease('k', '1 min', scope => 'none') \gset
-SELECT idem_shard_give(slot_of('k')) = :job / 1024 AS last_value;
+SELECT idem_shard_give(slot_of('k'), 'o') = :job / 1024 AS last_value;
 SELECT slots = '{[0,1024)}' - slot_of('k') AS slots, given = slot_of('k') AS given, number, by FROM idem.shard;
 SELECT state FROM fails($$ SELECT idem_claim('k') $$);
 SELECT state FROM fails(format('SELECT idem_cancel(%s)', :job));
 SELECT count(*) FROM idem.keys WHERE key = 'k' AND scope = '';
 -- again, with a slot that the map has; nothing more to give is no error either
-SELECT idem_shard_give(slot_of('k') + slot_of('other')) = :job / 1024 AS last_value;
-SELECT idem_shard_give('{}') = :job / 1024 AS last_value;
+SELECT idem_shard_give(slot_of('k') + slot_of('other'), 'o') = :job / 1024 AS last_value;
+SELECT idem_shard_give('{}', 'o') = :job / 1024 AS last_value;
 SELECT given = slot_of('k') + slot_of('other') AS given FROM idem.shard;
 -- for one database at a time: another one would take what the first one may have taken
 SELECT * FROM fails($$ SELECT idem_shard_give('{[0,1)}', 'other') $$);
 SELECT state FROM fails($$ SELECT idem_shard_give('{}', 'other') $$);
-SELECT * FROM fails($$ SELECT idem_shard_give('{}', repeat('x', 256)) $$);
 -- the doctor shows slots that were given
 SELECT status, detail = format('1022 of 1024 slots, by key, shard 3; given up, not purged: %s', given) AS detail
   FROM idem_doctor(), idem.shard WHERE "check" = 'shard map';
@@ -47,7 +47,7 @@ SELECT idem_cancel(:job);
 -- idem_shard_set() with a slot that was given takes it back, too; others stay given
 SELECT idem_shard_give('{[0,10)}', 'other') IS NOT NULL;
 SELECT idem_shard_give('{[0,10)}', 'other') IS NOT NULL;
-SELECT state FROM fails($$ SELECT idem_shard_give('{[0,10)}') $$), fails($$ SELECT idem_shard_give('{[0,10)}', 'others') $$) AS f (other);
+SELECT state FROM fails($$ SELECT idem_shard_give('{[0,10)}', 'others') $$);
 SELECT idem_shard_set('{[5,1024)}', number => 3);
 SELECT slots, given, receiver FROM idem.shard;
 SELECT idem_shard_take('{[0,5)}', 0);
@@ -61,11 +61,11 @@ CALL anew();
 SELECT job_id FROM idem_enqueue('q', key => 'k', dedup => 'until_expired', key_ttl => '1 day');
 SELECT job_id FROM idem_enqueue('q');
 SELECT idem_shard_set('{[0,1024)}');
-SELECT * FROM fails($$ SELECT idem_shard_give('{[0,1)}') $$);
+SELECT * FROM fails($$ SELECT idem_shard_give('{[0,1)}', 'o') $$);
 SELECT idem_complete(job_id, token) FROM idem_fetch('q', lease => '1 min');
-SELECT * FROM fails($$ SELECT idem_shard_give('{[0,1)}') $$);
+SELECT * FROM fails($$ SELECT idem_shard_give('{[0,1)}', 'o') $$);
 SET idem.clock_offset = '2 d';
-SELECT idem_shard_give('{[0,1)}') AS last_value;
+SELECT idem_shard_give('{[0,1)}', 'o') AS last_value;
 RESET idem.clock_offset;
 -- the job without a key stays here
 SELECT state FROM idem_job(2);
@@ -75,15 +75,22 @@ CALL anew();
 SELECT idem_shard_set('{}', number => 4);
 ALTER SEQUENCE idem.jobs_job_id_seq CACHE 20;
 SELECT nextval('idem.jobs_job_id_seq');
-SELECT idem_shard_take(slot_of('k'), 5000);
+SELECT state, message FROM fails($$ SELECT idem_shard_take(slot_of('k'), 5000) $$);
+SELECT idem_shard_take(slot_of('k'), 5000, 'o');
+SELECT taken = slot_of('k') AS taken, sender FROM idem.shard;
 -- also where this session has cached values
 SELECT job_id = 5001 * 1024 + idem_slot('k') AS above FROM idem_enqueue('q', key => 'k');
 -- again, and with a smaller value: nothing goes back
 SELECT idem_shard_take(slot_of('k'), 17);
 SELECT job_id / 1024 > 5001 AS above FROM idem_enqueue('q');
+-- the database that had the slot may still have its rows: until that is over, it cannot go on to others
+SELECT * FROM fails($$ SELECT idem_shard_give(slot_of('k'), 'third') $$);
+SELECT state, message FROM fails($$ SELECT idem_shard_take(slot_of('other'), 0, 'third') $$);
+SELECT idem_shard_set(slots, by, number) FROM idem.shard;
+SELECT taken = slot_of('k') AS taken, sender FROM idem.shard;
 -- a rollback takes the values back, too
 BEGIN;
-SELECT idem_shard_take(slot_of('other'), 1000000);
+SELECT idem_shard_take(slot_of('other'), 1000000, 'o');
 SELECT job_id / 1024 AS value FROM idem_enqueue('q', key => 'other');
 ROLLBACK;
 SELECT job_id / 1024 < 6000 AS below FROM idem_enqueue('q');
@@ -92,9 +99,9 @@ ALTER SEQUENCE idem.jobs_job_id_seq CACHE 1;
 CALL anew();
 SELECT idem_shard_set('{}');
 INSERT INTO idem.jobs (job_id, run_at, enqueued_at, priority, queue) VALUES (7 * 1024 + 5, idem_clock(), idem_clock(), 0, 'q');
-SELECT state, message FROM fails($$ SELECT idem_shard_take('{[5,6)}', 6) $$);
+SELECT state, message FROM fails($$ SELECT idem_shard_take('{[5,6)}', 6, 'o') $$);
 SELECT slots FROM idem.shard;
-SELECT idem_shard_take('{[5,6)}', 7);
+SELECT idem_shard_take('{[5,6)}', 7, 'o');
 SELECT job_id / 1024 AS value, job_id % 1024 AS slot FROM idem_fetch('q', lease => '1 min');
 
 -- J14: fetches and enqueues find copied jobs where they have just skipped others
@@ -105,7 +112,7 @@ SELECT count(*) FROM idem_fetch('q', batch => 300, lease => '1 h');
 SELECT count(*) FROM idem_fetch('q', lease => '1 h');
 INSERT INTO idem.jobs (job_id, run_at, enqueued_at, priority, queue)
 	SELECT (min(job_id) / 1024 + 100) * 1024 + idem_slot('k'), min(run_at), min(enqueued_at), 0, 'q' FROM idem.jobs;
-SELECT idem_shard_take(slot_of('k'), 300);
+SELECT idem_shard_take(slot_of('k'), 300, 'o');
 SELECT job_id % 1024 = idem_slot('k') AS copied FROM idem_fetch('q', lease => '1 h');
 
 -- privileges, read-only transactions
@@ -113,19 +120,22 @@ CREATE ROLE app;
 CREATE ROLE operator;
 SELECT idem_grant('app', 'app'), idem_grant('operator', 'admin');
 SET ROLE app;
-SELECT state FROM fails($$ SELECT idem_shard_give('{}') $$);
+SELECT state FROM fails($$ SELECT idem_shard_give('{}', 'o') $$);
 SELECT state FROM fails($$ SELECT idem_shard_take('{}', 0) $$);
 SET ROLE operator;
 -- without privileges on the sequence
-SELECT idem_shard_take('{[0,1)}', 10000);
+SELECT idem_shard_take('{[0,1)}', 10000, 'o');
 SELECT current_user, session_user <> current_user AS is_set;
-SELECT idem_shard_give('{[0,1)}') AS last_value;
+RESET ROLE;
+UPDATE idem.shard SET taken = NULL, sender = NULL;
+SET ROLE operator;
+SELECT idem_shard_give('{[0,1)}', 'o') AS last_value;
 RESET ROLE;
 SELECT idem_revoke('app', 'app'), idem_revoke('operator', 'admin');
 DROP ROLE app, operator;
 BEGIN READ ONLY;
 SAVEPOINT a;
-SELECT idem_shard_give('{}');
+SELECT idem_shard_give('{}', 'o');
 ROLLBACK TO a;
 SELECT idem_shard_take('{}', 0);
 ROLLBACK;

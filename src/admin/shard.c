@@ -26,7 +26,7 @@
 
 IDEM_FUNCTION(idem_shard_set, VOIDOID, INT4MULTIRANGEOID, TEXTOID, INT4OID, BOOLOID);
 IDEM_FUNCTION(idem_shard_give, INT8OID, INT4MULTIRANGEOID, TEXTOID);
-IDEM_FUNCTION(idem_shard_take, VOIDOID, INT4MULTIRANGEOID, INT8OID);
+IDEM_FUNCTION(idem_shard_take, VOIDOID, INT4MULTIRANGEOID, INT8OID, TEXTOID);
 IDEM_FUNCTION(idem_slot, INT4OID, TEXTOID, TEXTOID);
 
 /* A change of the map: the tables that it has locked, and the map from before */
@@ -37,6 +37,7 @@ typedef struct Change
 	IdemTable table;
 	IdemShard from;
 	text *receiver; /* of the slots that were given up, or NULL */
+	text *sender;	/* of the slots that were taken, or NULL */
 } Change;
 
 /* Slots whose rows must not stay behind, and what is needed to find these rows */
@@ -256,14 +257,20 @@ make_ranges(const bool *slots)
 }
 
 static bool
-has_given(const IdemShard *shard)
+has_any(const bool *slots)
 {
-	for (int slot = 0; slot < IDEM_SLOTS; slot++)
-	{
-		if (shard->given[slot])
-			return true;
-	}
-	return false;
+	return memchr(slots, true, IDEM_SLOTS) != NULL;
+}
+
+/* Slots that are on their way, and the other database; nulls if there are none */
+static void
+set_moving(TupleTableSlot *row, AttrNumber attno, const bool *slots, AttrNumber other_attno,
+		   const text *other)
+{
+	if (!has_any(slots))
+		return;
+	idem_row_set(row, attno, make_ranges(slots));
+	idem_row_set_varlena(row, other_attno, other);
 }
 
 /*
@@ -271,8 +278,9 @@ has_given(const IdemShard *shard)
  * end of the write; other sessions get it before this transaction releases its locks (M4).
  */
 static void
-store_map(IdemTable *table, bool exists, const IdemShard *to, const text *receiver)
+store_map(Change *change, const IdemShard *to)
 {
+	IdemTable *table = &change->table;
 	TupleTableSlot *slot = idem_write_new_row(table);
 
 	idem_row_set(slot, IDEM_SHARD_ID, Int16GetDatum(IDEM_SHARD_ROW));
@@ -283,13 +291,10 @@ store_map(IdemTable *table, bool exists, const IdemShard *to, const text *receiv
 		idem_row_set(slot, IDEM_SHARD_SLOTS, make_ranges(to->has));
 	if (to->number >= 0)
 		idem_row_set(slot, IDEM_SHARD_NUMBER, Int32GetDatum(to->number));
-	if (has_given(to))
-	{
-		idem_row_set(slot, IDEM_SHARD_GIVEN, make_ranges(to->given));
-		idem_row_set_varlena(slot, IDEM_SHARD_RECEIVER, receiver);
-	}
+	set_moving(slot, IDEM_SHARD_GIVEN, to->given, IDEM_SHARD_RECEIVER, change->receiver);
+	set_moving(slot, IDEM_SHARD_TAKEN, to->taken, IDEM_SHARD_SENDER, change->sender);
 	CacheInvalidateRelcache(table->heap);
-	if (exists ? idem_write_update(table) != TM_Ok : !idem_write_insert(table))
+	if (change->from.exists ? idem_write_update(table) != TM_Ok : !idem_write_insert(table))
 		elog(ERROR, "could not store the map of slots");
 }
 
@@ -305,17 +310,18 @@ begin_change(Change *change)
 	idem_shard_open(&change->table, ShareRowExclusiveLock);
 	idem_keytable_open(&change->keys, ShareRowExclusiveLock);
 	idem_jobtable_open(&change->jobs, ShareRowExclusiveLock);
-	change->receiver = NULL;
+	change->receiver = change->sender = NULL;
 	if (!idem_shard_find(&change->table))
 		return;
 	idem_shard_read(&change->table, &change->from);
 	change->receiver = idem_row_text(&change->table, IDEM_SHARD_RECEIVER);
+	change->sender = idem_row_text(&change->table, IDEM_SHARD_SENDER);
 }
 
 static void
 end_change(Change *change, const IdemShard *to)
 {
-	store_map(&change->table, change->from.exists, to, change->receiver);
+	store_map(change, to);
 	idem_table_close(&change->jobs);
 	idem_table_close(&change->keys);
 	idem_table_close(&change->table);
@@ -357,8 +363,11 @@ idem_shard_set(PG_FUNCTION_ARGS)
 	to.jobs_from = same_rule ? change.from.jobs_from : next_number();
 	if (!same_rule)
 		check_sequence(&change, to.jobs_from);
-	for (int slot = 0; slot < IDEM_SLOTS; slot++)
-		to.given[slot] = same_rule && to.is_mapped && change.from.given[slot] && !to.has[slot];
+	for (int slot = 0; slot < IDEM_SLOTS && same_rule && to.is_mapped; slot++)
+	{
+		to.given[slot] = change.from.given[slot] && !to.has[slot];
+		to.taken[slot] = change.from.taken[slot] && to.has[slot];
+	}
 	end_change(&change, &to);
 	PG_RETURN_VOID();
 }
@@ -378,45 +387,56 @@ begin_move(FunctionCallInfo fcinfo, Change *change, bool *slots)
 				errhint("Run SELECT pg_catalog.idem_shard_set('{[0,1024)}') if it has all keys, or pg_catalog.idem_shard_set('{}') if it is new and has none."));
 }
 
-/* The name of the database that will copy the rows, or NULL */
+/* M8: the name of the other database */
 static text *
-get_receiver(FunctionCallInfo fcinfo, int arg)
+get_other(FunctionCallInfo fcinfo, int arg, const char *name)
 {
-	text *receiver = PG_ARGISNULL(arg) ? NULL : PG_GETARG_TEXT_PP(arg);
+	text *other = PG_GETARG_TEXT_PP(arg);
+	int length = VARSIZE_ANY_EXHDR(other);
 
-	if (receiver != NULL && VARSIZE_ANY_EXHDR(receiver) > IDEM_MAX_SCOPE_LEN)
+	if (length == 0 || length > IDEM_MAX_SCOPE_LEN)
 		ereport(ERROR,
 				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid value of \"%s\"", "receiver"),
-				errdetail("It has %d bytes; it must have at most %d.",
-						  (int) VARSIZE_ANY_EXHDR(receiver), IDEM_MAX_SCOPE_LEN),
-				errhint("Use a short name for the database."));
-	return receiver;
-}
-
-static bool
-is_same_text(const text *a, const text *b)
-{
-	if (a == NULL || b == NULL)
-		return a == b;
-	return VARSIZE_ANY_EXHDR(a) == VARSIZE_ANY_EXHDR(b) &&
-		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
+				errmsg("invalid value of \"%s\"", name),
+				errdetail("It has %d bytes; it must have between 1 and %d.", length, IDEM_MAX_SCOPE_LEN),
+				errhint("Pass a name for the other database, the same in each call of a move."));
+	return other;
 }
 
 /*
- * M8: slots that were given up for one database cannot be given to another one, which would take
- * what the first one has taken already.  The caller gives them up for this one from now on.
+ * M8: slots are on their way to or from one other database at a time.  A third one could
+ * otherwise take what the second one has taken already.
  */
 static void
-set_receiver(Change *change, text *receiver)
+check_other(const bool *moving, const text *before, const text *now, const char *column)
 {
-	if (has_given(&change->from) && !is_same_text(change->receiver, receiver))
+	if (!has_any(moving) ||
+		(before != NULL && VARSIZE_ANY_EXHDR(before) == VARSIZE_ANY_EXHDR(now) &&
+		 memcmp(VARDATA_ANY(before), VARDATA_ANY(now), VARSIZE_ANY_EXHDR(now)) == 0))
+		return;
+	ereport(ERROR,
+			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("slots are moving to or from another database"),
+			errdetail("Column \"%s\" of idem.shard names that database.", column),
+			errhint("Finish that move first: run idem_move with the same databases until it says \"moved\"."));
+}
+
+/* M8: a slot goes if this database has it, and the database that had it before has no rows left */
+static void
+check_slot(const IdemShard *shard, int slot)
+{
+	if (shard->taken[slot])
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("slots were given up for another database"),
-				errdetail("Column \"receiver\" of idem.shard names it; it may have taken them."),
-				errhint("Finish that move first: run idem_move with its target, or take the slots back with idem_shard_take() if that database does not have them."));
-	change->receiver = receiver;
+				errmsg("slots have not arrived completely"),
+				errdetail("The database that had slot %d before may still have its rows.", slot),
+				errhint("Finish that move first: run idem_move with the same databases until it says \"moved\"."));
+	if (!shard->has[slot] && !shard->given[slot])
+		ereport(ERROR,
+				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("slots do not belong to this database"),
+				errdetail("The map does not have slot %d, and this database has not given it up.", slot),
+				errhint("Call the database that has the slot."));
 }
 
 /* M8: give up slots whose rows another database will copy */
@@ -426,24 +446,20 @@ idem_shard_give(PG_FUNCTION_ARGS)
 	bool slots[IDEM_SLOTS] = {0};
 	Change change;
 	IdemShard to;
-
 	text *receiver;
 
 	idem_fn_begin(fcinfo, &idem_shard_give_signature, "idem_shard_give()");
-	receiver = get_receiver(fcinfo, 1);
+	idem_args_require(fcinfo, 1, "receiver", "Pass a name for the database that will take the slots.");
+	receiver = get_other(fcinfo, 1, "receiver");
 	begin_move(fcinfo, &change, slots);
-	set_receiver(&change, receiver);
+	check_other(change.from.given, change.receiver, receiver, "receiver");
+	change.receiver = receiver;
 	to = change.from;
 	for (int slot = 0; slot < IDEM_SLOTS; slot++)
 	{
 		if (!slots[slot])
 			continue;
-		if (!to.has[slot] && !to.given[slot])
-			ereport(ERROR,
-					errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("slots do not belong to this database"),
-					errdetail("The map does not have slot %d, and this database has not given it up.", slot),
-					errhint("Call the database that has the slot."));
+		check_slot(&to, slot);
 		to.has[slot] = false;
 		to.given[slot] = true;
 	}
@@ -474,6 +490,39 @@ note_jobs(IdemTable *jobs, const IdemShard *shard, const bool *slots)
 	UnregisterSnapshot(snapshot);
 }
 
+static int64
+get_above(FunctionCallInfo fcinfo, int arg)
+{
+	int64 above;
+
+	idem_args_require(fcinfo, arg, "above", "Pass what idem_shard_give() has returned.");
+	above = PG_GETARG_INT64(arg);
+	if (above < 0 || above >= PG_INT64_MAX / IDEM_SLOTS)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid value of \"%s\"", "above"),
+				errdetail("The value is %lld, which no sequence of job numbers can reach.", (long long) above),
+				errhint("Pass what idem_shard_give() has returned."));
+	return above;
+}
+
+/* M8: note slots that come from another database, which is not this one that takes its own back */
+static void
+note_sender(FunctionCallInfo fcinfo, int arg, Change *change, IdemShard *to, const bool *slots)
+{
+	bool comes[IDEM_SLOTS];
+
+	for (int slot = 0; slot < IDEM_SLOTS; slot++)
+		comes[slot] = slots[slot] && !change->from.has[slot] && !change->from.given[slot];
+	if (!has_any(comes))
+		return;
+	idem_args_require(fcinfo, arg, "sender", "Pass a name for the database that had the slots.");
+	check_other(change->from.taken, change->sender, get_other(fcinfo, arg, "sender"), "sender");
+	change->sender = PG_GETARG_TEXT_PP(arg);
+	for (int slot = 0; slot < IDEM_SLOTS; slot++)
+		to->taken[slot] |= comes[slot];
+}
+
 /*
  * M8: take slots whose rows were copied.  Values of the sequence up to the given one were used
  * by the database that had the slots: they are not used for new jobs of these slots again (M6).
@@ -484,23 +533,19 @@ idem_shard_take(PG_FUNCTION_ARGS)
 	bool slots[IDEM_SLOTS] = {0};
 	Change change;
 	IdemShard to;
+	int64 above;
 
 	idem_fn_begin(fcinfo, &idem_shard_take_signature, "idem_shard_take()");
-	idem_args_require(fcinfo, 1, "above", "Pass what idem_shard_give() has returned.");
-	if (PG_GETARG_INT64(1) < 0 || PG_GETARG_INT64(1) >= PG_INT64_MAX / IDEM_SLOTS)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid value of \"%s\"", "above"),
-				errdetail("The value is %lld, which no sequence of job numbers can reach.", (long long) PG_GETARG_INT64(1)),
-				errhint("Pass what idem_shard_give() has returned."));
+	above = get_above(fcinfo, 1);
 	begin_move(fcinfo, &change, slots);
 	to = change.from;
+	note_sender(fcinfo, 2, &change, &to, slots);
 	for (int slot = 0; slot < IDEM_SLOTS; slot++)
 	{
 		to.has[slot] |= slots[slot];
 		to.given[slot] &= !slots[slot];
 	}
-	idem_jobtable_lift_sequence(PG_GETARG_INT64(1));
+	idem_jobtable_lift_sequence(above);
 	check_sequence(&change, next_number());
 	note_jobs(&change.jobs, &to, slots);
 	end_change(&change, &to);

@@ -474,7 +474,7 @@ BEGIN
 		END;
 		EXIT WHEN missing <= 0;
 	END LOOP;
-	PERFORM idem_router.report_failures(failures, missing < batch);
+	PERFORM idem_router.report_failures(failures, COALESCE(missing < batch, false));
 END $$;
 COMMENT ON FUNCTION idem_router.idem_fetch IS
 	'routed: fetch jobs that are due, with a lease, from one shard after the other until the batch is full';

@@ -13,6 +13,8 @@ CREATE TABLE idem.shard (
 	number integer,
 	given int4multirange,
 	receiver text COLLATE "C",
+	taken int4multirange,
+	sender text COLLATE "C",
 	CONSTRAINT shard_pkey PRIMARY KEY (id)
 ) USING heap;
 
@@ -24,7 +26,9 @@ COMMENT ON COLUMN idem.shard.by IS 'what the slot of a key is computed from: key
 COMMENT ON COLUMN idem.shard.slots IS 'slots of this database, 0 to 1023; empty: none, the database is a router; null: no map, it accepts every key';
 COMMENT ON COLUMN idem.shard.number IS 'number of the shard, for error messages; null: none';
 COMMENT ON COLUMN idem.shard.given IS 'slots that idem_shard_give() has given up: their rows may still be here, for another database to copy; null: none';
-COMMENT ON COLUMN idem.shard.receiver IS 'the database for which they were given up, as told to idem_shard_give(); null: not told, or there are none';
+COMMENT ON COLUMN idem.shard.receiver IS 'the database for which they were given up, as told to idem_shard_give(); null: there are none';
+COMMENT ON COLUMN idem.shard.taken IS 'slots that idem_shard_take() has taken from another database, which may still have their rows; null: none';
+COMMENT ON COLUMN idem.shard.sender IS 'the database that had them, as told to idem_shard_take(); null: there are none';
 COMMENT ON CONSTRAINT shard_pkey ON idem.shard IS 'finds the row';
 COMMENT ON INDEX idem.shard_pkey IS 'finds the row';
 
@@ -43,7 +47,7 @@ COMMENT ON FUNCTION pg_catalog.idem_shard_set IS
 
 CREATE FUNCTION pg_catalog.idem_shard_give(
 	slots int4multirange,
-	receiver text DEFAULT NULL)
+	receiver text)
 RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_shard_give';
@@ -52,7 +56,8 @@ COMMENT ON FUNCTION pg_catalog.idem_shard_give IS
 
 CREATE FUNCTION pg_catalog.idem_shard_take(
 	slots int4multirange,
-	above bigint)
+	above bigint,
+	sender text DEFAULT NULL)
 RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_shard_take';

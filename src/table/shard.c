@@ -26,7 +26,7 @@
 
 static const Oid column_types[IDEM_SHARD_NATTS] = {
 	INT2OID, INT8OID, INT8OID, TEXTOID,
-	INT4MULTIRANGEOID, INT4OID, INT4MULTIRANGEOID, TEXTOID};
+	INT4MULTIRANGEOID, INT4OID, INT4MULTIRANGEOID, TEXTOID, INT4MULTIRANGEOID, TEXTOID};
 
 static IdemTableCache shard_cache;
 
@@ -119,6 +119,7 @@ idem_shard_read(IdemTable *table, IdemShard *shard)
 {
 	NullableDatum slots = idem_row_datum(table, IDEM_SHARD_SLOTS);
 	NullableDatum given = idem_row_datum(table, IDEM_SHARD_GIVEN);
+	NullableDatum taken = idem_row_datum(table, IDEM_SHARD_TAKEN);
 
 	memset(shard, 0, sizeof(*shard));
 	shard->exists = true;
@@ -131,6 +132,8 @@ idem_shard_read(IdemTable *table, IdemShard *shard)
 		idem_shard_mark(shard->has, slots.value);
 	if (!given.isnull)
 		idem_shard_mark(shard->given, given.value);
+	if (!taken.isnull)
+		idem_shard_mark(shard->taken, taken.value);
 	idem_shard_list_slots(shard);
 }
 

@@ -174,7 +174,9 @@ enum IdemShardColumn
 	IDEM_SHARD_NUMBER,
 	IDEM_SHARD_GIVEN,
 	IDEM_SHARD_RECEIVER,
-	IDEM_SHARD_NATTS = IDEM_SHARD_RECEIVER
+	IDEM_SHARD_TAKEN,
+	IDEM_SHARD_SENDER,
+	IDEM_SHARD_NATTS = IDEM_SHARD_SENDER
 };
 
 #define IDEM_SHARD_ROW 1 /* id of the one row */
@@ -194,6 +196,7 @@ typedef struct IdemShard
 	int16 slots[IDEM_SLOTS];
 	bool has[IDEM_SLOTS];
 	bool given[IDEM_SLOTS]; /* given up by idem_shard_give(): the rows may still be here */
+	bool taken[IDEM_SLOTS]; /* taken by idem_shard_take(): the rows may still be there */
 } IdemShard;
 
 /* subscription.c */

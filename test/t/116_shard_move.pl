@@ -135,6 +135,8 @@ on_a(q{
 	SELECT * FROM idem_fetch('q', worker => 'w');
 	SELECT idem_enqueue('q', key => 'later', delay => '1 day');
 	SELECT idem_enqueue('q')});
+on_a(q{CREATE TABLE late (k text); INSERT INTO late VALUES ('x')});
+on_b('CREATE TABLE late (k text)');
 my $content = q{SELECT md5(string_agg(x, chr(10) ORDER BY x)) FROM (
 	SELECT k::text AS x FROM idem.keys AS k UNION ALL SELECT j::text FROM idem.jobs AS j UNION ALL
 	SELECT k::text FROM idem.job_keys AS k UNION ALL SELECT l::text FROM idem.job_log AS l UNION ALL
@@ -151,7 +153,7 @@ is(sqlstate($a, q{SELECT idem_claim('new')}), 'ID006', 'M8: the source refuses')
 is(sqlstate($b, q{SELECT idem_claim('new')}), 'ID006', 'M8: so does the target');
 ($status) = move(@all, '--abort');
 is($status, 0, 'abort');
-is(maps(), '{[0,1024)}|{} / {}|{}', 'abort: the source has the slots again');
+is(maps(), '{[0,1024)}|{} / {}|{[0,1024)}', 'abort: the source has the slots again, and the target refuses them');
 is(on_a($content), $before, 'abort: and all rows');
 refused_ok(qr/given up none of these slots/, 'nothing to abort', @all, '--abort');
 
@@ -160,12 +162,16 @@ refused_ok(qr/stopped after step "take"/, 'stop after take', @all, '--stop-after
 is(maps(), '{}|{[0,1024)} / {[0,1024)}|{}', 'M8: the target has the slots, the source its rows');
 is(on_b($content), $before, 'every row has arrived');
 is(on_a($content), $before, 'no row has gone');
-refused_ok(qr/the target has slots/, 'abort comes too late', @all, '--abort');
+refused_ok(qr/or the target has them/, 'abort comes too late', @all, '--abort');
 new_database('third', q{CREATE EXTENSION idem; SELECT idem_shard_set('{}', number => 2)});
 my $third = $a->connstr('third');
 refused_ok(qr/given up \{\[0,1024\)\} for another database/, 'M8: a third database cannot take what the second one has', $a, $third, '{[0,1024)}');
 refused_ok(qr/for another database .* name that one with --to/, 'abort with a third database', $a, $third, '{[0,1024)}', '--abort');
+refused_ok(qr/taken \{\[0,1024\)\} from another database .* finish that move first/, 'M8: nor can the second one give them away before the first one is empty', $b, $third, '{[0,1024)}');
+is(sqlstate($b, q{SELECT idem_shard_give('{[0,1024)}', 'third')}), '55000', 'M8: also without the program');
 is(maps(), '{}|{[0,1024)} / {[0,1024)}|{}', 'nothing has changed');
+is(run(q{SELECT slots FROM idem.shard}, db => 'third'), '{}', 'the third database has nothing');
+refused_ok(qr/table public.late has rows .* in the source and none in the target/, 'a table that is named too late', @all, '--table' => 'public.late:pg_catalog.idem_slot(k)');
 refused_ok(qr/stopped after step "switch"/, 'stop after switch', @all, '--stop-after' => 'switch', '--switch' => 'echo moved $IDEM_SLOTS');
 refused_ok(qr/command of --switch failed/, 'the router does not answer', @all, '--switch' => 'false');
 ($status, $out) = move(@all, '--switch' => 'echo moved $IDEM_SLOTS');
@@ -202,7 +208,7 @@ on_a(q{SELECT idem_forget('twice')});
 ($status) = move($a, $b, $slot, @orders);
 is($status, 0, 'back to a database that has old rows');
 is(on_b(q{SELECT status FROM idem_claim('twice', wait => '0')}), 'claimed', 'the old row has not come back to life');
-on_b(qq{SELECT idem_shard_give('$slot')});
+on_b(qq{SELECT idem_shard_give('$slot', 'someone')});
 my $name_of_b = on_b(q{SELECT system_identifier || ' postgres' FROM pg_control_system()});
 on_a(qq{UPDATE idem.shard SET given = '$slot', receiver = '$name_of_b'});
 refused_ok(qr/both databases have given up/, 'both have given up the slot', $a, $b, $slot);
@@ -211,6 +217,34 @@ on_b(qq{SELECT idem_shard_take('$slot', 0)});
 on_a(qq{INSERT INTO idem.keys (created_at, expires_at, key_hash, owner, nth, key, scope) SELECT now(), now() + '1 day', idem_key_hash('stray'), 10, 0, 'stray', ''});
 refused_ok(qr/idem.keys of the target has rows of slots that the target does not have/, 'stray rows in the target', $b, $a, on_a(q{SELECT int4multirange(int4range(idem_slot('stray'), idem_slot('stray') + 1))}));
 on_a(q{DELETE FROM idem.keys});
+
+#
+# Abort while a transaction that copies is still open in the target, without its program
+#
+
+$slot = on_a(q{SELECT slots FROM idem.shard}) eq '{}' ? '{[3,4)}' : die 'the source has slots';
+my ($from_b, $to_a) = map { $_->connstr('postgres') } $b, $a;
+
+# what idem_move of b to a does until its last statement, by hand
+my $name_of_a = on_a(q{SELECT system_identifier || ' postgres' FROM pg_control_system()});
+on_b(qq{SELECT idem_shard_give('$slot', '$name_of_a')});
+my $copying = session($a);
+$copying->query(qq{BEGIN; LOCK TABLE idem.shard IN SHARE ROW EXCLUSIVE MODE; SELECT idem_shard_take('$slot', 0, '$name_of_b')});
+refused_ok(qr/or is taking them, or does not answer/, 'abort while the target is taking the slot', $b, $a, $slot, '--abort', '--lock-timeout' => '100ms');
+is(maps(), "{}|{} / {[0,3),[4,1024)}|$slot", 'M8: the source has not taken it back');
+$copying->query('ROLLBACK');
+($status) = move($b, $a, $slot, '--abort');
+is($status, 0, 'abort after that');
+is(maps(), "{}|$slot / {[0,1024)}|{}", 'M8: the source has the slot again, and the target refuses it');
+# the same transaction begins anew: it sees that the target counts the slot as given up
+is(on_a(qq{SELECT (slots + given) && '$slot' FROM idem.shard}), 't', 'M8: a copy that comes too late finds that');
+($status) = move($b, $a, $slot, @orders);
+is($status, 0, 'a later move of the slot works');
+($status) = move($a, $b, $slot, @orders);
+is($status, 0, 'and back');
+
+# a query that fails is no answer: an old server of the connection string does not exist
+refused_ok(qr/a query failed/, 'no connection to the target', $b, 'host=/nonexistent dbname=postgres', '{[0,1024)}');
 
 #
 # Standbys receive each step before the next one
@@ -230,9 +264,18 @@ my $waiting = IPC::Run::start([ command($b, $a, '{[0,512)}', @orders, '--batch' 
 $waiting->pump until $waiting_out =~ /waiting until standbys/ || !$waiting->pumpable;
 like($waiting_out, qr/waiting until standbys have received this: standby/, 'the move waits for the standby');
 is(maps(), '{}|{} / {[512,1024)}|{[0,512)}', 'M8: until then nobody has the slots');
+# a standby that disconnects has not received it either
+$b->append_conf('postgresql.conf', 'wal_sender_timeout = 100ms');
+$b->reload;
+eval { $waiting->finish };
+like($waiting_err, qr/a standby has disconnected/, 'a standby that disconnects stops the move');
+is(maps(), '{}|{} / {[512,1024)}|{[0,512)}', 'M8: nobody has the slots');
+$b->append_conf('postgresql.conf', 'wal_sender_timeout = 60s');
+$b->reload;
 kill 'CONT', $receiver;
-$waiting->finish;
-is($waiting->full_result(0), 0, 'and then goes on');
+$b->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_replication WHERE state = 'streaming'}) or die 'no standby';
+($status) = move($b, $a, '{[0,512)}', @orders, '--batch' => 512);
+is($status, 0, 'and when it is back, the move goes on');
 is(maps(), '{[0,512)}|{} / {[512,1024)}|{}', 'to the end');
 $standby->stop;
 

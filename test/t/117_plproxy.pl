@@ -610,8 +610,10 @@ router(q{SELECT idem_shard_set('{}')});
 $open->query(call($keys[0][0]));
 $open->query('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM idem_router.slots');
 my $slot = router("SELECT idem_slot('$keys[0][19]')");
-my $above = on_shard(0, "SELECT idem_shard_give('{[$slot,$slot]}')");
-on_shard(3, "SELECT idem_shard_take('{[$slot,$slot]}', $above)");
+my $above = on_shard(0, "SELECT idem_shard_give('{[$slot,$slot]}', 'three')");
+on_shard(3, "SELECT idem_shard_take('{[$slot,$slot]}', $above, 'zero')");
+on_shard(0, 'UPDATE idem.shard SET given = NULL, receiver = NULL');
+on_shard(3, 'UPDATE idem.shard SET taken = NULL, sender = NULL');
 is( error_of(call($keys[0][19])),
 	"ID006|idempotency key belongs to another shard|Its slot is $slot, which shard 0 does not have.|The map of the router is old, or the slot is just moving: repeat the call. If the error stays, an operator runs SELECT * FROM idem_router.refresh().",
 	'a router with an old map is refused, and says so');
@@ -622,8 +624,10 @@ $open->query('ROLLBACK');
 is($open->query(call($keys[0][19])), 'finished|f', 'the next transaction of every open session goes by the new one');
 is(findings(), '', 'and check() finds nothing');
 # back, as the moves below expect it; the key stays where it is
-$above = on_shard(3, "SELECT idem_shard_give('{[$slot,$slot]}')");
-on_shard(0, "SELECT idem_shard_take('{[$slot,$slot]}', $above)");
+$above = on_shard(3, "SELECT idem_shard_give('{[$slot,$slot]}', 'zero')");
+on_shard(0, "SELECT idem_shard_take('{[$slot,$slot]}', $above, 'three')");
+on_shard(3, 'UPDATE idem.shard SET given = NULL, receiver = NULL');
+on_shard(0, 'UPDATE idem.shard SET taken = NULL, sender = NULL');
 refresh();
 
 #

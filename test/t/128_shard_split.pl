@@ -87,7 +87,7 @@ $target->wait_for_subscription_sync($source, 'sub');
 is(sqlstate($target, qq{SELECT idem_claim('$done_high')}), '25006', 'K13: the target does not write yet');
 
 # 2. the source gives up the half
-my $above = on_source("SELECT idem_shard_give('$half')");
+my $above = on_source("SELECT idem_shard_give('$half', 'target')");
 
 is(sqlstate($source, qq{SELECT idem_claim('$done_high')}), 'ID006', 'M8: the source refuses the half');
 
@@ -113,7 +113,7 @@ is(on_target(qq{SELECT count(*) FROM idem.jobs WHERE job_id < $jobs_from}), '0',
 # 4. the subscription ends, and the target takes the half
 on_target('DROP SUBSCRIPTION sub');
 is(sqlstate($target, qq{SELECT idem_claim('$done_high')}), 'ID006', 'M8: nobody has the half now');
-on_target("SELECT idem_shard_take('$half', $above)");
+on_target("SELECT idem_shard_take('$half', $above, 'source')");
 $load->finish;
 $load->ledger_ok;
 
