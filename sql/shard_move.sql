@@ -37,8 +37,9 @@ SELECT given = slot_of('k') + slot_of('other') AS given FROM idem.shard;
 SELECT * FROM fails($$ SELECT idem_shard_give('{[0,1)}', 'other') $$);
 SELECT state FROM fails($$ SELECT idem_shard_give('{}', 'other') $$);
 -- the doctor shows slots that were given
-SELECT status, detail = format('1022 of 1024 slots, by key, shard 3; given up, not purged: %s', given) AS detail
+SELECT status, detail = format('1022 of 1024 slots, by key, shard 3; a move is not complete, run idem_move again: given up, with rows: %s', given) AS detail
   FROM idem_doctor(), idem.shard WHERE "check" = 'shard map';
+SELECT status FROM idem_doctor() WHERE "check" = 'foreign rows';
 -- taken back: everything is found again, by the number, too
 SELECT idem_shard_take(slot_of('k') + slot_of('other'), 0);
 SELECT slots, given FROM idem.shard;

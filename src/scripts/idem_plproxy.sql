@@ -685,7 +685,7 @@ BEGIN
 			HINT = 'Their keys are refused (ID006) until a shard has taken the slots and refresh() has run again.';
 	END IF;
 	RETURN QUERY
-	SELECT k.shard, coalesce(range_agg(int4range(s.slot, s.slot + 1)), '{}')
+	SELECT k.shard, coalesce(range_agg(int4range(s.slot, s.slot + 1)) FILTER (WHERE s.slot IS NOT NULL), '{}')
 	  FROM idem_router.shards AS k
 	  LEFT JOIN idem_router.slots AS s ON s.shard = k.shard
 	 GROUP BY k.shard

@@ -517,12 +517,12 @@ f AS (
 					   FROM idem.keys AS k
 					  WHERE k.expires_at > (SELECT idem_clock())
 					  ORDER BY k.expires_at DESC LIMIT 1000)) AS k
-			 WHERE NOT p.slots @> CASE p.by WHEN 'key' THEN (k.key_hash & 1023)::integer ELSE idem_slot('x', k.scope) END) AS keys,
+			 WHERE NOT p.slots + COALESCE(p.given, '{}') @> CASE p.by WHEN 'key' THEN (k.key_hash & 1023)::integer ELSE idem_slot('x', k.scope) END) AS keys,
 		   (SELECT count(*)
 			  FROM ((SELECT j.job_id FROM idem.jobs AS j WHERE j.job_id >= p.jobs_from ORDER BY j.job_id LIMIT 1000)
 					UNION
 					(SELECT j.job_id FROM idem.jobs AS j WHERE j.job_id >= p.jobs_from ORDER BY j.job_id DESC LIMIT 1000)) AS j
-			 WHERE NOT p.slots @> (j.job_id & 1023)::integer) AS jobs
+			 WHERE NOT p.slots + COALESCE(p.given, '{}') @> (j.job_id & 1023)::integer) AS jobs
 	  FROM p
 	 WHERE p.slots IS NOT NULL)
 SELECT 20 AS ord,
@@ -531,6 +531,7 @@ SELECT 20 AS ord,
 	   CASE
 	   WHEN o.has_citus AND p.slots IS NULL THEN 'fail'
 	   WHEN p.slots IS NOT NULL AND p.system_identifier <> p.here THEN 'warn'
+	   WHEN p.given IS NOT NULL OR p.taken IS NOT NULL THEN 'warn'
 	   ELSE 'ok'
 	   END AS status,
 	   CASE
@@ -539,14 +540,17 @@ SELECT 20 AS ord,
 	   WHEN p.slots IS NULL THEN 'no map: this database accepts every key'
 	   WHEN p.system_identifier <> p.here
 	   THEN 'the map was set on another server: after pg_upgrade the fix is right; after a restore or a copy the slots may have moved since, and another database may have them'
-	   WHEN p.nslots = 0 THEN 'a map without slots: this database refuses every key'
+	   WHEN p.nslots = 0 AND p.given IS NULL THEN 'a map without slots: this database refuses every key'
 	   ELSE format('%s of 1024 slots, by %s', p.nslots, p.by) || COALESCE(format(', shard %s', p.number), '')
-			|| COALESCE('; given up, not purged: ' || p.given::text, '')
+			|| COALESCE('; a move is not complete, run idem_move again: given up, with rows: ' || p.given::text, '')
+			|| COALESCE('; a move is not complete, run idem_move again: taken: ' || p.taken::text, '')
 	   END AS detail,
 	   CASE
 	   WHEN o.has_citus AND p.slots IS NULL THEN 'SELECT (SELECT pg_catalog.count(*) FROM idem.keys) AS keys, (SELECT pg_catalog.count(*) FROM idem.jobs) AS jobs;'
 	   WHEN p.slots IS NOT NULL AND p.system_identifier <> p.here
 	   THEN 'SELECT pg_catalog.idem_shard_set(s.slots, s.by, s.number) FROM idem.shard AS s;'
+	   WHEN p.given IS NOT NULL OR p.taken IS NOT NULL
+	   THEN 'SELECT given, receiver, taken, sender FROM idem.shard;'
 	   END AS fix
   FROM (SELECT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'citus') AS has_citus) AS o
   LEFT JOIN p ON true
