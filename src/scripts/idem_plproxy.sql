@@ -13,7 +13,7 @@
  *
  * doc/scale.md shows it step by step.
  *
- * Who does what.  idem_router.slots says which shard has a slot.  A function that is routed, such
+ * How a call gets there.  idem_router.slots says which shard has a slot.  A function that is routed, such
  * as idem_router.idem_call(), is written in PL/pgSQL.  It finds the shard of the key and calls a
  * function in PL/Proxy, idem_router.on_idem_call(), which runs idem_call() on partition p<number
  * of the shard> of the server idem_router.  On the shard the call is a transaction of its own, and

@@ -203,7 +203,7 @@ class Client:
             self.remember(kind, key)
         else:
             self.until_done(self.enqueue_change, str(self.random.randint(1, 20)))
-        # A queue that grows for ever would be a long wait at the end.
+        # If the queue kept growing, the workers would need long to empty it at the end.
         while not self.is_stopped() and self.until_done(self.is_full):
             time.sleep(PAUSE)
 
