@@ -34,6 +34,9 @@ OBJS = \
 	src/stats/statsfile.o \
 	src/stats/counters.o \
 	src/stats/views.o \
+	src/wake/waiters.o \
+	src/wake/touched.o \
+	src/wake/sleep.o \
 	src/keys/keytable.o \
 	src/keys/keyrow.o \
 	src/keys/unfinished.o \
@@ -43,6 +46,7 @@ OBJS = \
 	src/keys/claim.o \
 	src/keys/lease.o \
 	src/keys/call.o \
+	src/keys/waitkey.o \
 	src/jobs/jobtable.o \
 	src/jobs/jobrow.o \
 	src/jobs/queuecache.o \
@@ -62,6 +66,7 @@ OBJS = \
 	src/jobs/enqueue.o \
 	src/jobs/work.o \
 	src/jobs/job.o \
+	src/jobs/wait.o \
 	src/testing/subxact.o \
 	src/testing/written.o \
 	src/testing/content.o \

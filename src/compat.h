@@ -13,7 +13,10 @@
 #include "access/nbtree.h"
 #include "access/tableam.h"
 #include "catalog/pg_database.h"
+#include "miscadmin.h"
 #include "storage/bufmgr.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
 #include "storage/procarray.h"
@@ -35,6 +38,9 @@
 #include "storage/sinvaladt.h"
 #endif
 #include "utils/wait_event.h"
+#if PG_VERSION_NUM >= 180000
+#include "storage/waiteventset.h"
+#endif
 #if PG_VERSION_NUM >= 190000
 #include "utils/tuplestore.h"
 #endif
@@ -288,6 +294,17 @@ idem_compat_proc_number(void)
 #endif
 }
 
+/* 17: MyProcNumber replaces the number in MyProc; the index of the process in ProcGlobal */
+static inline int
+idem_compat_my_proc_number(void)
+{
+#if PG_VERSION_NUM >= 170000
+	return MyProcNumber;
+#else
+	return MyProc->pgprocno;
+#endif
+}
+
 /*
  * The process that runs a transaction; 0: the transaction is prepared, or has ended.  17: the
  * number of a process replaces that of a backend.
@@ -353,6 +370,31 @@ idem_compat_wait_event(const char *name)
 	(void) name;
 	return PG_WAIT_EXTENSION;
 #endif
+}
+
+/*
+ * Wait for the latch of this process, or until its client has closed the connection; true if it
+ * has.  libpq/libpq.h, which declares FeBeWaitSet, needs headers of GSSAPI on some systems.
+ */
+static inline bool
+idem_compat_wait_for_client_or_latch(long timeout, uint32 wait_event)
+{
+	extern PGDLLIMPORT WaitEventSet *FeBeWaitSet;
+	WaitEvent event;
+
+	if (MyProcPort == NULL || FeBeWaitSet == NULL || !WaitEventSetCanReportClosed())
+	{
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, timeout,
+						 wait_event);
+		return false;
+	}
+	/* the socket is at position 0, as in libpq/libpq.h */
+	ModifyWaitEvent(FeBeWaitSet, 0, WL_SOCKET_CLOSED, NULL);
+	if (WaitEventSetWait(FeBeWaitSet, timeout, &event, 1, wait_event) == 0)
+		return false;
+	if (event.events & WL_POSTMASTER_DEATH)
+		proc_exit(1);
+	return (event.events & WL_SOCKET_CLOSED) != 0;
 }
 
 #endif /* IDEM_COMPAT_H */

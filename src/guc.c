@@ -22,6 +22,8 @@ int idem_guc_cleanup_batch_size = 1000;
 bool idem_guc_log_duplicates = false;
 int idem_guc_require_finish = IDEM_REQUIRE_OFF;
 int idem_guc_stats_max = 1000;
+int idem_guc_waits_max = 4096;
+int idem_guc_look_after = 1000;
 int idem_guc_drain_after;
 int idem_guc_clock_offset;
 bool idem_guc_allow_reset = false;
@@ -130,7 +132,7 @@ define_cleanup_settings(void)
 static void
 define_stats_settings(void)
 {
-	GucContext stats_max_context =
+	GucContext shmem_context =
 		process_shared_preload_libraries_in_progress ? PGC_POSTMASTER : PGC_SIGHUP;
 
 	/* determines the size of shared memory, so it is fixed in a server that preloads the library */
@@ -141,7 +143,18 @@ define_stats_settings(void)
 							1000,
 							100,
 							IDEM_MAX_STATS,
-							stats_max_context,
+							shmem_context,
+							0,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idem.waits_max",
+							"Sets the maximum number of queues, jobs and keys that sessions wait for at the same time.",
+							"A session that waits for several queues counts once for each of them.",
+							&idem_guc_waits_max,
+							4096,
+							16,
+							IDEM_MAX_WAITS,
+							shmem_context,
 							0,
 							NULL, NULL, NULL);
 
@@ -155,7 +168,7 @@ define_stats_settings(void)
 							 NULL, NULL, NULL);
 }
 
-/* Details of the rules of keys and jobs, and settings for tests: K14, J1, K9, V8 */
+/* Details of the rules of keys, jobs and waiting, and settings for tests: K14, J1, A4, K9, V8 */
 static void
 define_protocol_settings(void)
 {
@@ -176,6 +189,17 @@ define_protocol_settings(void)
 							1000,
 							0,
 							24 * 60 * 60 * 1000,
+							PGC_SUSET,
+							GUC_UNIT_MS,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idem.look_after",
+							"Sets how often one of the sessions that wait for the same queue, job or key looks for what cannot wake it.",
+							"Examples are COMMIT PREPARED, and rows that logical replication writes.",
+							&idem_guc_look_after,
+							1000,
+							10,
+							60 * 60 * 1000,
 							PGC_SUSET,
 							GUC_UNIT_MS,
 							NULL, NULL, NULL);

@@ -9,6 +9,7 @@
 
 #include "keys/keys.h"
 #include "stats/stats.h"
+#include "wake/wake.h"
 #include "worker/worker.h"
 
 PG_MODULE_MAGIC_EXT(.name = "idem", .version = IDEM_VERSION);
@@ -25,6 +26,7 @@ request_shmem(void)
 	if (prev_shmem_request_hook)
 		prev_shmem_request_hook();
 	idem_shmem_request();
+	idem_waiters_request();
 }
 
 /* Save the counters when the postmaster stops, but not after a crash (S2) */
@@ -43,6 +45,7 @@ attach_shmem(void)
 	if (prev_shmem_startup_hook)
 		prev_shmem_startup_hook();
 	is_new = idem_shmem_attach();
+	idem_waiters_attach();
 	if (is_new && !IsBinaryUpgrade)
 		idem_statsfile_load();
 	if (!IsUnderPostmaster && !IsBinaryUpgrade)
@@ -58,6 +61,7 @@ _PG_init(void)
 {
 	idem_guc_init();
 	idem_unfinished_init();
+	idem_touched_init();
 	if (!process_shared_preload_libraries_in_progress)
 		return;
 	prev_shmem_request_hook = shmem_request_hook;

@@ -23,6 +23,7 @@
 #define IDEM_MAX_QUEUE_LEN	   255
 #define IDEM_MAX_CLEANUP_BATCH 1000000
 #define IDEM_MAX_STATS		   100000
+#define IDEM_MAX_WAITS		   1000000
 #define IDEM_MAX_SAME_HASH	   32
 #define IDEM_SHA256_LEN		   32
 
@@ -47,6 +48,8 @@ extern int idem_guc_cleanup_batch_size;
 extern bool idem_guc_log_duplicates;
 extern int idem_guc_require_finish;
 extern int idem_guc_stats_max;
+extern int idem_guc_waits_max;
+extern int idem_guc_look_after;
 extern int idem_guc_drain_after;
 extern void idem_guc_init(void);
 

@@ -21,20 +21,21 @@
 IDEM_FUNCTION(idem_grant, VOIDOID, TEXTOID, TEXTOID);
 IDEM_FUNCTION(idem_revoke, VOIDOID, TEXTOID, TEXTOID);
 
-/* A set: functions in pg_catalog to execute, relations of schema idem to select from */
+/* A set: functions and procedures in pg_catalog to execute, relations of schema idem to read */
 typedef struct PrivilegeSet
 {
-	const char *functions[80];
+	const char *functions[100];
 	const char *relations[32];
 } PrivilegeSet;
 
-#define APP_FUNCTIONS                                                       \
-	"idem_claim", "idem_finish", "idem_release", "idem_get",                \
-		"idem_call", "idem_claim_many", "idem_finish_many",                 \
-		"idem_lease", "idem_renew", "idem_checkpoint", "idem_fence",        \
-		"idem_enqueue", "idem_enqueue_many", "idem_fetch", "idem_complete", \
-		"idem_complete_many", "idem_fail", "idem_heartbeat", "idem_snooze", \
-		"idem_cancel", "idem_retry", "idem_job", "idem_verify", "idem_drain"
+#define APP_FUNCTIONS                                                         \
+	"idem_claim", "idem_finish", "idem_release", "idem_get",                  \
+		"idem_call", "idem_claim_many", "idem_finish_many",                   \
+		"idem_lease", "idem_renew", "idem_checkpoint", "idem_fence",          \
+		"idem_enqueue", "idem_enqueue_many", "idem_fetch", "idem_complete",   \
+		"idem_complete_many", "idem_fail", "idem_heartbeat", "idem_snooze",   \
+		"idem_cancel", "idem_retry", "idem_job", "idem_verify", "idem_drain", \
+		"idem_wait", "idem_wait_any", "idem_wait_job", "idem_wait_key"
 #define VIEW_FUNCTIONS                                                            \
 	"idem_clock", "idem_key_state", "idem_doctor", "idem_checks", "idem_version", \
 		"idem_stat_databases", "idem_stat_queues", "idem_stat_cleanup",           \
@@ -146,7 +147,7 @@ change_privileges(FunctionCallInfo fcinfo, bool is_grant)
 	for (int i = 0; set->relations[i] != NULL; i++)
 		relations = lappend(relations, makeRangeVar("idem", pstrdup(set->relations[i]), -1));
 
-	run_grant(is_grant, OBJECT_FUNCTION, functions, "execute", role);
+	run_grant(is_grant, OBJECT_ROUTINE, functions, "execute", role);
 	if (relations != NIL)
 		run_grant(is_grant, OBJECT_SCHEMA, list_make1(makeString("idem")), "usage", role);
 	run_grant(is_grant, OBJECT_TABLE, relations, "select", role);

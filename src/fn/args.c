@@ -86,24 +86,15 @@ idem_args_lease(FunctionCallInfo fcinfo, int arg)
 text *
 idem_args_queue(FunctionCallInfo fcinfo, int arg)
 {
-	text *queue;
-	int len;
+	return idem_value_queue(fcinfo->args[arg]);
+}
 
-	if (PG_ARGISNULL(arg))
-		ereport(ERROR,
-				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				errmsg("queue name must not be null"),
-				errdetail("Every job belongs to a queue."),
-				errhint("Pass a short name for the kind of work, for example 'mail'."));
-	queue = PG_GETARG_TEXT_PP(arg);
-	len = VARSIZE_ANY_EXHDR(queue);
-	if (len < 1 || len > IDEM_MAX_QUEUE_LEN)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid length of queue name"),
-				errdetail("The name has %d bytes; it must have between 1 and %d.", len, IDEM_MAX_QUEUE_LEN),
-				errhint("Use a short name for the kind of work, for example 'mail'."));
-	return queue;
+/* How long a procedure waits, in microseconds (A7) */
+int64
+idem_args_timeout(FunctionCallInfo fcinfo, int arg)
+{
+	idem_args_require(fcinfo, arg, "timeout", "Leave it out to wait for at most 30 seconds.");
+	return idem_value_span(PG_GETARG_DATUM(arg), "timeout", IDEM_SPAN_NOT_NEGATIVE);
 }
 
 /* NULL if the argument is null */

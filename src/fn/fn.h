@@ -84,6 +84,8 @@ extern void idem_value_check_key(const text *key);
 extern void idem_value_check_token(int64 token);
 extern Jsonb *idem_value_jsonb(Datum value, const char *name);
 extern bytea *idem_value_fingerprint(Datum request);
+extern text *idem_value_queue(NullableDatum value);
+extern Jsonb *idem_value_copy_jsonb(Jsonb *value, MemoryContext context);
 
 /* args.c */
 extern text *idem_args_scope(FunctionCallInfo fcinfo, int arg);
@@ -92,6 +94,7 @@ extern int64 idem_args_ttl(FunctionCallInfo fcinfo, int arg);
 extern IdemWait idem_args_wait(FunctionCallInfo fcinfo, int arg);
 extern int64 idem_args_lease(FunctionCallInfo fcinfo, int arg);
 extern text *idem_args_queue(FunctionCallInfo fcinfo, int arg);
+extern int64 idem_args_timeout(FunctionCallInfo fcinfo, int arg);
 extern text *idem_args_worker(FunctionCallInfo fcinfo, int arg);
 extern int idem_args_max_attempts(FunctionCallInfo fcinfo, int arg);
 extern int64 idem_args_optional_token(FunctionCallInfo fcinfo, int arg);

@@ -140,3 +140,38 @@ idem_value_fingerprint(Datum request)
 	idem_sha256_hash(str, strlen(str), (uint8 *) VARDATA(digest));
 	return digest;
 }
+
+/* The name of a queue */
+text *
+idem_value_queue(NullableDatum value)
+{
+	text *queue;
+	int len;
+
+	if (value.isnull)
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("queue name must not be null"),
+				errdetail("Every job belongs to a queue."),
+				errhint("Pass a short name for the kind of work, for example 'mail'."));
+	queue = DatumGetTextPP(value.value);
+	len = VARSIZE_ANY_EXHDR(queue);
+	if (len < 1 || len > IDEM_MAX_QUEUE_LEN)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid length of queue name"),
+				errdetail("The name has %d bytes; it must have between 1 and %d.", len, IDEM_MAX_QUEUE_LEN),
+				errhint("Use a short name for the kind of work, for example 'mail'."));
+	return queue;
+}
+
+/* A copy in this memory context; NULL for NULL */
+Jsonb *
+idem_value_copy_jsonb(Jsonb *value, MemoryContext context)
+{
+	MemoryContext oldcontext = MemoryContextSwitchTo(context);
+	Jsonb *copy = value == NULL ? NULL : DatumGetJsonbPCopy(JsonbPGetDatum(value));
+
+	MemoryContextSwitchTo(oldcontext);
+	return copy;
+}

@@ -8,6 +8,8 @@
  * either the job or the note.  doc/jobs-protocol.md has the protocol.
  *
  * The note stays if the transaction rolls back.  Then fetches skip less than they could.
+ *
+ * The end of the transaction also wakes sessions that wait for jobs: src/wake/touched.c.
  */
 #include "postgres.h"
 
@@ -18,14 +20,46 @@
 /* A key with more entries in the index may have many jobs that have ended: do not read them all */
 #define MAX_FOLLOWERS 32
 
-/* A job of the queue can be fetched from the time due on */
+/* Fetches must look at the position again from the time due on */
 static void
-note_change(const text *queue, const IdemPosition *position, TimestampTz due)
+note_position(const text *queue, const IdemPosition *position, TimestampTz due)
 {
 	bool is_shared;
 	IdemSkips *skips = idem_counters_get_skips(queue, &is_shared);
 
 	idem_skips_note(skips, position, due, idem_clock_now());
+}
+
+/* A job of the queue can be fetched from the time due on: for fetches, and for waiters (A2) */
+static void
+note_change(const text *queue, const IdemPosition *position, TimestampTz due)
+{
+	note_position(queue, position, due);
+	idem_touched_job(queue, due);
+}
+
+/* The time from which on the job can be fetched that this transaction has written */
+static TimestampTz
+get_written(IdemTable *jobs, IdemPosition *position)
+{
+	TupleTableSlot *slot = jobs->written;
+	const Datum *values = slot->tts_values;
+
+	position->priority = DatumGetInt32(values[IDEM_JOBS_PRIORITY - 1]);
+	position->run_at = DatumGetTimestampTz(values[IDEM_JOBS_RUN_AT - 1]);
+	position->job_id = DatumGetInt64(values[IDEM_JOBS_JOB_ID - 1]);
+	/* a short row has no such column */
+	if (slot->tts_tupleDescriptor->natts >= IDEM_JOBS_LEASE_UNTIL &&
+		!slot->tts_isnull[IDEM_JOBS_LEASE_UNTIL - 1])
+		return Max(position->run_at,
+				   DatumGetTimestampTz(values[IDEM_JOBS_LEASE_UNTIL - 1]));
+	return position->run_at;
+}
+
+static text *
+get_written_queue(IdemTable *jobs)
+{
+	return DatumGetTextPP(jobs->written->tts_values[IDEM_JOBS_QUEUE - 1]);
 }
 
 /*
@@ -35,19 +69,10 @@ note_change(const text *queue, const IdemPosition *position, TimestampTz due)
 void
 idem_change_note_job(IdemTable *jobs)
 {
-	TupleTableSlot *slot = jobs->written;
-	const Datum *values = slot->tts_values;
-	IdemPosition position = {
-		.priority = DatumGetInt32(values[IDEM_JOBS_PRIORITY - 1]),
-		.run_at = DatumGetTimestampTz(values[IDEM_JOBS_RUN_AT - 1]),
-		.job_id = DatumGetInt64(values[IDEM_JOBS_JOB_ID - 1])};
-	TimestampTz due = position.run_at;
+	IdemPosition position;
+	TimestampTz due = get_written(jobs, &position);
 
-	/* a short row has no such column */
-	if (slot->tts_tupleDescriptor->natts >= IDEM_JOBS_LEASE_UNTIL &&
-		!slot->tts_isnull[IDEM_JOBS_LEASE_UNTIL - 1])
-		due = Max(due, DatumGetTimestampTz(values[IDEM_JOBS_LEASE_UNTIL - 1]));
-	note_change(DatumGetTextPP(values[IDEM_JOBS_QUEUE - 1]), &position, due);
+	note_change(get_written_queue(jobs), &position, due);
 }
 
 /*
@@ -58,8 +83,32 @@ idem_change_note_job(IdemTable *jobs)
 void
 idem_change_note_move(IdemTable *jobs)
 {
-	if (jobs->has_moved)
-		idem_change_note_job(jobs);
+	IdemPosition position;
+	TimestampTz due;
+
+	if (!jobs->has_moved)
+		return;
+	due = get_written(jobs, &position);
+	note_position(get_written_queue(jobs), &position, due);
+}
+
+/*
+ * Has this transaction fetched the job found without a lease?  Then the job has a lease of
+ * length zero.
+ */
+static bool
+was_fetched(IdemTable *jobs)
+{
+	return idem_row_is_mine(jobs) && idem_jobrow_is_leased(jobs) &&
+		idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) <= idem_clock_now();
+}
+
+/* A2: this transaction has given back the job found: it waits again */
+void
+idem_change_note_given_back(IdemTable *jobs)
+{
+	idem_touched_done(get_written_queue(jobs), false, was_fetched(jobs));
+	idem_change_note_job(jobs);
 }
 
 /* J14: this transaction has enqueued the job, whose entries are in the indexes already */
@@ -136,16 +185,19 @@ note_followers(IdemTable *jobs, const text *queue, int64 job_id, int64 key_hash)
 }
 
 /*
- * J14: this transaction has deleted the job found, so its follow-up jobs (J4), which have the
- * same key, can be fetched if it commits.  The row found is another one afterwards.
+ * J14, A2, A5: this transaction has deleted the job found, so its follow-up jobs (J4), which
+ * have the same key, can be fetched if it commits.  The row found is another one afterwards.
  */
 void
 idem_change_note_end(IdemTable *jobs, const text *queue)
 {
+	bool has_key = !idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH);
 	bool is_shared;
 	IdemSkips *skips;
 
-	if (idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
+	idem_touched_done(queue, has_key, was_fetched(jobs));
+	idem_touched_end(idem_waiters_job(idem_row_int64(jobs, IDEM_JOBS_JOB_ID)));
+	if (!has_key)
 		return;
 	skips = idem_counters_get_skips(queue, &is_shared);
 	if (idem_skips_has_blocked(skips) &&

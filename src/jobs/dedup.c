@@ -271,7 +271,11 @@ scan_or_insert(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, IdemKey
 		answered = true;
 	}
 	else if (scan->found == IDEM_KEY_SCAN_WAITING && !TransactionIdIsValid(scan->in_the_way))
+	{
 		scan->lock_result = idem_table_lock_row(jobs, scan->tid, LockTupleKeyShare, LockWaitSkip);
+		if (scan->lock_result == TM_Ok)
+			idem_touched_held(keyed->enqueue->queue.name, true);
+	}
 	idem_table_unlock_hash(jobs, keyed->key_hash);
 
 	if (answered && answer->outcome == IDEM_OUTCOME_DONE &&

@@ -98,6 +98,7 @@ idem_fetchskip_begin(IdemFetchWalk *walk, const text *queue, TimestampTz now)
 	memset(walk, 0, offsetof(IdemFetchWalk, view));
 	walk->skips = idem_counters_get_skips(queue, &walk->is_shared);
 	walk->now = now;
+	walk->until = DT_NOEND;
 	walk->steady = idem_clock_steady();
 	walk->may_register = true;
 	begin_run(walk, &idem_first_position);
@@ -191,7 +192,11 @@ idem_fetchskip_jump(IdemFetchWalk *walk, const IdemPosition *from)
 
 		if (idem_skips_compare(&range->after, &to) <= 0 &&
 			idem_skips_compare(&to, &range->upto) < 0)
+		{
 			to = range->upto;
+			walk->until = Min(walk->until, range->until);
+			walk->jumped_blocked |= range->has_blocked;
+		}
 	}
 	if (idem_skips_compare(from, &to) == 0)
 		return to;

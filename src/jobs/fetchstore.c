@@ -42,6 +42,7 @@ typedef struct Fetch
 {
 	IdemTable *jobs;
 	const IdemFetch *args;
+	IdemLook *look; /* only look (A2): take nothing; else NULL */
 	const IdemShard *shard;
 	Relation index;
 	SnapshotData dirty;
@@ -74,6 +75,16 @@ continue_after(Fetch *fetch, const IdemPosition *after)
 	IdemPosition position = idem_fetchskip_jump(&fetch->walk, after);
 
 	begin_part(fetch, &position);
+}
+
+/* A4: what the ranges over which this look has jumped have to say */
+static void
+look_at_ranges(Fetch *fetch)
+{
+	IdemLook *look = fetch->look;
+
+	look->due = Min(look->due, fetch->walk.until);
+	look->blocked |= fetch->walk.jumped_blocked;
 }
 
 static int64
@@ -112,6 +123,8 @@ is_free(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
 
 	if (idem_row_isnull(fetch->jobs, IDEM_JOBS_AFTER_JOB))
 		return true;
+	if (fetch->look != NULL)
+		fetch->look->blocked = true;
 	if (!idem_fetchskip_collects(&fetch->walk))
 	{
 		*outcome = OUTCOME_SKIPPED;
@@ -194,9 +207,35 @@ take_job(Fetch *fetch, IdemFetched *job)
 	job->key = idem_row_text(jobs, IDEM_JOBS_KEY);
 	job->enqueued_at = idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT);
 	update_job(fetch, job);
+	idem_touched_fetched(job->queue, fetch->args->lease, fetch->now + fetch->args->lease);
 	/* J10: later than the commits of the absorbed enqueues */
 	job->lsn = XactLastRecEnd;
 	return true;
+}
+
+/* A2: could take_job() take the job found? */
+static bool
+may_take_job(Fetch *fetch)
+{
+	IdemLockers lockers;
+
+	idem_row_lockers(fetch->jobs, &lockers);
+	return !TransactionIdIsValid(lockers.shared) && !TransactionIdIsValid(lockers.exclusive);
+}
+
+/* Take the job found, which is due, and pass it to put(); or only look whether that is possible */
+static Outcome
+take_or_look(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
+{
+	IdemFetched job;
+
+	if (fetch->look != NULL)
+		return may_take_job(fetch) ? OUTCOME_TAKEN : OUTCOME_HELD;
+	if (!take_job(fetch, &job))
+		return OUTCOME_HELD;
+	put(&job, arg);
+	idem_counters_add_queue(fetch->args->queue.name, IDEM_QUEUE_COUNTER_FETCHED);
+	return OUTCOME_TAKEN;
 }
 
 /* Take the job of the current entry if it is due, and pass it to put() */
@@ -204,7 +243,6 @@ static Outcome
 fetch_job(Fetch *fetch, IdemSkip *skip, void (*put)(const IdemFetched *job, void *arg), void *arg)
 {
 	MemoryContext oldcontext;
-	IdemFetched job;
 	Outcome outcome;
 
 	if (!idem_leaf_fetch(&fetch->leaf))
@@ -216,15 +254,18 @@ fetch_job(Fetch *fetch, IdemSkip *skip, void (*put)(const IdemFetched *job, void
 	}
 	oldcontext = MemoryContextSwitchTo(fetch->job_context);
 	if (is_due(fetch, &outcome, skip))
-		outcome = take_job(fetch, &job) ? OUTCOME_TAKEN : OUTCOME_HELD;
-	if (outcome == OUTCOME_TAKEN)
-	{
-		put(&job, arg);
-		idem_counters_add_queue(fetch->args->queue.name, IDEM_QUEUE_COUNTER_FETCHED);
-	}
+		outcome = take_or_look(fetch, put, arg);
 	MemoryContextSwitchTo(oldcontext);
 	MemoryContextReset(fetch->job_context);
 	return outcome;
+}
+
+/* A4: something that this look skips can be fetched from this time on */
+static void
+note_due(Fetch *fetch, TimestampTz due)
+{
+	if (fetch->look != NULL)
+		fetch->look->due = Min(fetch->look->due, due);
 }
 
 /* Take or skip the job of an entry */
@@ -244,6 +285,7 @@ process_entry(Fetch *fetch, const IdemPosition *entry,
 			idem_fetchskip_stop(&fetch->walk, entry);
 			break;
 		case OUTCOME_SKIPPED:
+			note_due(fetch, skip.until);
 			idem_fetchskip_add(&fetch->walk, entry, &skip);
 			break;
 	}
@@ -257,6 +299,7 @@ skip_priority(Fetch *fetch, const IdemPosition *entry)
 	IdemPosition end = idem_last_position;
 
 	end.priority = entry->priority;
+	note_due(fetch, entry->run_at);
 	idem_fetchskip_add(&fetch->walk, &end, &skip);
 	continue_after(fetch, &end);
 }
@@ -295,6 +338,27 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 	idem_leaf_end(&fetch->leaf);
 }
 
+/* Scan a queue that is not paused, from its beginning */
+static void
+scan_from_start(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
+{
+	InitDirtySnapshot(fetch->dirty);
+	fetch->shard = idem_shard_get();
+	fetch->index = idem_jobtable_fetch_index(fetch->jobs);
+	fetch->now = idem_clock_now();
+	fetch->job_context = AllocSetContextCreate(CurrentMemoryContext, "idem fetch", ALLOCSET_DEFAULT_SIZES);
+
+	idem_fetchskip_begin(&fetch->walk, fetch->args->queue.name, fetch->now);
+	scan_queue(fetch, put, arg);
+	/* without shared memory other sessions cannot note their jobs: scan the whole queue */
+	if (fetch->walk.has_jumped && !fetch->walk.is_shared && fetch->found < fetch->args->batch)
+	{
+		idem_fetchskip_begin_anew(&fetch->walk);
+		scan_queue(fetch, put, arg);
+	}
+	MemoryContextDelete(fetch->job_context);
+}
+
 /*
  * Fetch jobs that are due, in the order of the index, at most a batch, and pass
  * each one to put().  A paused queue has none.  The WAL position that put() gets is flushed
@@ -304,24 +368,11 @@ void
 idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 					  void (*put)(const IdemFetched *job, void *arg), void *arg)
 {
-	Fetch fetch = {.jobs = jobs, .args = args, .shard = idem_shard_get()};
+	Fetch fetch = {.jobs = jobs, .args = args};
 
 	if (args->queue.paused)
 		return;
-	InitDirtySnapshot(fetch.dirty);
-	fetch.index = idem_jobtable_fetch_index(jobs);
-	fetch.now = idem_clock_now();
-	fetch.job_context = AllocSetContextCreate(CurrentMemoryContext, "idem fetch", ALLOCSET_DEFAULT_SIZES);
-
-	idem_fetchskip_begin(&fetch.walk, args->queue.name, fetch.now);
-	scan_queue(&fetch, put, arg);
-	/* without shared memory other sessions cannot note their jobs: scan the whole queue */
-	if (fetch.walk.has_jumped && !fetch.walk.is_shared && fetch.found < args->batch)
-	{
-		idem_fetchskip_begin_anew(&fetch.walk);
-		scan_queue(&fetch, put, arg);
-	}
-	MemoryContextDelete(fetch.job_context);
+	scan_from_start(&fetch, put, arg);
 
 	/*
 	 * J10: a worker may wait until a replica has replayed the position that fetch
@@ -330,4 +381,21 @@ idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 	 */
 	if (args->lease == 0 && fetch.found > 0)
 		XLogSetAsyncXactLSN(XactLastRecEnd);
+}
+
+/*
+ * A2: how many jobs could a fetch take now, up to look->limit?  It skips what a fetch skips,
+ * and takes nothing.  It counts a job that a fetch would make dead.
+ */
+void
+idem_fetchstore_look(IdemTable *jobs, const IdemQueue *queue, IdemLook *look)
+{
+	IdemFetch args = {.queue = *queue, .batch = look->limit};
+	Fetch fetch = {.jobs = jobs, .args = &args, .look = look};
+
+	if (queue->paused)
+		return;
+	scan_from_start(&fetch, NULL, NULL);
+	look_at_ranges(&fetch);
+	look->found = fetch.found;
 }

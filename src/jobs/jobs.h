@@ -24,6 +24,7 @@
 #include "fn/fn.h"
 #include "stats/stats.h"
 #include "table/table.h"
+#include "wake/wake.h"
 
 #define IDEM_MAX_FETCH_BATCH 10000
 #define IDEM_MAX_ERROR_LEN	 8192
@@ -302,7 +303,9 @@ typedef struct IdemFetchWalk
 	bool ignores_ranges;	/* it ignores all of them */
 	bool announced_blocked; /* called idem_skips_announce_blocked() as the walker */
 	bool has_jumped;
-	IdemSkipRange run; /* skipped since the last job taken or held, or since the last publishing */
+	bool jumped_blocked; /* a range over which it has jumped has blocked jobs */
+	TimestampTz until;	 /* the earliest time of these ranges; DT_NOEND: none has one */
+	IdemSkipRange run;	 /* skipped since the last job taken or held, or since the last publishing */
 	IdemSkipView view;
 } IdemFetchWalk;
 
@@ -401,6 +404,7 @@ extern bool idem_queuestore_pause(IdemTable *queues, text *name, bool pause);
 /* change.c */
 extern void idem_change_note_job(IdemTable *jobs);
 extern void idem_change_note_move(IdemTable *jobs);
+extern void idem_change_note_given_back(IdemTable *jobs);
 extern void idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id);
 extern void idem_change_note_found(IdemTable *jobs);
 extern void idem_change_note_end(IdemTable *jobs, const text *queue);
@@ -452,6 +456,7 @@ extern void idem_fetchskip_end(IdemFetchWalk *walk, bool at_end, bool is_far);
 /* fetchstore.c */
 extern void idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 								  void (*put)(const IdemFetched *job, void *arg), void *arg);
+extern void idem_fetchstore_look(IdemTable *jobs, const IdemQueue *queue, IdemLook *look);
 
 /* keywalk.c */
 extern void idem_keywalk_begin(IdemKeyWalk *walk, IdemTable *jobs, Relation index,

@@ -316,7 +316,7 @@ idem_queuestore_drop(IdemTable *queues, text *name)
 	return exists;
 }
 
-/* Pause or resume the queue; returns false if that changes nothing */
+/* Pause or resume the queue; returns false if that changes nothing.  A2: resume wakes waiters. */
 bool
 idem_queuestore_pause(IdemTable *queues, text *name, bool pause)
 {
@@ -335,7 +335,10 @@ idem_queuestore_pause(IdemTable *queues, text *name, bool pause)
 		if (pause)
 			idem_row_set(slot, IDEM_QUEUES_PAUSED_AT, TimestampTzGetDatum(idem_clock_now()));
 		else
+		{
 			idem_row_clear(slot, IDEM_QUEUES_PAUSED_AT);
+			idem_touched_held(name, true);
+		}
 		store_settings(queues, exists);
 	}
 	return paused != pause;

@@ -111,7 +111,7 @@ give_back(IdemTable *jobs, TimestampTz run_at, int attempt, text *error)
 	if (error != NULL)
 		idem_row_set(slot, IDEM_JOBS_ERROR, PointerGetDatum(error));
 	idem_jobrow_store(jobs);
-	idem_change_note_job(jobs);
+	idem_change_note_given_back(jobs);
 }
 
 /*
@@ -204,6 +204,7 @@ idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease
 				 TimestampTzGetDatum(*lease_until));
 	is_shorter = *lease_until < idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
 	idem_jobrow_store(jobs);
+	idem_touched_fetched(queue->name, lease, *lease_until);
 	if (is_shorter)
 		idem_change_note_job(jobs);
 	else

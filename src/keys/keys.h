@@ -13,6 +13,7 @@
 #include "fn/fn.h"
 #include "stats/stats.h"
 #include "table/table.h"
+#include "wake/wake.h"
 
 /*
  * The column "request" stores a digest of the request (K7).  idem_call() stores a
@@ -129,6 +130,7 @@ extern void idem_keytable_open(IdemTable *table, LOCKMODE lockmode);
 extern bool idem_keytable_has_key(IdemTable *table, const IdemKey *key);
 extern IdemLookup idem_keytable_lookup(IdemTable *table, const IdemKey *key);
 extern int64 idem_keytable_hash(const IdemLookup *lookup);
+extern void idem_keytable_note_end(const IdemKey *key);
 extern void idem_keytable_update(IdemTable *table);
 extern int idem_keytable_free_nth(const IdemLookup *lookup);
 

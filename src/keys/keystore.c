@@ -559,6 +559,7 @@ idem_keystore_forget(IdemTable *table, const IdemKey *key)
 			idem_keyrow_check_serializable(table);
 			if (idem_write_delete(table, true) != TM_Ok)
 				continue;
+			idem_keytable_note_end(key);
 			if (state == IDEM_KEY_HELD)
 				idem_unfinished_add(-1);
 			return true;

@@ -113,3 +113,10 @@ idem_keytable_free_nth(const IdemLookup *lookup)
 }
 
 StaticAssertDecl(IDEM_MAX_SAME_HASH == 32, "IdemLookup.others has a bit for each of them");
+
+/* A6: this transaction has ended the lease of the key */
+void
+idem_keytable_note_end(const IdemKey *key)
+{
+	idem_touched_end(idem_waiters_key(idem_hash_name(key->scope, key->key)));
+}

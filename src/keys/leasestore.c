@@ -176,6 +176,7 @@ idem_leasestore_finish(IdemTable *table, const IdemKey *key, int64 token, Jsonb 
 		if (idem_keyrow_check_finished(table, result))
 			return false;
 	} while (!finish_found(table, key, result));
+	idem_keytable_note_end(key);
 	return true;
 }
 
@@ -200,6 +201,7 @@ idem_leasestore_release(IdemTable *table, const IdemKey *key, int64 token)
 	idem_row_set(slot, IDEM_KEYS_PARK, BoolGetDatum(false));
 	idem_row_clear(slot, IDEM_KEYS_WORKER);
 	idem_keytable_update(table);
+	idem_keytable_note_end(key);
 }
 
 /* Restart the lease with this length from now on; returns its end (L6) */

@@ -262,3 +262,36 @@ LANGUAGE C STABLE PARALLEL UNSAFE ROWS 1
 AS 'MODULE_PATHNAME', 'idem_job';
 COMMENT ON FUNCTION pg_catalog.idem_job IS
 	'show the state of a job and its result; returns no row if there is no such job, or if it is no longer kept';
+
+/*
+ * Procedures that wait: they end their transaction, so they are not functions.  A SET
+ * clause or SECURITY DEFINER would keep them from that.
+ */
+CREATE PROCEDURE pg_catalog.idem_wait(
+	queue text,
+	timeout interval DEFAULT '30 s',
+	INOUT ready boolean DEFAULT NULL)
+LANGUAGE C
+AS 'MODULE_PATHNAME', 'idem_wait';
+COMMENT ON PROCEDURE pg_catalog.idem_wait IS
+	'wait without a transaction until a job of the queue can be fetched; ready is false after the timeout';
+
+CREATE PROCEDURE pg_catalog.idem_wait_any(
+	queues text[],
+	timeout interval DEFAULT '30 s',
+	INOUT ready boolean DEFAULT NULL,
+	INOUT queue text DEFAULT NULL)
+LANGUAGE C
+AS 'MODULE_PATHNAME', 'idem_wait_any';
+COMMENT ON PROCEDURE pg_catalog.idem_wait_any IS
+	'wait without a transaction until a job of one of the queues can be fetched, and name that queue';
+
+CREATE PROCEDURE pg_catalog.idem_wait_job(
+	job_id bigint,
+	timeout interval DEFAULT '30 s',
+	INOUT state text DEFAULT NULL,
+	INOUT result jsonb DEFAULT NULL)
+LANGUAGE C
+AS 'MODULE_PATHNAME', 'idem_wait_job';
+COMMENT ON PROCEDURE pg_catalog.idem_wait_job IS
+	'wait without a transaction until a job has ended; state is gone if the job is not kept';

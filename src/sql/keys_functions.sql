@@ -225,3 +225,15 @@ LANGUAGE C STABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'idem_key_hash';
 COMMENT ON FUNCTION pg_catalog.idem_key_hash IS
 	'the hash of a key and its scope, by which the key is found in column key_hash of idem.keys';
+
+-- like the procedures that wait for jobs, see jobs_functions.sql
+CREATE PROCEDURE pg_catalog.idem_wait_key(
+	key text,
+	timeout interval DEFAULT '30 s',
+	scope text DEFAULT NULL,
+	INOUT status text DEFAULT NULL,
+	INOUT result jsonb DEFAULT NULL)
+LANGUAGE C
+AS 'MODULE_PATHNAME', 'idem_wait_key';
+COMMENT ON PROCEDURE pg_catalog.idem_wait_key IS
+	'wait without a transaction until no live lease holds the key';

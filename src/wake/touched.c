@@ -1,0 +1,269 @@
+/*
+ * touched.c
+ *		What the open transaction has touched, and whom its end wakes.
+ *
+ * The functions of jobs and keys note here which queues, jobs and keys they have changed.
+ * The notes are in the memory of the backend.  When the transaction or a subtransaction
+ * has ended, and other sessions see that, a callback wakes those who wait (waiters.c).  It
+ * must not raise an error, because the transaction has committed: it allocates nothing.
+ *
+ * A note stays if its subtransaction rolls back.  Then a session may be woken for nothing.
+ * A prepared transaction forgets its notes: sessions that wait look once per second.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "wake/wake.h"
+
+/* A transaction that touches more queues, jobs or keys than this wakes all waiters */
+#define MAX_QUEUES 256
+#define MAX_ENDS   65536
+
+/* A queue that this transaction has touched */
+typedef struct Touched
+{
+	uint64 subject;
+	int njobs;		   /* that are ready if the transaction commits */
+	TimestampTz later; /* when the next one becomes ready; or DT_NOEND */
+	int nfetched;	   /* fetched without a lease by this transaction, and not ended yet */
+	bool leases;	   /* it has leased jobs, too: nfetched may be too high then */
+	bool holds;		   /* it has locked or changed jobs: its rollback lets them go */
+	bool lets_go;	   /* its commit lets go jobs that it has locked */
+	bool ended_key;	   /* it has ended a job with a key, so follow-up jobs may be free (J4) */
+} Touched;
+
+static Touched queues[MAX_QUEUES];
+static int nqueues = 0;
+static uint64 *ends = NULL; /* jobs and keys that it has ended; in TopTransactionContext */
+static int nends = 0;
+static int max_ends = 0;
+static bool too_many = false;
+
+/* A subtransaction was rolled back: nfetched may be too low, because an end was undone */
+static bool undone = false;
+
+static Touched *
+add_queue(uint64 subject)
+{
+	Touched *queue;
+
+	if (nqueues == MAX_QUEUES)
+	{
+		too_many = true;
+		nqueues--;
+	}
+	queue = &queues[nqueues++];
+	memset(queue, 0, sizeof(*queue));
+	queue->subject = subject;
+	queue->later = DT_NOEND;
+	return queue;
+}
+
+static Touched *
+get_queue(const text *name)
+{
+	uint64 subject = idem_waiters_queue(name);
+
+	for (int i = nqueues - 1; i >= 0; i--)
+	{
+		if (queues[i].subject == subject)
+			return &queues[i];
+	}
+	return add_queue(subject);
+}
+
+static void
+add_end(uint64 subject)
+{
+	if (nends == max_ends)
+	{
+		int size = Max(2 * max_ends, 16);
+
+		if (size > MAX_ENDS)
+		{
+			too_many = true;
+			return;
+		}
+		ends = max_ends == 0 ?
+			MemoryContextAlloc(TopTransactionContext, size * sizeof(uint64)) :
+			repalloc(ends, size * sizeof(uint64));
+		max_ends = size;
+	}
+	ends[nends++] = subject;
+}
+
+/* A2: if this transaction commits, a job of the queue can be fetched from this time on */
+void
+idem_touched_job(const text *name, TimestampTz due)
+{
+	Touched *queue;
+
+	if (!idem_waiters_are_shared())
+		return;
+	queue = get_queue(name);
+	if (due <= idem_clock_now())
+		queue->njobs++;
+	else
+		queue->later = Min(queue->later, due);
+}
+
+/*
+ * A2: this transaction has locked or changed a job; a rollback lets it go.  lets_go: so does
+ * the commit, because of an absorbed duplicate, or because the queue goes on.
+ */
+void
+idem_touched_held(const text *name, bool lets_go)
+{
+	Touched *queue;
+
+	if (!idem_waiters_are_shared())
+		return;
+	queue = get_queue(name);
+	queue->holds = true;
+	queue->lets_go |= lets_go;
+}
+
+/* A2: this transaction has fetched a job, or renewed its lease; lease 0: it has none */
+void
+idem_touched_fetched(const text *name, int64 lease, TimestampTz lease_until)
+{
+	Touched *queue;
+
+	if (!idem_waiters_are_shared())
+		return;
+	queue = get_queue(name);
+	queue->holds = true;
+	if (lease == 0)
+		queue->nfetched++;
+	else
+	{
+		queue->leases = true;
+		queue->later = Min(queue->later, lease_until);
+	}
+}
+
+/*
+ * A2: this transaction has ended or given back a job.  has_key: it has ended, and follow-up
+ * jobs may be free now.  was_fetched: this transaction has fetched it without a lease.
+ */
+void
+idem_touched_done(const text *name, bool has_key, bool was_fetched)
+{
+	Touched *queue;
+
+	if (!idem_waiters_are_shared())
+		return;
+	queue = get_queue(name);
+	queue->holds = true;
+	queue->ended_key |= has_key;
+	if (was_fetched && !queue->leases)
+		queue->nfetched--;
+}
+
+/* A5, A6: this transaction has ended a job, or the lease of a key */
+void
+idem_touched_end(uint64 subject)
+{
+	if (idem_waiters_are_shared())
+		add_end(subject);
+}
+
+/* The commit lets jobs of the queue go */
+static void
+wake_for_commit(const Touched *queue)
+{
+	TimestampTz now;
+
+	if (!idem_waiters_exist(queue->subject))
+		return;
+	now = idem_clock_now();
+	if (queue->njobs > 0)
+		idem_waiters_wake(queue->subject, queue->njobs, IDEM_WOKEN_FOR_ONE);
+	if (queue->lets_go || queue->later <= now || queue->nfetched > 0 ||
+		(undone && queue->holds))
+		idem_waiters_wake(queue->subject, 1, IDEM_WOKEN_FOR_MORE);
+	else if (queue->later != DT_NOEND)
+		idem_waiters_lower_next_look(queue->subject, idem_clock_steady() + (queue->later - now));
+	if (queue->ended_key)
+		idem_waiters_wake_blocked(queue->subject);
+}
+
+/* A2: the transaction has committed, and other sessions see that */
+static void
+wake_at_commit(void)
+{
+	pg_memory_barrier();
+	for (int i = 0; i < nqueues; i++)
+		wake_for_commit(&queues[i]);
+	if (nends > 0 && idem_waiters_wait_for_end())
+	{
+		for (int i = 0; i < nends; i++)
+			idem_waiters_wake(ends[i], PG_INT32_MAX, IDEM_WOKEN_FOR_ONE);
+	}
+	if (too_many)
+		idem_waiters_wake_all();
+}
+
+/* A2: the transaction, or a subtransaction of it, was rolled back, and other sessions see that */
+static void
+wake_at_abort(void)
+{
+	pg_memory_barrier();
+	for (int i = 0; i < nqueues; i++)
+	{
+		if (queues[i].holds)
+			idem_waiters_wake(queues[i].subject, 1, IDEM_WOKEN_FOR_MORE);
+	}
+	if (too_many)
+		idem_waiters_wake_all();
+}
+
+/* The memory ends with the transaction */
+static void
+forget_all(void)
+{
+	ends = NULL;
+	nqueues = nends = max_ends = 0;
+	too_many = undone = false;
+}
+
+static void
+at_xact_event(XactEvent event, void *arg)
+{
+	switch (event)
+	{
+		case XACT_EVENT_COMMIT:
+			wake_at_commit();
+			forget_all();
+			break;
+		case XACT_EVENT_ABORT:
+			wake_at_abort();
+			forget_all();
+			break;
+		case XACT_EVENT_PREPARE:
+			forget_all();
+			break;
+		default:
+			break;
+	}
+}
+
+static void
+at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId parent_subid,
+				 void *arg)
+{
+	if (event != SUBXACT_EVENT_ABORT_SUB)
+		return;
+	undone = true;
+	wake_at_abort();
+}
+
+void
+idem_touched_init(void)
+{
+	RegisterXactCallback(at_xact_event, NULL);
+	RegisterSubXactCallback(at_subxact_event, NULL);
+}

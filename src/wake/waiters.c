@@ -1,0 +1,457 @@
+/*
+ * waiters.c
+ *		The sessions that wait for a queue, a job or a key, in shared memory.
+ *
+ * A session has a place for each subject that it waits for.  A place stands in the list of
+ * a bucket, which the hash of the subject selects.  The first place of a subject in a list
+ * is the looker: its session also looks for what has no event, at a time that is noted in
+ * the place.  A place that was woken is not in the list until its session puts it back.
+ *
+ * The lock of a bucket protects its list and the places in it; a spinlock protects the list
+ * of free places.  A process holds these locks for moments: nothing under them allocates
+ * memory or raises an error.  The count of a bucket is also read without the lock.  A
+ * process that ends a transaction reads it after the change of the transaction is visible;
+ * a session that waits looks after it has added to the count.  Both have a memory barrier
+ * in between.  So one of them sees the other (A3).
+ */
+#include "postgres.h"
+
+#include "common/hashfn.h"
+#include "miscadmin.h"
+#include "port/atomics.h"
+#include "storage/latch.h"
+#include "storage/lwlock.h"
+#include "storage/proc.h"
+#include "storage/shmem.h"
+#include "storage/spin.h"
+
+#include "wake/wake.h"
+
+#define NBUCKETS 128
+#define NO_PLACE (-1)
+
+/* So many latches are set after one turn under the lock */
+#define WAKE_BATCH 32
+
+#define TRANCHE_NAME "idem_waiters"
+
+typedef struct Place
+{
+	uint64 subject;
+	int next; /* in the list of the bucket, or of free places */
+	int prev;
+	int proc; /* number of the process that waits */
+	IdemSubjectKind kind;
+	bool is_listed;
+	bool is_blocked; /* its session may have seen a blocked job */
+	/* the session reads these without the lock */
+	volatile bool is_looker;
+	volatile IdemWoken woken;
+	volatile int64 next_look; /* of the looker, by the steady clock */
+} Place;
+
+typedef struct Bucket
+{
+	pg_atomic_uint32 count; /* places in the list */
+	int head;
+	int tail;
+} Bucket;
+
+/* Each bucket has a cache line of its own */
+typedef union PaddedBucket
+{
+	Bucket bucket;
+	char pad[PG_CACHE_LINE_SIZE];
+} PaddedBucket;
+
+typedef struct Waiters
+{
+	LWLockPadded *locks;
+	slock_t free_lock;
+	int first_free;
+	pg_atomic_uint32 nends; /* places that wait for the end of a job or key */
+	PaddedBucket buckets[NBUCKETS];
+	Place places[FLEXIBLE_ARRAY_MEMBER];
+} Waiters;
+
+static Waiters *waiters = NULL;
+
+static Size
+compute_size(void)
+{
+	return add_size(offsetof(Waiters, places), mul_size(idem_guc_waits_max, sizeof(Place)));
+}
+
+/* Before shared memory is allocated */
+void
+idem_waiters_request(void)
+{
+	RequestAddinShmemSpace(compute_size());
+	RequestNamedLWLockTranche(TRANCHE_NAME, NBUCKETS);
+}
+
+static void
+init_waiters(void)
+{
+	memset(waiters, 0, compute_size());
+	waiters->locks = GetNamedLWLockTranche(TRANCHE_NAME);
+	SpinLockInit(&waiters->free_lock);
+	pg_atomic_init_u32(&waiters->nends, 0);
+	for (int i = 0; i < NBUCKETS; i++)
+	{
+		Bucket *bucket = &waiters->buckets[i].bucket;
+
+		pg_atomic_init_u32(&bucket->count, 0);
+		bucket->head = bucket->tail = NO_PLACE;
+	}
+	for (int i = 0; i < idem_guc_waits_max; i++)
+		waiters->places[i].next = i + 1 < idem_guc_waits_max ? i + 1 : NO_PLACE;
+}
+
+/* Shared memory has been allocated: attach to it */
+void
+idem_waiters_attach(void)
+{
+	bool found;
+
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	waiters = ShmemInitStruct("idem waiters", compute_size(), &found);
+	if (!found)
+		init_waiters();
+	LWLockRelease(AddinShmemInitLock);
+}
+
+/* Is the library preloaded, so that sessions can be woken? */
+bool
+idem_waiters_are_shared(void)
+{
+	return waiters != NULL;
+}
+
+/* Subjects are hashes: if two of them are equal, waiters are woken for nothing */
+static uint64
+make_subject(IdemSubjectKind kind, const void *name, int len)
+{
+	return hash_bytes_extended(name, len, hash_combine64(MyDatabaseId, kind));
+}
+
+uint64
+idem_waiters_queue(const text *queue)
+{
+	return make_subject(IDEM_SUBJECT_QUEUE, VARDATA_ANY(queue), VARSIZE_ANY_EXHDR(queue));
+}
+
+uint64
+idem_waiters_job(int64 job_id)
+{
+	return make_subject(IDEM_SUBJECT_JOB, &job_id, sizeof(job_id));
+}
+
+uint64
+idem_waiters_key(int64 key_hash)
+{
+	return make_subject(IDEM_SUBJECT_KEY, &key_hash, sizeof(key_hash));
+}
+
+static Bucket *
+lock_bucket(uint64 subject)
+{
+	LWLockAcquire(&waiters->locks[subject % NBUCKETS].lock, LW_EXCLUSIVE);
+	return &waiters->buckets[subject % NBUCKETS].bucket;
+}
+
+static void
+unlock_bucket(uint64 subject)
+{
+	LWLockRelease(&waiters->locks[subject % NBUCKETS].lock);
+}
+
+static void
+set_latch_of(int proc)
+{
+	SetLatch(&GetPGProcByNumber(proc)->procLatch);
+}
+
+/* The first place of the subject in the list, which is the looker; or NULL */
+static Place *
+find_looker(const Bucket *bucket, uint64 subject)
+{
+	for (int i = bucket->head; i != NO_PLACE; i = waiters->places[i].next)
+	{
+		if (waiters->places[i].subject == subject)
+			return &waiters->places[i];
+	}
+	return NULL;
+}
+
+/* Put the place at the end of the list; it is marked as blocked until its session has looked */
+static void
+add_place(Bucket *bucket, int i)
+{
+	Place *place = &waiters->places[i];
+
+	place->is_looker = find_looker(bucket, place->subject) == NULL;
+	place->is_blocked = true;
+	place->woken = IDEM_WOKEN_NOT;
+	place->next = NO_PLACE;
+	place->prev = bucket->tail;
+	if (bucket->tail != NO_PLACE)
+		waiters->places[bucket->tail].next = i;
+	else
+		bucket->head = i;
+	bucket->tail = i;
+	place->is_listed = true;
+	pg_atomic_fetch_add_u32(&bucket->count, 1);
+}
+
+/* A place leaves the list: another one becomes the looker, or is marked as blocked */
+static void
+pass_duties(const Bucket *bucket, const Place *from)
+{
+	Place *to = find_looker(bucket, from->subject);
+
+	if (to == NULL)
+		return;
+	to->is_blocked |= from->is_blocked;
+	if (!from->is_looker)
+		return;
+	to->is_looker = true;
+	to->next_look = from->next_look;
+	set_latch_of(to->proc);
+}
+
+static void
+remove_place(Bucket *bucket, int i)
+{
+	Place *place = &waiters->places[i];
+
+	if (place->prev != NO_PLACE)
+		waiters->places[place->prev].next = place->next;
+	else
+		bucket->head = place->next;
+	if (place->next != NO_PLACE)
+		waiters->places[place->next].prev = place->prev;
+	else
+		bucket->tail = place->prev;
+	place->is_listed = false;
+	pg_atomic_fetch_sub_u32(&bucket->count, 1);
+	pass_duties(bucket, place);
+	place->is_looker = false;
+}
+
+static int
+take_free_place(void)
+{
+	int place;
+
+	SpinLockAcquire(&waiters->free_lock);
+	place = waiters->first_free;
+	if (place != NO_PLACE)
+		waiters->first_free = waiters->places[place].next;
+	SpinLockRelease(&waiters->free_lock);
+	return place;
+}
+
+/*
+ * A3: begin to wait for the subject.  Returns the place of this session, or -1 if there is
+ * none.  The caller looks after that.
+ */
+int
+idem_waiters_enlist(IdemSubjectKind kind, uint64 subject)
+{
+	int place = waiters != NULL ? take_free_place() : NO_PLACE;
+
+	if (place == NO_PLACE)
+		return -1;
+	waiters->places[place].subject = subject;
+	waiters->places[place].kind = kind;
+	waiters->places[place].proc = idem_compat_my_proc_number();
+	waiters->places[place].next_look = 0;
+	if (kind != IDEM_SUBJECT_QUEUE)
+		pg_atomic_fetch_add_u32(&waiters->nends, 1);
+	idem_waiters_relist(place);
+	return place;
+}
+
+/* Put a place that was woken back into the list; the caller looks after that (A3) */
+void
+idem_waiters_relist(int place)
+{
+	uint64 subject = waiters->places[place].subject;
+	Bucket *bucket = lock_bucket(subject);
+
+	if (!waiters->places[place].is_listed)
+		add_place(bucket, place);
+	else
+		waiters->places[place].is_blocked = true;
+	unlock_bucket(subject);
+	pg_memory_barrier();
+}
+
+/*
+ * Give up a place of this session.  hand_on: the session does not return with an answer for
+ * this subject, so if it was woken, another one is woken in its stead (A2).
+ */
+void
+idem_waiters_leave(int place, bool hand_on)
+{
+	Place *mine = &waiters->places[place];
+	uint64 subject = mine->subject;
+	Bucket *bucket = lock_bucket(subject);
+	IdemWoken woken = mine->woken;
+	bool is_end = mine->kind != IDEM_SUBJECT_QUEUE;
+
+	if (mine->is_listed)
+		remove_place(bucket, place);
+	unlock_bucket(subject);
+	if (is_end)
+		pg_atomic_fetch_sub_u32(&waiters->nends, 1);
+	SpinLockAcquire(&waiters->free_lock);
+	mine->next = waiters->first_free;
+	waiters->first_free = place;
+	SpinLockRelease(&waiters->free_lock);
+	if (hand_on && woken != IDEM_WOKEN_NOT)
+		idem_waiters_wake(subject, 1, woken);
+}
+
+/* Has this place of this session been woken? */
+IdemWoken
+idem_waiters_woken(int place)
+{
+	return waiters->places[place].woken;
+}
+
+/* When must the session look, if this place of it is the looker?  By the steady clock. */
+int64
+idem_waiters_next_look(int place)
+{
+	return waiters->places[place].is_looker ? waiters->places[place].next_look : PG_INT64_MAX;
+}
+
+/* Some process must look at the subject at this time; the caller holds the lock */
+static void
+lower_next_look(const Bucket *bucket, uint64 subject, int64 next_look)
+{
+	Place *looker = find_looker(bucket, subject);
+
+	if (looker == NULL || looker->next_look <= next_look)
+		return;
+	looker->next_look = next_look;
+	set_latch_of(looker->proc);
+}
+
+/* This session has looked: when something changes without an event, and what it has seen */
+void
+idem_waiters_note_look(int place, int64 next_look, bool blocked)
+{
+	Place *mine = &waiters->places[place];
+	Bucket *bucket = lock_bucket(mine->subject);
+
+	mine->is_blocked = blocked;
+	if (mine->is_looker)
+		mine->next_look = next_look;
+	else
+		lower_next_look(bucket, mine->subject, next_look);
+	unlock_bucket(mine->subject);
+}
+
+/* A commit made a job due soon: the looker looks at that time, by the steady clock (A4) */
+void
+idem_waiters_lower_next_look(uint64 subject, int64 next_look)
+{
+	Bucket *bucket = lock_bucket(subject);
+
+	lower_next_look(bucket, subject, next_look);
+	unlock_bucket(subject);
+}
+
+/*
+ * Does a session wait for the subject, or for another one with the same bucket?  The caller
+ * has had a memory barrier since its change is visible.
+ */
+bool
+idem_waiters_exist(uint64 subject)
+{
+	return waiters != NULL &&
+		pg_atomic_read_u32(&waiters->buckets[subject % NBUCKETS].bucket.count) > 0;
+}
+
+/* Does a session wait for the end of any job or key?  As above. */
+bool
+idem_waiters_wait_for_end(void)
+{
+	return waiters != NULL && pg_atomic_read_u32(&waiters->nends) > 0;
+}
+
+/* Mark the place as woken, and remove it from the list; returns its process */
+static int
+mark_woken(Bucket *bucket, int i, IdemWoken why)
+{
+	remove_place(bucket, i);
+	waiters->places[i].woken = why;
+	return waiters->places[i].proc;
+}
+
+/* A2: wake at most n sessions that wait for the subject, the last to come first; never throws */
+void
+idem_waiters_wake(uint64 subject, int n, IdemWoken why)
+{
+	int nwoken;
+
+	do
+	{
+		int procs[WAKE_BATCH];
+		Bucket *bucket;
+
+		nwoken = 0;
+		pg_memory_barrier();
+		if (!idem_waiters_exist(subject))
+			return;
+		bucket = lock_bucket(subject);
+		for (int i = bucket->tail, prev; i != NO_PLACE && nwoken < Min(n, WAKE_BATCH); i = prev)
+		{
+			prev = waiters->places[i].prev;
+			if (waiters->places[i].subject == subject)
+				procs[nwoken++] = mark_woken(bucket, i, why);
+		}
+		unlock_bucket(subject);
+		for (int i = 0; i < nwoken; i++)
+			set_latch_of(procs[i]);
+		n -= nwoken;
+	} while (n > 0 && nwoken == WAKE_BATCH);
+}
+
+/* A2: a job with a key has ended: wake a session that has seen a blocked job; never throws */
+void
+idem_waiters_wake_blocked(uint64 subject)
+{
+	Bucket *bucket = lock_bucket(subject);
+	int i = bucket->tail;
+
+	while (i != NO_PLACE &&
+		   (waiters->places[i].subject != subject || !waiters->places[i].is_blocked))
+		i = waiters->places[i].prev;
+	if (i != NO_PLACE)
+		set_latch_of(mark_woken(bucket, i, IDEM_WOKEN_FOR_MORE));
+	unlock_bucket(subject);
+}
+
+/* Wake all waiters of the server; never throws */
+void
+idem_waiters_wake_all(void)
+{
+	if (waiters == NULL)
+		return;
+	pg_memory_barrier();
+	for (int b = 0; b < NBUCKETS; b++)
+	{
+		Bucket *bucket;
+
+		if (!idem_waiters_exist(b))
+			continue;
+		bucket = lock_bucket(b);
+		while (bucket->head != NO_PLACE)
+			set_latch_of(mark_woken(bucket, bucket->head, IDEM_WOKEN_FOR_MORE));
+		unlock_bucket(b);
+	}
+}
