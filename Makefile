@@ -242,6 +242,8 @@ ISOLATION = \
 	job-isolation \
 	job-pin \
 	job-number \
+	wait \
+	wait-end \
 	verify \
 	reset \
 	subscription \

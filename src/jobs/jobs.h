@@ -303,9 +303,9 @@ typedef struct IdemFetchWalk
 	bool ignores_ranges;	/* it ignores all of them */
 	bool announced_blocked; /* called idem_skips_announce_blocked() as the walker */
 	bool has_jumped;
-	bool jumped_blocked; /* a range over which it has jumped has blocked jobs */
+	bool jumped_blocked; /* a range that it has jumped over has blocked jobs */
 	TimestampTz until;	 /* the earliest time of these ranges; DT_NOEND: none has one */
-	IdemSkipRange run;	 /* skipped since the last job taken or held, or since the last publishing */
+	IdemSkipRange run;	 /* skipped since the last job taken or held, or the last publishing */
 	IdemSkipView view;
 } IdemFetchWalk;
 
