@@ -27,6 +27,7 @@ OBJS = \
 	src/fn/value.o \
 	src/fn/args.o \
 	src/fn/arrays.o \
+	src/fn/subxact.o \
 	src/stats/exchange.o \
 	src/stats/skips.o \
 	src/stats/keyskips.o \
@@ -67,7 +68,12 @@ OBJS = \
 	src/jobs/work.o \
 	src/jobs/job.o \
 	src/jobs/wait.o \
-	src/testing/subxact.o \
+	src/schedules/cron.o \
+	src/schedules/ticks.o \
+	src/schedules/schedulestore.o \
+	src/schedules/due.o \
+	src/schedules/schedule.o \
+	src/schedules/tick.o \
 	src/testing/written.o \
 	src/testing/content.o \
 	src/testing/verdict.o \
@@ -77,8 +83,10 @@ OBJS = \
 	src/worker/backlog.o \
 	src/worker/sweep.o \
 	src/worker/process.o \
+	src/worker/batch.o \
+	src/worker/ticks.o \
 	src/worker/visit.o \
-	src/worker/schedule.o \
+	src/worker/databases.o \
 	src/worker/launcher.o \
 	src/worker/cleanup.o \
 	src/admin/grant.o \
@@ -95,6 +103,8 @@ SQL_PARTS = \
 	src/sql/jobs.sql \
 	src/sql/jobs_functions.sql \
 	src/sql/jobs_views.sql \
+	src/sql/schedules.sql \
+	src/sql/schedules_functions.sql \
 	src/sql/shard.sql \
 	src/sql/stats.sql \
 	src/sql/testing.sql \

@@ -35,7 +35,9 @@ typedef struct PrivilegeSet
 		"idem_enqueue", "idem_enqueue_many", "idem_fetch", "idem_complete",   \
 		"idem_complete_many", "idem_fail", "idem_heartbeat", "idem_snooze",   \
 		"idem_cancel", "idem_retry", "idem_job", "idem_verify", "idem_drain", \
-		"idem_wait", "idem_wait_any", "idem_wait_job", "idem_wait_key"
+		"idem_wait", "idem_wait_any", "idem_wait_job", "idem_wait_key",       \
+		"idem_schedule", "idem_unschedule", "idem_schedule_pause",            \
+		"idem_schedule_resume"
 #define VIEW_FUNCTIONS                                                            \
 	"idem_clock", "idem_key_state", "idem_doctor", "idem_checks", "idem_version", \
 		"idem_stat_databases", "idem_stat_queues", "idem_stat_cleanup",           \
@@ -46,8 +48,9 @@ typedef struct PrivilegeSet
 		"idem_report_overview", "idem_report_health", "idem_report_trends",               \
 		"idem_report_queues", "idem_report_running", "idem_report_dead",                  \
 		"idem_report_decisions", "idem_report_duplicates", "idem_report_keys"
-#define MONITOR_RELATIONS                                                                       \
-	"key_summary", "queue_status", "stats", "queue_stats", "cleanup_progress", "worker_status", \
+#define MONITOR_RELATIONS                                                     \
+	"key_summary", "queue_status", "schedule_status", "stats", "queue_stats", \
+		"cleanup_progress", "worker_status",                                  \
 		"checks", "checks_citus", "health", "report_jobs", "report_dead", "report_leases", "report_scopes", "report_hours"
 
 enum
@@ -64,9 +67,9 @@ static const char *const set_names[NSETS + 1] = {
 static const PrivilegeSet privilege_sets[NSETS] = {
 	[SET_APP] = {{APP_FUNCTIONS, "idem_slot"}, {NULL}},
 	[SET_ADMIN] = {{APP_FUNCTIONS, VIEW_FUNCTIONS, REPORT_FUNCTIONS, "idem_key_hash", "idem_forget", "idem_cleanup",
-					"idem_queue_set", "idem_queue_drop", "idem_pause", "idem_resume", "idem_stats_reset", "idem_reset",
+					"idem_queue_set", "idem_queue_drop", "idem_pause", "idem_resume", "idem_tick", "idem_stats_reset", "idem_reset",
 					"idem_shard_set", "idem_shard_give", "idem_shard_take"},
-				   {MONITOR_RELATIONS, "key_status", "lease_status", "job_status", "queues", "shard"}},
+				   {MONITOR_RELATIONS, "key_status", "lease_status", "job_status", "queues", "schedules", "shard"}},
 	[SET_MONITOR] = {{VIEW_FUNCTIONS, REPORT_FUNCTIONS}, {MONITOR_RELATIONS}},
 };
 

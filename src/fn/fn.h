@@ -102,6 +102,11 @@ extern int64 idem_args_token(FunctionCallInfo fcinfo, int arg);
 extern void idem_args_require(FunctionCallInfo fcinfo, int arg, const char *name, const char *hint);
 extern int64 idem_args_job_id(FunctionCallInfo fcinfo, int arg);
 
+/* subxact.c */
+extern ErrorData *idem_subxact_try(void (*run)(void *arg), void *arg, bool keep);
+extern void idem_subxact_undo(void (*run)(void *arg), void *arg);
+extern char *idem_subxact_describe(const ErrorData *error);
+
 /* arrays.c */
 extern bool idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *name,
 							Datum **elems, bool **nulls, int *n);

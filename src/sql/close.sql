@@ -23,6 +23,7 @@ GRANT USAGE ON SCHEMA idem TO pg_monitor;
 GRANT SELECT ON
 	idem.key_summary,
 	idem.queue_status,
+	idem.schedule_status,
 	idem.stats,
 	idem.queue_stats,
 	idem.cleanup_progress,

@@ -218,7 +218,7 @@ WITH r AS (
 		   GREATEST(pg_stat_get_live_tuples(k.oid), k.reltuples::bigint) AS n,
 		   k.reltuples >= 0 AS is_known
 	  FROM pg_class AS k
-	 WHERE k.oid = ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log']::regclass[]))
+	 WHERE k.oid = ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log', 'idem.schedules']::regclass[]))
 SELECT 7 AS ord,
 	   true AS writes,
 	   'table bloat' AS "check",
@@ -314,8 +314,31 @@ SELECT 11, false, 'dead jobs',
 	   THEN 'SELECT job_id, queue, attempt, ended_at, last_error FROM idem.job_status WHERE state OPERATOR(pg_catalog.=) ''dead'' ORDER BY ended_at DESC LIMIT 20;' END
   FROM (SELECT count(*) AS dead, count(DISTINCT g.queue) AS queues
 		  FROM idem.job_log AS g
-		 WHERE g.state = 'dead') AS j;
-COMMENT ON VIEW idem.checks_work IS 'for idem.checks: expired leases, parked keys, dead jobs';
+		 WHERE g.state = 'dead') AS j
+UNION ALL
+SELECT 24, true, 'schedules',
+	   CASE WHEN d.late > 0 THEN 'fail' WHEN d.ahead IS NOT NULL THEN 'warn' ELSE 'ok' END,
+	   CASE
+	   WHEN d.n = 0 THEN 'there are no schedules'
+	   WHEN d.late > 0
+	   THEN format('%s schedules are late, the first, %s, since %s: nothing enqueues their jobs, or that fails; the fix enqueues them and shows why it fails', d.late, d.first_late, d.first_tick)
+	   WHEN d.ahead IS NOT NULL
+	   THEN format('the clock has gone back: the last tick of %s is in the future, so its next tick is later than it should be', d.ahead)
+	   WHEN pg_is_in_recovery() THEN format('%s schedules; the primary enqueues their jobs', d.n)
+	   ELSE format('%s schedules, none is late', d.n)
+	   END,
+	   CASE
+	   WHEN d.late > 0 THEN 'SELECT pg_catalog.idem_tick();'
+	   WHEN d.ahead IS NOT NULL THEN format('SELECT pg_catalog.idem_schedule_resume(%L);', d.ahead)
+	   END
+  FROM (SELECT count(s.name) AS n,
+			   count(*) FILTER (WHERE s.state = 'late') AS late,
+			   (array_agg(s.name ORDER BY s.next_tick) FILTER (WHERE s.state = 'late'))[1] AS first_late,
+			   min(s.next_tick) FILTER (WHERE s.state = 'late') AS first_tick,
+			   min(s.name) FILTER (WHERE s.last_tick > t.now + interval '1 minute' AND s.next_tick IS NOT NULL) AS ahead
+		  FROM t
+		  LEFT JOIN idem.schedule_status AS s ON NOT pg_is_in_recovery() OR s.state <> 'late') AS d;
+COMMENT ON VIEW idem.checks_work IS 'for idem.checks: expired leases, parked keys, dead jobs, schedules';
 COMMENT ON COLUMN idem.checks_work.ord IS 'place of the check among all checks';
 COMMENT ON COLUMN idem.checks_work.writes IS 'whether the fix writes, so that a standby cannot run it';
 COMMENT ON COLUMN idem.checks_work."check" IS 'name of the check';
@@ -349,7 +372,7 @@ u AS (
 	  FROM pg_subscription_rel AS x
 	  JOIN pg_subscription AS s ON s.oid = x.srsubid
 	  JOIN pg_class AS k ON k.oid = x.srrelid
-	 WHERE k.oid = ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log', 'idem.queues', 'idem.shard']::regclass[]))
+	 WHERE k.oid = ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log', 'idem.queues', 'idem.schedules', 'idem.shard']::regclass[]))
 SELECT 16 AS ord,
 	   true AS writes,
 	   'job numbers' AS "check",
@@ -400,7 +423,7 @@ SELECT 23, true, 'publication',
 		  FROM pg_publication_rel AS r
 		  JOIN pg_publication AS b ON b.oid = r.prpubid
 		  JOIN pg_class AS k ON k.oid = r.prrelid
-		 WHERE k.oid = ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log', 'idem.queues', 'idem.shard']::regclass[])
+		 WHERE k.oid = ANY (ARRAY['idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log', 'idem.queues', 'idem.schedules', 'idem.shard']::regclass[])
 		   AND (r.prattrs IS NOT NULL
 				OR (r.prqual IS NOT NULL AND (b.pubupdate OR b.pubdelete) AND k.relreplident <> 'f'
 					AND EXISTS (
@@ -663,7 +686,7 @@ COMMENT ON COLUMN idem.checks.fix IS 'command that repairs or shows the problem;
  */
 CREATE FUNCTION pg_catalog.idem_checks_local(distributed bigint)
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 23
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 24
 BEGIN ATOMIC
 	SELECT c."check", c.status, c.detail, c.fix FROM idem.checks AS c;
 END;
@@ -672,7 +695,7 @@ COMMENT ON FUNCTION pg_catalog.idem_checks_local IS
 
 CREATE FUNCTION pg_catalog.idem_checks(version text)
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 23
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 24
 BEGIN ATOMIC
 	WITH c AS MATERIALIZED (
 		SELECT c.* FROM idem.checks_citus AS c WHERE c.status = 'fail')
@@ -724,7 +747,7 @@ COMMENT ON COLUMN idem.health.fix IS 'command that repairs or shows the problem;
 
 CREATE FUNCTION pg_catalog.idem_doctor()
 RETURNS TABLE ("check" text, status text, detail text, fix text)
-LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 24
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 25
 BEGIN ATOMIC
 	SELECT h."check", h.status, h.detail, h.fix FROM idem.health AS h;
 END;

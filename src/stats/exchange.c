@@ -13,7 +13,9 @@
 
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
+#include "storage/latch.h"
 #include "storage/lwlock.h"
+#include "storage/proc.h"
 
 #include "stats/stats.h"
 
@@ -63,6 +65,21 @@ idem_exchange_set_launcher(const IdemLauncher *launcher)
 	LWLockAcquire(exchange->lock, LW_EXCLUSIVE);
 	exchange->launcher = *launcher;
 	LWLockRelease(exchange->lock);
+}
+
+/* If the launcher has just ended, the latch belongs to no process, or to one that looks in vain */
+void
+idem_exchange_wake_launcher(void)
+{
+	pid_t pid;
+	int proc;
+
+	LWLockAcquire(exchange->lock, LW_SHARED);
+	pid = exchange->launcher.pid;
+	proc = exchange->launcher.proc;
+	LWLockRelease(exchange->lock);
+	if (pid != 0)
+		SetLatch(&GetPGProcByNumber(proc)->procLatch);
 }
 
 void

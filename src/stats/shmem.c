@@ -58,6 +58,7 @@ typedef struct StatsEntry
 	volatile bool used;
 	TimestampTz stats_reset;
 	IdemProgress progress; /* of a database */
+	TimestampTz next_tick; /* of a database: its earliest tick; DT_NOEND: none is known */
 	IdemSkips skips;	   /* of a queue */
 	char stripes[NSTRIPES * sizeof(IdemCounters) + PG_CACHE_LINE_SIZE];
 } StatsEntry;
@@ -200,6 +201,7 @@ make_entry(const EntryKey *key, TimestampTz stats_reset)
 	}
 	memset(&entry->progress, 0, sizeof(entry->progress));
 	entry->progress.backlog = -1;
+	entry->next_tick = DT_NOEND;
 	idem_skips_init(&entry->skips);
 	entry->used = true;
 	entry->stats_reset = stats_reset;
@@ -519,4 +521,67 @@ idem_shmem_set_failure(Oid database, const char *error)
 	entry->progress.error_at = GetCurrentTimestamp();
 	strlcpy(entry->progress.error, error, IDEM_ERROR_TEXT_LEN);
 	unlock_shared();
+}
+
+/*
+ * T6: the worker begins to look for the earliest tick of this database.  It looks after that, and
+ * passes what it finds to idem_shmem_lower_tick().  A session passes its ticks after they are
+ * visible.  So a tick is either seen by the look, or it comes after this.
+ */
+void
+idem_shmem_forget_tick(void)
+{
+	StatsEntry *entry;
+
+	lock_shared(LW_EXCLUSIVE);
+	entry = find_database(MyDatabaseId);
+	if (entry != NULL)
+		entry->next_tick = DT_NOEND;
+	unlock_shared();
+}
+
+/*
+ * T6: the database ticks at this time.  If that is earlier than what was known, tell the launcher.
+ * Never throws.
+ */
+void
+idem_shmem_lower_tick(Oid database, TimestampTz tick)
+{
+	StatsEntry *entry;
+	bool is_earlier;
+
+	if (shared == NULL)
+		return;
+	lock_shared(LW_EXCLUSIVE);
+	entry = find_database(database);
+	is_earlier = entry != NULL && tick < entry->next_tick;
+	if (is_earlier)
+		entry->next_tick = tick;
+	unlock_shared();
+	if (is_earlier)
+		idem_exchange_wake_launcher();
+}
+
+/* The databases that have ticks, and the earliest tick of each */
+IdemDatabaseTick *
+idem_shmem_copy_ticks(int *n)
+{
+	StatsEntry **list;
+	IdemDatabaseTick *ticks;
+	int nentries;
+
+	*n = 0;
+	lock_shared(LW_SHARED);
+	list = list_entries(false, &nentries);
+	ticks = palloc_array(IdemDatabaseTick, Max(nentries, 1));
+	for (int i = 0; i < nentries; i++)
+	{
+		if (list[i]->next_tick == DT_NOEND)
+			continue;
+		ticks[*n].database = list[i]->key.database;
+		ticks[(*n)++].tick = list[i]->next_tick;
+	}
+	unlock_shared();
+	pfree(list);
+	return ticks;
 }

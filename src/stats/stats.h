@@ -204,6 +204,7 @@ typedef enum IdemVisitOutcome
 {
 	IDEM_VISIT_LOST, /* no report: the worker could not connect, or was terminated */
 	IDEM_VISIT_DONE,
+	IDEM_VISIT_TICKED,		  /* for schedules only: cleanup was not due */
 	IDEM_VISIT_LOCKED,		  /* another session has locked a table */
 	IDEM_VISIT_SUBSCRIBED,	  /* done, but a subscription writes a table */
 	IDEM_VISIT_OFF,			  /* idem.cleanup is off in the database */
@@ -211,13 +212,29 @@ typedef enum IdemVisitOutcome
 	IDEM_VISIT_FAILED		  /* an error */
 } IdemVisitOutcome;
 
+/* The earliest tick of a database */
+typedef struct IdemDatabaseTick
+{
+	Oid database;
+	TimestampTz tick;
+} IdemDatabaseTick;
+
 /* From the launcher to the worker */
 typedef struct IdemVisitRequest
 {
 	Oid database;
+	bool cleans;	/* cleanup is due; false: only schedules */
 	bool continues; /* the last visit has left rows to remove */
 	int pause;		/* length of a pause as a multiple of the batch before it */
 } IdemVisitRequest;
+
+/* What became of the schedules of a database during a visit (T6, T7) */
+typedef struct IdemTickReport
+{
+	bool was_locked; /* another session has locked a schedule or a table */
+	bool failed;
+	char error[IDEM_ERROR_TEXT_LEN]; /* the first one */
+} IdemTickReport;
 
 /* From the worker to the launcher */
 typedef struct IdemVisitReport
@@ -230,6 +247,7 @@ typedef struct IdemVisitReport
 	int64 lag;	   /* if more: microseconds since the next row to be removed expired */
 	int64 rows;	   /* if more: number of live rows in the tables concerned */
 	char error[IDEM_ERROR_TEXT_LEN];
+	IdemTickReport ticks;
 } IdemVisitReport;
 
 /* The visit under way, or the last one */
@@ -253,6 +271,7 @@ typedef enum IdemLauncherState
 typedef struct IdemLauncher
 {
 	pid_t pid; /* 0: none */
+	int proc;  /* number of the process, to set its latch */
 	IdemLauncherState state;
 	TimestampTz started_at;
 	TimestampTz no_slot_since; /* 0: the last registration found a worker slot */
@@ -271,6 +290,7 @@ extern Size idem_exchange_size(void);
 extern void idem_exchange_attach(LWLock *lock);
 extern void idem_exchange_get_status(IdemLauncher *launcher, IdemVisit *visit);
 extern void idem_exchange_set_launcher(const IdemLauncher *launcher);
+extern void idem_exchange_wake_launcher(void);
 extern void idem_exchange_get_visit(IdemVisit *visit);
 extern void idem_exchange_request_visit(const IdemVisitRequest *request);
 extern bool idem_exchange_begin_visit(Oid database, IdemVisitRequest *request);
@@ -323,6 +343,9 @@ extern IdemDatabaseProgress *idem_shmem_copy_progress(int *n);
 extern bool idem_shmem_get_progress(Oid database, IdemProgress *progress);
 extern void idem_shmem_set_progress(Oid database, const IdemProgress *progress);
 extern void idem_shmem_set_failure(Oid database, const char *error);
+extern void idem_shmem_forget_tick(void);
+extern void idem_shmem_lower_tick(Oid database, TimestampTz tick);
+extern IdemDatabaseTick *idem_shmem_copy_ticks(int *n);
 
 /* statsfile.c */
 extern void idem_statsfile_save(void);

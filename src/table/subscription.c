@@ -12,9 +12,11 @@
 #include "postgres.h"
 
 #include "access/table.h"
+#include "catalog/namespace.h"
 #include "catalog/pg_subscription_rel.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
+#include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
@@ -46,6 +48,22 @@ idem_subscription_writes(Oid relid)
 	UnregisterSnapshot(snapshot);
 	table_close(rel, AccessShareLock);
 	return found;
+}
+
+/* Does a subscription write one of these tables of idem?  The names end with NULL. */
+bool
+idem_subscription_writes_any(const char *const *tables)
+{
+	Oid schema = get_namespace_oid("idem", true);
+
+	for (int i = 0; OidIsValid(schema) && tables[i] != NULL; i++)
+	{
+		Oid relid = get_relname_relid(tables[i], schema);
+
+		if (OidIsValid(relid) && idem_subscription_writes(relid))
+			return true;
+	}
+	return false;
 }
 
 static void

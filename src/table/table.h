@@ -201,6 +201,7 @@ typedef struct IdemShard
 
 /* subscription.c */
 extern bool idem_subscription_writes(Oid relid);
+extern bool idem_subscription_writes_any(const char *const *tables);
 extern void idem_subscription_refuse(const IdemTableDef *def, Oid relid);
 
 /* shape.c */

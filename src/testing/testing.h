@@ -3,9 +3,8 @@
  *		For tests of applications: run a handler in a subtransaction, and find out what
  *		it has changed.
  *
- * verify.c, drain.c and reset.c have the SQL functions.  subxact.c runs code in a
- * subtransaction.  written.c finds the tables that a run has written, content.c compares their
- * content, and verdict.c puts what was found into words.
+ * verify.c, drain.c and reset.c have the SQL functions.  written.c finds the tables that a run
+ * has written, content.c compares their content, and verdict.c puts what was found into words.
  */
 #ifndef IDEM_TESTING_H
 #define IDEM_TESTING_H
@@ -75,11 +74,6 @@ typedef struct IdemVerdict
 	const char *object; /* NULL: none */
 	const char *detail;
 } IdemVerdict;
-
-/* subxact.c */
-extern ErrorData *idem_subxact_try(void (*run)(void *arg), void *arg, bool keep);
-extern void idem_subxact_undo(void (*run)(void *arg), void *arg);
-extern char *idem_subxact_describe(const ErrorData *error);
 
 /* content.c */
 extern void idem_content_compare(IdemTableChange *change, CommandId before, CommandId after,

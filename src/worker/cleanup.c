@@ -83,7 +83,7 @@ run_sweep(IdemPhase phase, int max, StringInfo skipped)
 	if (!batch.more)
 		cursors[phase].from = DT_NOBEGIN;
 	if (batch.is_subscribed)
-		appendStringInfo(skipped, "%sidem.%s", skipped->len > 0 ? ", " : "", sweep->tables[0]);
+		appendStringInfo(skipped, "%sidem.%s", skipped->len > 0 ? ", " : "", sweep->tables.written[0]);
 	return batch.removed;
 }
 

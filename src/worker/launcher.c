@@ -1,6 +1,6 @@
 /*
  * launcher.c
- *		The resident process: takes the database that is due (schedule.c) and
+ *		The resident process: takes the database that is due (databases.c) and
  *		starts a worker there (visit.c), one at a time.
  *
  * The launcher is connected to no database, and has a transaction open only while
@@ -119,7 +119,10 @@ start_worker(const IdemDatabase *database)
 {
 	BackgroundWorker worker;
 	IdemVisitRequest request = {
-		.database = database->oid, .continues = database->continues, .pause = database->pause};
+		.database = database->oid,
+		.cleans = database->due <= idem_clock_steady(),
+		.continues = database->continues,
+		.pause = database->pause};
 
 	idem_process_describe(&worker, "idem cleanup", "idem_visit_main");
 	worker.bgw_flags |= BGWORKER_INTERRUPTIBLE;
@@ -146,21 +149,21 @@ start_worker(const IdemDatabase *database)
 static bool
 visit_next(int64 now, int64 *next_due)
 {
-	IdemDatabase *first = idem_schedule_first();
+	IdemDatabase *first = idem_databases_first();
 
-	*next_due = first ? Max(first->due, slot_due) : PG_INT64_MAX;
+	*next_due = first ? Max(idem_databases_due(first), slot_due) : PG_INT64_MAX;
 	if (*next_due > now)
 		return false;
-	switch (idem_schedule_access(first->oid))
+	switch (idem_databases_access(first->oid))
 	{
 		case IDEM_ACCESS_YES:
 			start_worker(first);
 			break;
 		case IDEM_ACCESS_NOT_NOW:
-			first->due = now + IDEM_MIN_DELAY;
+			idem_databases_postpone(first, now + IDEM_MIN_DELAY);
 			break;
 		case IDEM_ACCESS_NO:
-			idem_schedule_forget(first->oid);
+			idem_databases_forget(first->oid);
 			break;
 	}
 	return true;
@@ -175,7 +178,7 @@ end_visit(const IdemVisit *visit)
 	launcher.visits++;
 	launcher.last_visit_at = GetCurrentTimestamp();
 	idem_exchange_set_launcher(&launcher);
-	idem_schedule_end_visit(visit, visit_is_outdated);
+	idem_databases_end_visit(visit, visit_is_outdated);
 }
 
 /*
@@ -222,9 +225,9 @@ do_what_is_due(void)
 		return watch_worker(now);
 	if (is_old_worker_running())
 		return now + USECS_PER_SEC / 10;
-	if (now >= next_list)
+	if (!idem_databases_read_ticks() || now >= next_list)
 	{
-		idem_schedule_read_databases();
+		idem_databases_read();
 		next_list = now + idem_worker_naptime();
 	}
 	if (visit_next(now, &next_due))
@@ -292,7 +295,7 @@ reload_settings(void)
 	ProcessConfigFile(PGC_SIGHUP);
 	next_list = slot_due = 0;
 	visit_is_outdated = true;
-	idem_schedule_make_due();
+	idem_databases_make_due();
 }
 
 static void
@@ -305,8 +308,9 @@ at_exit(int code, Datum arg)
 static void
 init_launcher(void)
 {
-	idem_schedule_init();
+	idem_databases_init();
 	launcher.pid = MyProcPid;
+	launcher.proc = idem_compat_my_proc_number();
 	launcher.started_at = GetCurrentTimestamp();
 	launcher.awake_at = idem_clock_steady();
 	publish_state(IDEM_LAUNCHER_STOPPED);

@@ -14,11 +14,9 @@
 #include "access/relscan.h"
 #include "access/stratnum.h"
 #include "access/tableam.h"
-#include "catalog/namespace.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "utils/fmgroids.h"
-#include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
@@ -224,27 +222,11 @@ sweep_spent_jobs(IdemSweepBatch *batch)
 
 /* What is removed, in this order (W1) */
 const IdemSweep idem_sweeps[IDEM_LAST_SWEEP + 1] = {
-	[IDEM_PHASE_KEYS] = {"idem cleanup: keys", {"keys"}, NULL, sweep_keys},
-	[IDEM_PHASE_JOB_KEYS] = {"idem cleanup: keys of jobs", {"job_keys"}, NULL, sweep_job_keys},
-	[IDEM_PHASE_JOB_HISTORY] = {"idem cleanup: history of jobs", {"job_log"}, NULL, sweep_job_history},
-	[IDEM_PHASE_JOBS] = {"idem cleanup: jobs without attempts", {"jobs", "job_log"}, "queues", sweep_spent_jobs},
+	[IDEM_PHASE_KEYS] = {"idem cleanup: keys", {{"keys"}, NULL}, sweep_keys},
+	[IDEM_PHASE_JOB_KEYS] = {"idem cleanup: keys of jobs", {{"job_keys"}, NULL}, sweep_job_keys},
+	[IDEM_PHASE_JOB_HISTORY] = {"idem cleanup: history of jobs", {{"job_log"}, NULL}, sweep_job_history},
+	[IDEM_PHASE_JOBS] = {"idem cleanup: jobs without attempts", {{"jobs", "job_log"}, "queues"}, sweep_spent_jobs},
 };
-
-/* Does a subscription write a table that the sweep would write (W1)? */
-static bool
-is_subscribed(const IdemSweep *sweep)
-{
-	Oid schema = get_namespace_oid("idem", true);
-
-	for (int i = 0; OidIsValid(schema) && sweep->tables[i] != NULL; i++)
-	{
-		Oid relid = get_relname_relid(sweep->tables[i], schema);
-
-		if (OidIsValid(relid) && idem_subscription_writes(relid))
-			return true;
-	}
-	return false;
-}
 
 /*
  * Run one batch of a sweep, or none if a subscription writes one of its tables
@@ -256,7 +238,7 @@ void
 idem_sweep_run(const IdemSweep *sweep, IdemSweepBatch *batch)
 {
 	batch->snapshot = RegisterSnapshot(GetLatestSnapshot());
-	batch->is_subscribed = is_subscribed(sweep);
+	batch->is_subscribed = idem_subscription_writes_any(sweep->tables.written);
 	if (!batch->is_subscribed)
 		sweep->run(batch);
 	UnregisterSnapshot(batch->snapshot);

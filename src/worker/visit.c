@@ -1,16 +1,15 @@
 /*
  * visit.c
- *		The worker: visits one database, removes expired rows there, and exits.
+ *		The worker: visits one database, enqueues the jobs of its schedules, removes expired
+ *		rows, and exits.
  *
  * A visit lasts at most two seconds.  So a session that wants to drop, copy or
  * rename the database waits for at most two seconds and one batch.  PostgreSQL
  * itself waits for five seconds before such a command fails (W2).
  *
- * Each batch is a transaction of its own, with a snapshot of its own.  A pause
- * follows, which lasts for a multiple of the time of the batch.  During the
- * pause the worker has no transaction and no lock.  The worker locks a table
- * only if no other session holds or awaits a conflicting lock, so DDL goes
- * first.  It touches only members of the extension (W8).
+ * Each batch is a transaction of its own (batch.c).  A pause follows, which lasts for
+ * a multiple of the time of the batch.  During the pause the worker has no
+ * transaction and no lock.
  *
  * After an error the batch is rolled back.  Its sweep ends for this visit, and
  * the other sweeps continue.  The views show the error.  The worker reports it to
@@ -18,20 +17,13 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
 #include "access/xact.h"
-#include "catalog/dependency.h"
-#include "catalog/namespace.h"
-#include "catalog/pg_class.h"
 #include "commands/extension.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
-#include "utils/lsyscache.h"
-#include "utils/snapmgr.h"
-#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "worker/worker.h"
@@ -53,6 +45,7 @@ typedef struct Visit
 	char error[IDEM_ERROR_TEXT_LEN]; /* the first one */
 	IdemPhase next;					 /* the sweep whose turn it is */
 	IdemSweepBatch batches[IDEM_LAST_SWEEP + 1];
+	IdemTickReport ticks;
 } Visit;
 
 /* Progress of cleanup in this database, as published */
@@ -94,6 +87,7 @@ get_final_phase(IdemVisitOutcome outcome)
 			return IDEM_PHASE_FAILING;
 		case IDEM_VISIT_LOST:
 		case IDEM_VISIT_DONE:
+		case IDEM_VISIT_TICKED:
 			break;
 	}
 	return IDEM_PHASE_IDLE;
@@ -125,7 +119,8 @@ report_outcome(IdemVisitOutcome outcome, const Visit *visit)
 	IdemVisitReport report = {.connected = true,
 							  .outcome = outcome,
 							  .was_used = visit->was_used,
-							  .rest = visit->rest};
+							  .rest = visit->rest,
+							  .ticks = visit->ticks};
 	int64 backlog = 0;
 	TimestampTz oldest = DT_NOEND;
 
@@ -142,100 +137,34 @@ report_outcome(IdemVisitOutcome outcome, const Visit *visit)
 	report.lag = TIMESTAMP_NOT_FINITE(oldest) ? 0 : idem_clock_now() - oldest;
 	strlcpy(report.error, visit->error, IDEM_ERROR_TEXT_LEN);
 	idem_exchange_set_report(&report);
-	publish_outcome(visit, &report, backlog);
+	if (outcome != IDEM_VISIT_TICKED)
+		publish_outcome(visit, &report, backlog);
 }
 
-/* W8: find a table in the schema idem that is a member of the extension */
-static Oid
-find_member(Oid extension, const char *table)
+/* A batch of a sweep, to run in a transaction */
+typedef struct SweepRun
 {
-	Oid schema = get_namespace_oid("idem", true);
-	Oid relid = OidIsValid(schema) ? get_relname_relid(table, schema) : InvalidOid;
+	const IdemSweep *sweep;
+	IdemSweepBatch *batch;
+} SweepRun;
 
-	return OidIsValid(relid) && getExtensionOfObject(RelationRelationId, relid) == extension ?
-		relid :
-		InvalidOid;
-}
-
-static Oid
-get_owner(Oid relid)
+static void
+run_sweep_batch(void *arg)
 {
-	HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
-	Oid owner;
+	SweepRun *run = arg;
 
-	if (!HeapTupleIsValid(tuple))
-		elog(ERROR, "cache lookup failed for relation %u", relid);
-	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
-	ReleaseSysCache(tuple);
-	return owner;
+	idem_sweep_run(run->sweep, run->batch);
 }
 
-/* W2: lock a table without waiting; false if another session has locked it, or it does not exist */
-static bool
-lock_table(Visit *visit, Oid extension, const char *table, LOCKMODE mode)
-{
-	Oid relid = find_member(extension, table);
-
-	if (!OidIsValid(relid))
-		return false;
-	if (!ConditionalLockRelationOid(relid, mode))
-	{
-		visit->was_locked = true;
-		return false;
-	}
-	/* another session may have dropped it before this one got the lock */
-	return find_member(extension, table) == relid;
-}
-
-/* Lock the tables of a sweep; false: skip the sweep.  Sets owner to that of the first table. */
-static bool
-lock_tables(Visit *visit, const IdemSweep *sweep, Oid *owner)
-{
-	Oid extension = get_extension_oid("idem", true);
-
-	if (!OidIsValid(extension))
-		return false;
-	for (int i = 0; sweep->tables[i] != NULL; i++)
-	{
-		if (!lock_table(visit, extension, sweep->tables[i], RowExclusiveLock))
-			return false;
-	}
-	if (sweep->read_table != NULL &&
-		!lock_table(visit, extension, sweep->read_table, AccessShareLock))
-		return false;
-	*owner = get_owner(find_member(extension, sweep->tables[0]));
-	return true;
-}
-
-/*
- * Run one batch of a sweep in a transaction of its own (W2), as the owner of the
- * table, in a restricted security context (W8).
- */
+/* Run one batch of a sweep in a transaction of its own (W2) */
 static void
 run_batch(Visit *visit, const IdemSweep *sweep, IdemSweepBatch *batch)
 {
-	Oid user;
-	int sec_context;
-	Oid owner;
+	SweepRun run = {sweep, batch};
 
-	pgstat_report_activity(STATE_RUNNING, sweep->activity);
-	SetCurrentStatementStartTimestamp();
-	idem_counters_buffer();
-	StartTransactionCommand();
-	PushActiveSnapshot(GetTransactionSnapshot());
-	if (lock_tables(visit, sweep, &owner))
-	{
-		GetUserIdAndSecContext(&user, &sec_context);
-		SetUserIdAndSecContext(owner, sec_context | SECURITY_RESTRICTED_OPERATION);
-		idem_sweep_run(sweep, batch);
-		visit->was_subscribed |= batch->is_subscribed;
-		SetUserIdAndSecContext(user, sec_context);
-	}
-	PopActiveSnapshot();
-	CommitTransactionCommand();
-	idem_counters_flush(true);
-	pgstat_report_stat(false);
-	pgstat_report_activity(STATE_IDLE, NULL);
+	if (idem_batch_run(sweep->activity, &sweep->tables, run_sweep_batch, &run) == IDEM_BATCH_LOCKED)
+		visit->was_locked = true;
+	visit->was_subscribed |= batch->is_subscribed;
 }
 
 /*
@@ -322,26 +251,6 @@ run_sweep(Visit *visit, IdemPhase phase)
 		pause_for(visit, took * visit->pause);
 }
 
-/* After an error: roll back, and keep the message if it is the first error of the visit */
-static void
-recover_from_error(Visit *visit, MemoryContext context)
-{
-	ErrorData *error;
-
-	MemoryContextSwitchTo(context);
-	error = CopyErrorData();
-	FlushErrorState();
-	AbortOutOfAnyTransaction();
-	LWLockReleaseAll();
-	idem_counters_flush(false);
-	MemoryContextSwitchTo(context);
-	pgstat_report_activity(STATE_IDLE, NULL);
-	if (!visit->failed)
-		idem_exchange_copy_error(visit->error, error->message);
-	visit->failed = true;
-	FreeErrorData(error);
-}
-
 /* Run a batch of a sweep; an error ends this sweep for the visit, and the others continue (W7) */
 static void
 try_sweep(Visit *visit, IdemPhase phase)
@@ -354,7 +263,8 @@ try_sweep(Visit *visit, IdemPhase phase)
 	}
 	PG_CATCH();
 	{
-		recover_from_error(visit, context);
+		idem_batch_recover(context, visit->error);
+		visit->failed = true;
 		visit->batches[phase].more = false;
 		visit->batches[phase].removed = 0;
 		/* skip the page, so that one job that cannot be made dead does not block the rest */
@@ -409,7 +319,26 @@ extension_exists(void)
 }
 
 /*
- * Clean up the database that this process is connected to (W5).  The worker clears
+ * T6: end the visit before the next tick of any database, because there is only one worker.  A
+ * tick that is due already does not count: its database may be one that cannot be visited.
+ */
+static void
+end_before_tick(Visit *visit)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	int n;
+	IdemDatabaseTick *ticks = idem_shmem_copy_ticks(&n);
+
+	for (int i = 0; i < n; i++)
+	{
+		if (ticks[i].tick > now)
+			visit->until = Min(visit->until, idem_clock_steady() + (ticks[i].tick - now));
+	}
+	pfree(ticks);
+}
+
+/*
+ * Tick and clean up the database that this process is connected to (W5, T6).  The worker clears
  * the flag "used" before it looks for the extension.  If a session uses the functions
  * after that, it sets the flag again, and the launcher sees it.
  */
@@ -418,13 +347,18 @@ clean_database(const IdemVisitRequest *request, Visit *visit)
 {
 	(void) idem_shmem_get_progress(MyDatabaseId, &progress);
 	visit->was_used = idem_shmem_take_use();
+	idem_shmem_forget_tick();
 	idem_process_take_database_settings();
 	if (!extension_exists())
 		return IDEM_VISIT_NOT_INSTALLED;
 	/* make an entry for the database */
 	(void) idem_shmem_get_slot(MyDatabaseId, NULL);
+	idem_ticks_run(visit->until, &visit->ticks);
+	if (!request->cleans)
+		return IDEM_VISIT_TICKED;
 	if (!idem_guc_cleanup)
 		return IDEM_VISIT_OFF;
+	end_before_tick(visit);
 	begin_round(request->continues, visit);
 	run_sweeps(visit);
 	if (visit->failed)
@@ -448,7 +382,9 @@ try_database(const IdemVisitRequest *request)
 	}
 	PG_CATCH();
 	{
-		recover_from_error(&visit, context);
+		idem_batch_recover(context, visit.error);
+		visit.ticks.failed = true;
+		strlcpy(visit.ticks.error, visit.error, IDEM_ERROR_TEXT_LEN);
 		memset(visit.batches, 0, sizeof(visit.batches));
 		(void) idem_shmem_get_slot(MyDatabaseId, NULL);
 	}

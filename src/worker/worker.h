@@ -1,7 +1,7 @@
 /*
  * worker.h
- *		Cleanup: the sweeps, the background worker that runs them, the launcher
- *		that starts the worker, and idem_cleanup().
+ *		Cleanup and schedules: the sweeps, the background worker that runs them and the
+ *		ticks, the launcher that starts the worker, and idem_cleanup().
  */
 #ifndef IDEM_WORKER_H
 #define IDEM_WORKER_H
@@ -29,12 +29,26 @@ typedef struct IdemSweepBatch
 	int64 left; /* and of expired rows among them */
 } IdemSweepBatch;
 
+/* The tables of a batch */
+typedef struct IdemBatchTables
+{
+	const char *written[5]; /* then NULL */
+	const char *read;		/* one that the batch only reads, or NULL */
+} IdemBatchTables;
+
+/* What became of a batch */
+typedef enum IdemBatchResult
+{
+	IDEM_BATCH_DONE,
+	IDEM_BATCH_LOCKED, /* another session has locked a table */
+	IDEM_BATCH_MISSING /* there is no such table */
+} IdemBatchResult;
+
 /* One kind of rows that cleanup removes */
 typedef struct IdemSweep
 {
 	const char *activity;	/* for pg_stat_activity */
-	const char *tables[4];	/* those that it writes, then NULL; it sweeps the first one */
-	const char *read_table; /* one that it only reads, or NULL */
+	IdemBatchTables tables; /* it sweeps the first one */
 	void (*run)(IdemSweepBatch *batch);
 } IdemSweep;
 
@@ -43,7 +57,12 @@ typedef struct IdemDatabase
 {
 	Oid oid; /* hash key */
 	char name[NAMEDATALEN];
-	int64 due;
+	int64 due;			/* for cleanup */
+	int64 not_before;	/* no visit before this time */
+	int64 tick_due;		/* for its earliest tick; PG_INT64_MAX: none is known */
+	int64 tick_retry;	/* to try ticks again that failed or were locked; PG_INT64_MAX: none */
+	int64 tick_delay;	/* until the next try after ticks failed; 0: the last ones were fine */
+	int64 ticks_locked; /* all visits since then met a locked schedule; 0: the last one did not */
 	int64 delay;		/* until the next try after a failure; 0: the last visit was fine */
 	int64 locked_since; /* all visits since then met a locked table; 0: the last one did not */
 	int64 lag;			/* how long ago the oldest row left expired */
@@ -76,17 +95,28 @@ extern void idem_process_begin(void);
 extern void idem_process_limit_lock_waits(void);
 extern void idem_process_take_database_settings(void);
 
+/* batch.c */
+extern IdemBatchResult idem_batch_run(const char *activity, const IdemBatchTables *tables,
+									  void (*run)(void *arg), void *arg);
+extern void idem_batch_recover(MemoryContext context, char *message);
+
+/* ticks.c */
+extern void idem_ticks_run(int64 until, IdemTickReport *report);
+
 /* visit.c */
 extern PGDLLEXPORT void idem_visit_main(Datum arg);
 
-/* schedule.c */
-extern void idem_schedule_init(void);
-extern void idem_schedule_read_databases(void);
-extern void idem_schedule_make_due(void);
-extern IdemDatabase *idem_schedule_first(void);
-extern IdemAccess idem_schedule_access(Oid oid);
-extern void idem_schedule_forget(Oid oid);
-extern void idem_schedule_end_visit(const IdemVisit *visit, bool is_outdated);
+/* databases.c */
+extern void idem_databases_init(void);
+extern void idem_databases_read(void);
+extern void idem_databases_make_due(void);
+extern bool idem_databases_read_ticks(void);
+extern int64 idem_databases_due(const IdemDatabase *database);
+extern void idem_databases_postpone(IdemDatabase *database, int64 until);
+extern IdemDatabase *idem_databases_first(void);
+extern IdemAccess idem_databases_access(Oid oid);
+extern void idem_databases_forget(Oid oid);
+extern void idem_databases_end_visit(const IdemVisit *visit, bool is_outdated);
 
 /* launcher.c */
 extern void idem_launcher_register(void);

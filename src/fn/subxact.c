@@ -11,15 +11,15 @@
 #include "utils/memutils.h"
 #include "utils/resowner.h"
 
-#include "testing/testing.h"
+#include "fn/fn.h"
 
 /*
- * V2: is it an error that the handler is to blame for?  The others concern the session or the
- * server: a cancel, a shutdown, lack of memory or disk space, an I/O error, damaged data; and
- * after a serialization failure or a deadlock the whole transaction has to be repeated.
+ * V2, T7: is it an error of the code that runs?  The others concern the session or the server:
+ * a cancel, a shutdown, lack of memory or disk space, an I/O error, damaged data; and after a
+ * serialization failure or a deadlock the whole transaction has to be repeated.
  */
 static bool
-is_of_handler(const ErrorData *error)
+is_of_code(const ErrorData *error)
 {
 	switch (ERRCODE_TO_CATEGORY(error->sqlerrcode))
 	{
@@ -66,15 +66,15 @@ run_in_subxact(void (*run)(void *arg), void *arg, bool keep)
 }
 
 /*
- * Run in a subtransaction, which is rolled back if the handler raises an error, or if it is not
- * to be kept.  Returns the error, or NULL.  Errors of others are raised again (V2).
+ * Run in a subtransaction, which is rolled back if the code raises an error, or if it is not to
+ * be kept.  Returns the error, or NULL.  Errors of others are raised again (V2).
  */
 ErrorData *
 idem_subxact_try(void (*run)(void *arg), void *arg, bool keep)
 {
 	ErrorData *error = run_in_subxact(run, arg, keep);
 
-	if (error != NULL && !is_of_handler(error))
+	if (error != NULL && !is_of_code(error))
 		ReThrowError(error);
 	return error;
 }

@@ -1,5 +1,5 @@
 /*
- * schedule.c
+ * databases.c
  *		The launcher's list of databases, and when each of them is visited.
  *
  * Each database has a due time, by the steady clock (W5):
@@ -13,6 +13,10 @@
  * - After a failure the next visit is one second later, then two, four, and so
  *   on up to ten minutes (W7).
  * - A reload makes every database due.
+ *
+ * A database is also visited at its earliest tick, which sessions and the worker note in
+ * shared memory (T6).  Such a visit does not clean up, unless that is due, too.  If ticks fail or
+ * are locked, the database is visited again after a delay (T7).
  *
  * Shared memory does not survive a crash, so the launcher does not know whether a
  * visit has caused it.  Therefore the first visits after every start of the
@@ -45,6 +49,10 @@
 #define LOCKED_DELAY (10 * USECS_PER_SEC)
 #define MAX_LOCKED	 USECS_PER_MINUTE
 
+/* T6: delay until a schedule that was locked is tried again; T7: the longest one after a failure */
+#define TICK_LOCKED_DELAY USECS_PER_SEC
+#define MAX_TICK_DELAY	  USECS_PER_MINUTE
+
 /* The first visits begin between these two times after the start of the launcher */
 #define FIRST_VISIT USECS_PER_SEC
 #define LAST_VISIT	(5 * USECS_PER_SEC)
@@ -58,7 +66,7 @@ static int64 started_at;
 static bool is_first_list = true;
 
 void
-idem_schedule_init(void)
+idem_databases_init(void)
 {
 	HASHCTL ctl = {.keysize = sizeof(Oid), .entrysize = sizeof(IdemDatabase)};
 
@@ -67,7 +75,7 @@ idem_schedule_init(void)
 }
 
 void
-idem_schedule_forget(Oid oid)
+idem_databases_forget(Oid oid)
 {
 	(void) hash_search(databases, &oid, HASH_REMOVE, NULL);
 }
@@ -108,6 +116,7 @@ list_database(Form_pg_database form)
 		memset((char *) database + sizeof(Oid), 0, sizeof(IdemDatabase) - sizeof(Oid));
 		database->pause = USUAL_PAUSE;
 		database->has_extension = true;
+		database->tick_due = database->tick_retry = PG_INT64_MAX;
 	}
 	memcpy(database->name, NameStr(form->datname), NAMEDATALEN);
 	database->is_listed = true;
@@ -163,7 +172,7 @@ spread_first_visits(void)
 
 /* Read the list of databases, and remove those that may no longer be visited */
 void
-idem_schedule_read_databases(void)
+idem_databases_read(void)
 {
 	HASH_SEQ_STATUS seq;
 	IdemDatabase *database;
@@ -176,7 +185,7 @@ idem_schedule_read_databases(void)
 	while ((database = hash_seq_search(&seq)) != NULL)
 	{
 		if (!database->is_listed)
-			idem_schedule_forget(database->oid);
+			idem_databases_forget(database->oid);
 	}
 	if (is_first_list)
 		spread_first_visits();
@@ -185,7 +194,7 @@ idem_schedule_read_databases(void)
 
 /* W5: a reload makes every database due, including those that are not in the list yet */
 void
-idem_schedule_make_due(void)
+idem_databases_make_due(void)
 {
 	HASH_SEQ_STATUS seq;
 	IdemDatabase *database;
@@ -194,12 +203,61 @@ idem_schedule_make_due(void)
 	is_first_list = false;
 	hash_seq_init(&seq, databases);
 	while ((database = hash_seq_search(&seq)) != NULL)
+	{
 		database->due = Min(database->due, now);
+		database->not_before = 0;
+	}
+}
+
+/*
+ * T6: read the earliest tick of each database from shared memory.  Returns false if a database
+ * that has one is not in the list.  The time is computed anew at each turn, because the clock may
+ * have been set.
+ */
+bool
+idem_databases_read_ticks(void)
+{
+	HASH_SEQ_STATUS seq;
+	IdemDatabase *database;
+	int64 steady = idem_clock_steady();
+	TimestampTz now = GetCurrentTimestamp();
+	bool has_all = true;
+	int n;
+	IdemDatabaseTick *ticks = idem_shmem_copy_ticks(&n);
+
+	hash_seq_init(&seq, databases);
+	while ((database = hash_seq_search(&seq)) != NULL)
+		database->tick_due = PG_INT64_MAX;
+	for (int i = 0; i < n; i++)
+	{
+		database = hash_search(databases, &ticks[i].database, HASH_FIND, NULL);
+		has_all &= database != NULL;
+		if (database != NULL && ticks[i].tick - now < USECS_PER_DAY)
+			database->tick_due = steady + (ticks[i].tick - now);
+	}
+	pfree(ticks);
+	return has_all;
+}
+
+/* When the database must be visited, for whatever reason */
+int64
+idem_databases_due(const IdemDatabase *database)
+{
+	int64 due = Min(database->due, Min(database->tick_due, database->tick_retry));
+
+	return Max(due, database->not_before);
+}
+
+/* The database cannot be visited now: visit it at this time, and not before */
+void
+idem_databases_postpone(IdemDatabase *database, int64 until)
+{
+	database->due = database->tick_retry = database->not_before = until;
 }
 
 /* W5: the database that is due first, so that none starves; NULL if there is no database */
 IdemDatabase *
-idem_schedule_first(void)
+idem_databases_first(void)
 {
 	HASH_SEQ_STATUS seq;
 	IdemDatabase *database;
@@ -208,7 +266,7 @@ idem_schedule_first(void)
 	hash_seq_init(&seq, databases);
 	while ((database = hash_seq_search(&seq)) != NULL)
 	{
-		if (first == NULL || database->due < first->due)
+		if (first == NULL || idem_databases_due(database) < idem_databases_due(first))
 			first = database;
 	}
 	return first;
@@ -220,7 +278,7 @@ idem_schedule_first(void)
  * one taken here, without waiting; a worker sent there would wait for it (W2).
  */
 IdemAccess
-idem_schedule_access(Oid oid)
+idem_databases_access(Oid oid)
 {
 	IdemAccess access = IDEM_ACCESS_NO;
 	LOCKTAG tag;
@@ -299,6 +357,53 @@ adapt_pause(IdemDatabase *database, const IdemVisitReport *report)
 	database->rows = report->rows;
 }
 
+/* T7: log a failure of schedules if it has just begun, and double the delay until the next try */
+static void
+note_tick_failure(IdemDatabase *database, const char *error)
+{
+	if (database->tick_delay == 0)
+		ereport(LOG,
+				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("idem schedules failed in database \"%s\": %s", database->name, error),
+				errdetail("The launcher tries again after one minute at most. The failure is not logged again until all schedules have worked."));
+	database->tick_delay = idem_worker_double_delay(database->tick_delay, MAX_TICK_DELAY);
+	database->tick_retry = idem_clock_steady() + database->tick_delay;
+}
+
+/* T7: log the end of a failure, if there was one */
+static void
+note_tick_success(IdemDatabase *database)
+{
+	if (database->tick_delay != 0)
+		ereport(LOG,
+				errcode(ERRCODE_SUCCESSFUL_COMPLETION),
+				errmsg("idem schedules work again in database \"%s\"", database->name));
+	database->tick_delay = 0;
+}
+
+/* Schedule the next try of ticks that failed or were locked (T6, T7) */
+static void
+schedule_tick_retry(IdemDatabase *database, const IdemTickReport *report)
+{
+	int64 now = idem_clock_steady();
+
+	database->tick_retry = PG_INT64_MAX;
+	if (!report->was_locked)
+		database->ticks_locked = 0;
+	else if (database->ticks_locked == 0)
+		database->ticks_locked = now;
+	if (report->failed)
+		note_tick_failure(database, report->error);
+	else if (report->was_locked && now - database->ticks_locked > MAX_LOCKED)
+		note_tick_failure(database, "a schedule or a table is locked");
+	else
+	{
+		note_tick_success(database);
+		if (report->was_locked)
+			database->tick_retry = now + TICK_LOCKED_DELAY;
+	}
+}
+
 /*
  * Set when the database is due again (W5), and note a failure or its end (W7).
  * The delay that grows with each failure does not apply to a locked table: it is
@@ -311,6 +416,8 @@ schedule_next_visit(IdemDatabase *database, const IdemVisit *visit)
 	int64 now = idem_clock_steady();
 	int64 naptime = idem_worker_naptime();
 
+	if (report->outcome == IDEM_VISIT_TICKED)
+		return;
 	adapt_pause(database, report);
 	if (report->outcome != IDEM_VISIT_LOCKED)
 		database->locked_since = 0;
@@ -323,6 +430,8 @@ schedule_next_visit(IdemDatabase *database, const IdemVisit *visit)
 		case IDEM_VISIT_FAILED:
 			note_failure(database, report->error);
 			database->due = now + database->delay;
+			break;
+		case IDEM_VISIT_TICKED:
 			break;
 		case IDEM_VISIT_DONE:
 		case IDEM_VISIT_SUBSCRIBED:
@@ -357,24 +466,24 @@ schedule_next_visit(IdemDatabase *database, const IdemVisit *visit)
 static bool
 is_excused(IdemDatabase *database, const IdemVisit *visit)
 {
-	IdemAccess access = idem_schedule_access(database->oid);
+	IdemAccess access = idem_databases_access(database->oid);
 
 	if (access == IDEM_ACCESS_NO)
 	{
-		idem_schedule_forget(database->oid);
+		idem_databases_forget(database->oid);
 		return true;
 	}
 	if (access == IDEM_ACCESS_YES &&
 		(!visit->report.connected || visit->report.error[0] != '\0' || database->was_lost))
 		return false;
 	database->was_lost = access == IDEM_ACCESS_YES;
-	database->due = idem_clock_steady() + IDEM_MIN_DELAY;
+	idem_databases_postpone(database, idem_clock_steady() + IDEM_MIN_DELAY);
 	return true;
 }
 
 /* Schedule the next visit after the worker has ended.  is_outdated: a reload during the visit. */
 void
-idem_schedule_end_visit(const IdemVisit *visit, bool is_outdated)
+idem_databases_end_visit(const IdemVisit *visit, bool is_outdated)
 {
 	IdemDatabase *database = hash_search(databases, &visit->request.database, HASH_FIND, NULL);
 	bool is_lost = visit->report.outcome == IDEM_VISIT_LOST;
@@ -382,7 +491,11 @@ idem_schedule_end_visit(const IdemVisit *visit, bool is_outdated)
 	if (database == NULL || (is_lost && is_excused(database, visit)))
 		return;
 	database->was_lost = is_lost;
+	schedule_tick_retry(database, &visit->report.ticks);
 	schedule_next_visit(database, visit);
+	/* the ticks that the worker has left are not lost */
+	if (is_lost)
+		idem_databases_postpone(database, database->due);
 	if (is_outdated)
 		database->due = idem_clock_steady();
 }

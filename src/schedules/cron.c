@@ -1,0 +1,533 @@
+/*
+ * cron.c
+ *		Cron expressions: which local times match (T2), and when these run (T3).
+ *
+ * A walk goes through the segments of a time zone: the periods in which its offset from
+ * UTC is constant.  Within a segment a local time is the instant plus a constant, and bit
+ * scans find the next local time that matches.  Where a segment begins, the clock skips
+ * local times, or shows some of them for the second time.  This matters only to an
+ * expression with fixed hours.  "done" is the highest local time that the clock has passed:
+ * a segment that begins later skips the times from "done" on, and a segment that begins
+ * earlier repeats the times before "done".
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "port/pg_bitutils.h"
+#include "utils/builtins.h"
+#include "utils/datetime.h"
+#include "utils/timestamp.h"
+
+#include "schedules/schedules.h"
+
+#define MAX_CRON_LEN 255
+
+#define WHITESPACE " \t\n\r\f\v"
+
+#define UNIX_EPOCH ((int64) (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * SECS_PER_DAY)
+
+/* The range of timestamptz, in seconds since 1970: from the first instant to behind the last */
+#define MIN_INSTANT (MIN_TIMESTAMP / USECS_PER_SEC + UNIX_EPOCH)
+#define END_INSTANT (END_TIMESTAMP / USECS_PER_SEC + UNIX_EPOCH)
+
+/*
+ * A walk begins this long before its first tick, so that "done" is right there: no two
+ * offsets of a zone differ by more, even if a POSIX specification has the largest ones.
+ */
+#define LOOK_BACK ((int64) 14 * SECS_PER_DAY)
+
+/*
+ * An expression without a tick in this time has none at all.  29 February falls on the same
+ * weekday after 28 years, or after 40 if a year such as 2100 is between.
+ */
+#define HORIZON ((int64) 41 * 366 * SECS_PER_DAY)
+
+enum CronField
+{
+	FIELD_MINUTE,
+	FIELD_HOUR,
+	FIELD_DAY,
+	FIELD_MONTH,
+	FIELD_WEEKDAY,
+	NFIELDS
+};
+
+static const char *const month_names[] = {"jan", "feb", "mar", "apr", "may", "jun", "jul",
+										  "aug", "sep", "oct", "nov", "dec", NULL};
+static const char *const weekday_names[] = {"sun", "mon", "tue", "wed", "thu", "fri", "sat", NULL};
+
+static const struct
+{
+	const char *name;
+	int min;
+	int max;
+	int star_max;			  /* the highest value of "*" */
+	const char *const *names; /* the first one stands for min */
+	const char *values;
+} fields[NFIELDS] = {
+	[FIELD_MINUTE] = {"minute", 0, 59, 59, NULL, "numbers between 0 and 59"},
+	[FIELD_HOUR] = {"hour", 0, 23, 23, NULL, "numbers between 0 and 23"},
+	[FIELD_DAY] = {"day", 1, 31, 31, NULL, "numbers between 1 and 31"},
+	[FIELD_MONTH] = {"month", 1, 12, 12, month_names, "numbers between 1 and 12, or names from \"jan\" to \"dec\""},
+	[FIELD_WEEKDAY] = {"weekday", 0, 7, 6, weekday_names, "numbers between 0 and 7, or names from \"sun\" to \"sat\""},
+};
+
+static const struct
+{
+	const char *name;
+	const char *fields;
+} shorthands[] = {
+	{"@yearly", "0 0 1 1 *"},
+	{"@annually", "0 0 1 1 *"},
+	{"@monthly", "0 0 1 * *"},
+	{"@weekly", "0 0 * * 0"},
+	{"@daily", "0 0 * * *"},
+	{"@midnight", "0 0 * * *"},
+	{"@hourly", "0 * * * *"},
+};
+
+/* A field that is being read */
+typedef struct CronText
+{
+	enum CronField field;
+	const char *text; /* the whole field */
+	const char *pos;
+} CronText;
+
+pg_noreturn static void
+reject_cron(const char *detail, const char *hint)
+{
+	ereport(ERROR,
+			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("invalid value of \"%s\"", "cron"),
+			errdetail("%s", detail),
+			errhint("%s", hint));
+}
+
+pg_noreturn static void
+reject_field(const CronText *text, const char *reason, const char *hint)
+{
+	reject_cron(psprintf("The field \"%s\" is \"%s\"; %s.", fields[text->field].name, text->text, reason),
+				hint);
+}
+
+/* What to write instead of signs that only other schedulers have */
+static const char *
+value_hint(const char *text)
+{
+	if (strchr(text, '?') != NULL)
+		return "Write \"*\" for a day or a weekday without restriction.";
+	/* L, W, LW, L-3, 15W, 5L, 5#3, 1,L */
+	if (strpbrk(text, "#LlWw") != NULL && text[strspn(text, "0123456789,-#LlWw")] == '\0')
+		return "There is no sign for the last day, the nearest working day or the nth weekday: write all days that are possible, such as 28-31, and let the job check the date.";
+	return "Write numbers, ranges such as 1-5, lists such as 1,15 or steps such as */10; months and weekdays also have names of three letters.";
+}
+
+pg_noreturn static void
+reject_value(const CronText *text)
+{
+	reject_field(text, psprintf("its values must be %s", fields[text->field].values),
+				 value_hint(text->text));
+}
+
+/* A number; values that are too high are cut off.  Returns -1 if there are no digits. */
+static int
+read_number(CronText *text)
+{
+	int number = 0;
+
+	if (!isdigit((unsigned char) *text->pos))
+		return -1;
+	for (; isdigit((unsigned char) *text->pos); text->pos++)
+		number = Min(number * 10 + (*text->pos - '0'), 1000);
+	return number;
+}
+
+/* A number or a name, within the range of the field */
+static int
+read_value(CronText *text)
+{
+	const char *const *names = fields[text->field].names;
+	int value = read_number(text);
+
+	if (value >= fields[text->field].min && value <= fields[text->field].max)
+		return value;
+	for (int i = 0; value < 0 && names != NULL && names[i] != NULL; i++)
+	{
+		if (pg_strncasecmp(text->pos, names[i], strlen(names[i])) == 0)
+		{
+			text->pos += strlen(names[i]);
+			return fields[text->field].min + i;
+		}
+	}
+	reject_value(text);
+}
+
+/* The end of a range; "sun" is the last day of the week there, so that fri-sun is possible */
+static int
+read_range_end(CronText *text, int start)
+{
+	bool is_name = isalpha((unsigned char) *text->pos);
+	int end = read_value(text);
+
+	if (text->field == FIELD_WEEKDAY && is_name && end == 0 && start > 0)
+		end = 7;
+	if (end < start)
+		reject_field(text, "a range must not end before it begins",
+					 "Write two ranges, such as 22-23,0-4 for the hours from 22 to 4; Sunday is 0 or 7.");
+	return end;
+}
+
+/* The step of a range; 1 if there is none */
+static int
+read_step(CronText *text, bool is_range)
+{
+	int nvalues = fields[text->field].star_max - fields[text->field].min + 1;
+	int step;
+
+	if (*text->pos != '/')
+		return 1;
+	if (!is_range)
+		reject_field(text, "a step must follow \"*\" or a range",
+					 psprintf("Write \"*/2\", or a range such as \"%d-%d/2\".",
+							  fields[text->field].min, fields[text->field].star_max));
+	text->pos++;
+	step = read_number(text);
+	if (step < 1 || step > nvalues)
+		reject_field(text, psprintf("its steps must be numbers between 1 and %d", nvalues),
+					 "A step begins anew with the first value of its range; for other intervals pass \"every\" instead of \"cron\".");
+	return step;
+}
+
+/* An element of a list, as bits: a value, a range, or a range with a step */
+static uint64
+read_element(CronText *text)
+{
+	bool is_star = *text->pos == '*';
+	bool is_range = is_star;
+	int start = fields[text->field].min;
+	int end = fields[text->field].star_max;
+	int step;
+	uint64 bits = 0;
+
+	if (*text->pos == ',' || *text->pos == '\0')
+		reject_field(text, "an element of its list is empty", "Write a value before and after each comma.");
+	if (is_star)
+		text->pos++;
+	else
+	{
+		start = end = read_value(text);
+		is_range = *text->pos == '-';
+	}
+	if (is_range && !is_star)
+	{
+		text->pos++;
+		end = read_range_end(text, start);
+	}
+	step = read_step(text, is_range);
+	if (*text->pos != ',' && *text->pos != '\0')
+		reject_value(text);
+	for (int value = start; value <= end; value += step)
+		bits |= UINT64CONST(1) << value;
+	return bits;
+}
+
+static uint64
+read_field(enum CronField field, const char *str)
+{
+	CronText text = {field, str, str};
+	uint64 bits = read_element(&text);
+
+	while (*text.pos == ',')
+	{
+		text.pos++;
+		bits |= read_element(&text);
+	}
+	return bits;
+}
+
+/* Split at white space; returns the number of fields, of which the first five are stored */
+static int
+split_fields(char *str, char **texts)
+{
+	char *rest = NULL;
+	char *text;
+	int n = 0;
+
+	for (; (text = strtok_r(str, WHITESPACE, &rest)) != NULL; str = NULL)
+	{
+		if (n < NFIELDS)
+			texts[n] = text;
+		n++;
+	}
+	return n;
+}
+
+/* The five fields that a shorthand stands for; it must be alone */
+static const char *
+expand_shorthand(const char *shorthand, int nfields)
+{
+	const char *hint = "Write one of these, or five fields: minute, hour, day, month and weekday.";
+
+	for (int i = 0; nfields == 1 && i < (int) lengthof(shorthands); i++)
+	{
+		if (pg_strcasecmp(shorthand, shorthands[i].name) == 0)
+			return shorthands[i].fields;
+	}
+	if (pg_strcasecmp(shorthand, "@every") == 0)
+		hint = "Pass an interval as \"every\" instead of \"cron\", such as every => '5 minutes'.";
+	else if (pg_strcasecmp(shorthand, "@reboot") == 0)
+		hint = "A schedule does not know when a server or a program starts: call idem_enqueue() at that time.";
+	reject_cron(psprintf("The expression begins with \"%s\"; it must be one of @yearly, @annually, @monthly, @weekly, @daily, @midnight and @hourly, and nothing else.", shorthand),
+				hint);
+}
+
+pg_noreturn static void
+reject_count(int nfields, const char *first)
+{
+	const char *hint = "Write minute, hour, day, month and weekday, or a shorthand such as @daily.";
+
+	if (nfields > 0 && strchr(first, '=') != NULL)
+		hint = "Pass the time zone as \"time_zone\".";
+	else if (nfields > NFIELDS)
+		hint = "Write minute, hour, day, month and weekday. Seconds and years are not possible; for a short interval pass \"every\" instead of \"cron\".";
+	reject_cron(psprintf("The number of fields is %d; it must be %d.", nfields, NFIELDS), hint);
+}
+
+/* Read an expression (T2, T8) */
+void
+idem_cron_parse(const text *expression, IdemCron *cron)
+{
+	int len = VARSIZE_ANY_EXHDR(expression);
+	char *texts[NFIELDS];
+	int nfields;
+
+	if (len > MAX_CRON_LEN)
+		reject_cron(psprintf("The expression has %d bytes; it must have at most %d.", len, MAX_CRON_LEN),
+					"Write ranges and steps instead of long lists.");
+	nfields = split_fields(text_to_cstring(expression), texts);
+	if (nfields > 0 && *texts[0] == '@')
+		nfields = split_fields(pstrdup(expand_shorthand(texts[0], nfields)), texts);
+	if (nfields != NFIELDS)
+		reject_count(nfields, texts[0]);
+
+	memset(cron, 0, sizeof(*cron));
+	cron->minutes = read_field(FIELD_MINUTE, texts[FIELD_MINUTE]);
+	cron->hours = (uint32) read_field(FIELD_HOUR, texts[FIELD_HOUR]);
+	cron->days = (uint32) read_field(FIELD_DAY, texts[FIELD_DAY]);
+	cron->months = (uint16) read_field(FIELD_MONTH, texts[FIELD_MONTH]);
+	cron->weekdays = (uint8) read_field(FIELD_WEEKDAY, texts[FIELD_WEEKDAY]);
+	/* 7 is Sunday, too */
+	cron->weekdays = (cron->weekdays | cron->weekdays >> 7) & 0x7f;
+	cron->either_day = *texts[FIELD_DAY] != '*' && *texts[FIELD_WEEKDAY] != '*';
+	cron->every_hour = cron->hours == (1 << HOURS_PER_DAY) - 1;
+}
+
+static inline int64
+divide_down(int64 dividend, int64 divisor)
+{
+	return dividend >= 0 ? dividend / divisor : -((divisor - 1 - dividend) / divisor);
+}
+
+/* The days that match in a month, as bits from 1 */
+static uint32
+match_days(const IdemCron *cron, int first_weekday, int ndays)
+{
+	/* the weekdays of the first seven days, and then of five weeks */
+	uint64 week = ((cron->weekdays | cron->weekdays << 7) >> first_weekday) & 0x7f;
+	uint64 weekdays = (week | week << 7 | week << 14 | week << 21 | week << 28) << 1;
+	uint64 days = cron->either_day ? cron->days | weekdays : cron->days & weekdays;
+
+	return (uint32) (days & ((UINT64CONST(2) << ndays) - 2));
+}
+
+/* The first day that matches from "day" to "last_day", in days since 1970 */
+static bool
+find_day(const IdemCron *cron, int day, int last_day, int *found)
+{
+	int year;
+	int month;
+	int mday;
+
+	j2date(day + UNIX_EPOCH_JDATE, &year, &month, &mday);
+	while (day <= last_day)
+	{
+		int ndays = day_tab[isleap(year)][month - 1];
+
+		if (cron->months & (1 << month))
+		{
+			int first_weekday = j2day(day - (mday - 1) + UNIX_EPOCH_JDATE);
+			uint32 days = match_days(cron, first_weekday, ndays) >> mday;
+
+			if (days != 0)
+			{
+				*found = day + pg_rightmost_one_pos32(days);
+				return *found <= last_day;
+			}
+		}
+		day += ndays - (mday - 1);
+		mday = 1;
+		if (++month > MONTHS_PER_YEAR)
+		{
+			month = 1;
+			year++;
+		}
+	}
+	return false;
+}
+
+/* The first minute of a day that matches, not before "minute"; -1 if there is none */
+static int
+find_minute(const IdemCron *cron, int minute)
+{
+	int hour = minute / MINS_PER_HOUR;
+	uint64 minutes = cron->minutes >> (minute % MINS_PER_HOUR);
+	uint32 later_hours = cron->hours >> (hour + 1);
+
+	if ((cron->hours & (1 << hour)) && minutes != 0)
+		return minute + pg_rightmost_one_pos64(minutes);
+	if (later_hours == 0)
+		return -1;
+	hour += 1 + pg_rightmost_one_pos32(later_hours);
+	return hour * MINS_PER_HOUR + pg_rightmost_one_pos64(cron->minutes);
+}
+
+/* The first local time that matches, from "start" until before "end" */
+static bool
+find_local(IdemCronWalk *walk, int64 start, int64 end, int64 *local)
+{
+	int64 start_minute = divide_down(start + SECS_PER_MINUTE - 1, SECS_PER_MINUTE);
+	int day = (int) divide_down(start_minute, MINS_PER_HOUR * HOURS_PER_DAY);
+	int minute = (int) (start_minute - (int64) day * MINS_PER_HOUR * HOURS_PER_DAY);
+
+	for (; start < end; day++, minute = 0)
+	{
+		if (day != walk->day)
+		{
+			int found;
+
+			if (!find_day(&walk->cron, day, (int) divide_down(end - 1, SECS_PER_DAY), &found))
+				return false;
+			if (found != day)
+				minute = 0;
+			walk->day = day = found;
+		}
+		minute = find_minute(&walk->cron, minute);
+		if (minute >= 0)
+		{
+			*local = (int64) day * SECS_PER_DAY + minute * SECS_PER_MINUTE;
+			return *local < end;
+		}
+	}
+	return false;
+}
+
+/* Where the segment ends that "instant" belongs to */
+static int64
+find_segment_end(const IdemCronWalk *walk, pg_time_t instant)
+{
+	pg_time_t boundary;
+	long int before_offset;
+	long int after_offset;
+	int before_isdst;
+	int after_isdst;
+	int result = pg_next_dst_boundary(&instant, &before_offset, &before_isdst, &boundary,
+									  &after_offset, &after_isdst, walk->zone);
+
+	/*
+	 * If the rules of a zone have no end, its table covers 400 years, and the server
+	 * extrapolates from it.  For the very last entry of the table it does not, but for one
+	 * second later it does.
+	 */
+	if (result == 0)
+	{
+		instant++;
+		result = pg_next_dst_boundary(&instant, &before_offset, &before_isdst, &boundary,
+									  &after_offset, &after_isdst, walk->zone);
+	}
+	if (result < 0)
+		elog(ERROR, "could not find the next boundary of time zone \"%s\"",
+			 pg_get_timezone_name(walk->zone));
+	if (result == 0)
+		return END_INSTANT;
+	/* a POSIX specification can be so absurd that its boundaries are out of order */
+	if (boundary <= instant)
+		boundary = instant + SECS_PER_DAY;
+	return Min(boundary, END_INSTANT);
+}
+
+/* Go to the segment that begins where this one ends */
+static void
+enter_segment(IdemCronWalk *walk)
+{
+	pg_time_t start = walk->segment_end;
+	int64 skipped;
+	int64 local;
+
+	walk->segment_start = start;
+	walk->segment_end = find_segment_end(walk, start);
+	walk->offset = pg_localtime(&start, walk->zone)->tm_gmtoff;
+	walk->next = Max(start, walk->first) + walk->offset;
+	if (walk->cron.every_hour)
+		return;
+
+	local = start + walk->offset;
+	if (start >= walk->first && find_local(walk, walk->done, local, &skipped))
+	{
+		walk->has_gap_tick = true;
+		/* one tick, even if the segment begins with a time that matches */
+		walk->next = local + 1;
+	}
+	walk->next = Max(walk->next, walk->done);
+	walk->done = Max(walk->done, walk->segment_end + walk->offset);
+}
+
+/* Begin a walk over the ticks later than "after", which need not be finite */
+void
+idem_cron_begin(IdemCronWalk *walk, const IdemCron *cron, pg_tz *zone, TimestampTz after)
+{
+	memset(walk, 0, sizeof(*walk));
+	walk->cron = *cron;
+	walk->zone = zone;
+	if (after < MIN_TIMESTAMP)
+		walk->first = MIN_INSTANT;
+	else if (after >= END_TIMESTAMP)
+		walk->first = END_INSTANT;
+	else
+		walk->first = divide_down(after, USECS_PER_SEC) + 1 + UNIX_EPOCH;
+	walk->last = walk->first;
+	walk->done = PG_INT64_MIN;
+	walk->day = PG_INT32_MIN;
+	walk->segment_end = walk->first - LOOK_BACK;
+	enter_segment(walk);
+}
+
+/* The next tick; false if there is none, and none will come */
+bool
+idem_cron_next(IdemCronWalk *walk, TimestampTz *tick)
+{
+	int64 horizon = Min(walk->last + HORIZON, END_INSTANT);
+	int64 local;
+
+	CHECK_FOR_INTERRUPTS();
+	while (!walk->has_gap_tick &&
+		   !find_local(walk, walk->next, Min(walk->segment_end, horizon) + walk->offset, &local))
+	{
+		if (walk->segment_end >= horizon)
+			return false;
+		CHECK_FOR_INTERRUPTS();
+		enter_segment(walk);
+	}
+	if (walk->has_gap_tick)
+	{
+		walk->has_gap_tick = false;
+		walk->last = walk->segment_start;
+	}
+	else
+	{
+		walk->next = local + 1;
+		walk->last = local - walk->offset;
+	}
+	*tick = (walk->last - UNIX_EPOCH) * USECS_PER_SEC;
+	return true;
+}

@@ -1,0 +1,116 @@
+/*
+ * due.c
+ *		The ticks of one schedule become jobs, and the schedule is advanced (T1).
+ *
+ * Both happen in the transaction of the caller.  So each tick is one job, whatever crashes and
+ * however many processes try.  The key of the job names the schedule and the tick.
+ */
+#include "postgres.h"
+
+#include "utils/timestamp.h"
+
+#include "schedules/schedules.h"
+
+#define KEY_SUFFIX_LEN 40
+
+StaticAssertDecl(IDEM_MAX_SCHEDULE_LEN + KEY_SUFFIX_LEN <= IDEM_MAX_KEY_LEN,
+				 "the key of a tick is not longer than other keys");
+
+/* The key of the job of a tick: name@2026-11-19T04:00:00Z, with microseconds if there are any */
+static text *
+make_key(const text *name, TimestampTz tick)
+{
+	struct pg_tm tm;
+	fsec_t fsec;
+	char suffix[KEY_SUFFIX_LEN];
+	int len = VARSIZE_ANY_EXHDR(name);
+	text *key;
+
+	if (timestamp2tm(tick, NULL, &tm, &fsec, NULL, NULL) != 0)
+		ereport(ERROR,
+				errcode(ERRCODE_DATETIME_VALUE_OUT_OF_RANGE),
+				errmsg("timestamp out of range"));
+	snprintf(suffix, sizeof(suffix), "@%04d-%02d-%02dT%02d:%02d:%02d", tm.tm_year, tm.tm_mon,
+			 tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec);
+	if (fsec != 0)
+		snprintf(suffix + strlen(suffix), sizeof(suffix) - strlen(suffix), ".%06d", (int) fsec);
+	strlcat(suffix, "Z", sizeof(suffix));
+
+	key = palloc(VARHDRSZ + len + strlen(suffix));
+	SET_VARSIZE(key, VARHDRSZ + len + strlen(suffix));
+	memcpy(VARDATA(key), VARDATA_ANY(name), len);
+	memcpy(VARDATA(key) + len, suffix, strlen(suffix));
+	return key;
+}
+
+/*
+ * T1: what the jobs of the schedule found have in common.  The queue says for how long a job
+ * absorbs duplicates of its key; a duplicate is always absorbed, and changes nothing.
+ */
+static void
+make_enqueue(IdemTable *schedules, IdemEnqueue *enqueue)
+{
+	memset(enqueue, 0, sizeof(*enqueue));
+	idem_queuestore_get(idem_row_text(schedules, IDEM_SCHEDULES_QUEUE), &enqueue->queue);
+	enqueue->policy = enqueue->queue.policy;
+	enqueue->policy.on_duplicate = IDEM_ON_DUPLICATE_SKIP;
+	enqueue->policy.rerun = false;
+	enqueue->now = idem_clock_now();
+	enqueue->priority = idem_row_int32(schedules, IDEM_SCHEDULES_PRIORITY);
+}
+
+/* Enqueue a job for each tick that gets one; returns the number of the last job */
+static int64
+enqueue_jobs(IdemTable *schedules, const text *name, const IdemTicks *ticks)
+{
+	IdemEnqueue enqueue;
+	Jsonb *payload = idem_row_jsonb(schedules, IDEM_SCHEDULES_PAYLOAD);
+	IdemEnqueued answer = {0};
+	IdemTable jobs;
+
+	make_enqueue(schedules, &enqueue);
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	for (int i = 0; i < ticks->njobs; i++)
+	{
+		/* in a database with a map the job has a slot of this database (M6) */
+		IdemNewJob job = {
+			.job_id = idem_jobtable_next_id(idem_shard_choose_slot(NULL, NULL)),
+			.key = make_key(name, ticks->jobs[i]),
+			.payload = {.value = JsonbPGetDatum(payload), .isnull = payload == NULL}};
+
+		enqueue.run_at = ticks->jobs[i];
+		idem_dedup_enqueue(&jobs, &enqueue, &job, &answer);
+	}
+	idem_table_close(&jobs);
+	return answer.job_id;
+}
+
+/*
+ * If the schedule is due: enqueue its jobs, add their number to *njobs, and advance it (T1).
+ * It never waits for another transaction that has locked the schedule (T6).
+ */
+IdemTicked
+idem_due_tick(text *name, TimestampTz now, int *njobs)
+{
+	IdemTicks ticks;
+	IdemRhythm rhythm;
+	IdemTable schedules;
+	IdemTicked ticked;
+
+	idem_schedulestore_open(&schedules, RowExclusiveLock);
+	if (idem_schedulestore_lock_due(&schedules, name, now, &ticked))
+	{
+		IdemMissed missed = idem_value_word(idem_row_text(&schedules, IDEM_SCHEDULES_MISSED),
+											"missed", idem_missed_words, "Declare the schedule again.");
+
+		idem_schedulestore_rhythm(&schedules, &rhythm);
+		idem_ticks_due(&rhythm, idem_row_timestamp(&schedules, IDEM_SCHEDULES_NEXT_TICK), missed,
+					   now, &ticks);
+		idem_schedulestore_advance(&schedules, &ticks,
+								   ticks.njobs > 0 ? enqueue_jobs(&schedules, name, &ticks) : 0);
+		*njobs += ticks.njobs;
+		ticked = IDEM_TICKED_DONE;
+	}
+	idem_table_close(&schedules);
+	return ticked;
+}

@@ -1,0 +1,215 @@
+/*
+ * schedule.c
+ *		SQL functions for schedules: idem_schedule, idem_unschedule, idem_schedule_pause,
+ *		idem_schedule_resume.
+ *
+ * They check their arguments and call the store (schedulestore.c).
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "schedules/schedules.h"
+
+/* Arguments of idem_schedule() */
+enum ScheduleArg
+{
+	ARG_NAME,
+	ARG_QUEUE,
+	ARG_CRON,
+	ARG_EVERY,
+	ARG_PAYLOAD,
+	ARG_TIME_ZONE,
+	ARG_MISSED,
+	ARG_PRIORITY,
+	ARG_STARTS_AT,
+	ARG_ENDS_AT
+};
+
+IDEM_FUNCTION(idem_schedule, TIMESTAMPTZOID, TEXTOID, TEXTOID, TEXTOID, INTERVALOID, JSONBOID,
+			  TEXTOID, TEXTOID, INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID);
+IDEM_FUNCTION(idem_unschedule, BOOLOID, TEXTOID);
+IDEM_FUNCTION(idem_schedule_pause, BOOLOID, TEXTOID);
+IDEM_FUNCTION(idem_schedule_resume, BOOLOID, TEXTOID);
+
+/* The name of the schedule (T8) */
+static text *
+get_name(FunctionCallInfo fcinfo)
+{
+	text *name;
+	int len;
+
+	idem_args_require(fcinfo, ARG_NAME, "name",
+					  "Pass a short name for what is to be done, for example 'nightly-report'.");
+	name = PG_GETARG_TEXT_PP(ARG_NAME);
+	len = VARSIZE_ANY_EXHDR(name);
+	if (len < 1 || len > IDEM_MAX_SCHEDULE_LEN)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid length of schedule name"),
+				errdetail("The name has %d bytes; it must have between 1 and %d.", len, IDEM_MAX_SCHEDULE_LEN),
+				errhint("Pass a short name for what is to be done, for example 'nightly-report'."));
+	return name;
+}
+
+pg_noreturn static void
+reject_value(const char *arg, const char *detail, const char *hint)
+{
+	ereport(ERROR,
+			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("invalid value of \"%s\"", arg),
+			errdetail("%s", detail),
+			errhint("%s", hint));
+}
+
+/* The argument, or the default if it is null */
+static text *
+get_text(FunctionCallInfo fcinfo, int arg, const char *otherwise)
+{
+	return PG_ARGISNULL(arg) ? cstring_to_text(otherwise) : PG_GETARG_TEXT_PP(arg);
+}
+
+/* A time, which must be finite, or the default if the argument is null */
+static TimestampTz
+get_time(FunctionCallInfo fcinfo, int arg, const char *name, TimestampTz otherwise)
+{
+	TimestampTz time;
+
+	if (PG_ARGISNULL(arg))
+		return otherwise;
+	time = PG_GETARG_TIMESTAMPTZ(arg);
+	if (TIMESTAMP_NOT_FINITE(time))
+		reject_value(name, "The time must be finite.", "Leave it out for a schedule without this limit.");
+	return time;
+}
+
+/* T2: a day is 24 hours; months differ in length */
+static int64
+get_every(FunctionCallInfo fcinfo)
+{
+	Interval *every = PG_GETARG_INTERVAL_P(ARG_EVERY);
+	int64 span;
+
+	if (!INTERVAL_NOT_FINITE(every) && every->month != 0)
+		reject_value("every", "Months and years differ in length.",
+					 "Pass cron, for example '0 0 1 * *' for the first day of each month, or an interval of days.");
+	span = idem_value_span(PG_GETARG_DATUM(ARG_EVERY), "every", IDEM_SPAN_POSITIVE);
+	if (span < USECS_PER_SEC)
+		reject_value("every", "The interval must be at least one second.",
+					 "Pass a longer interval. A worker that loops needs no schedule.");
+	return span;
+}
+
+/* Exactly one of cron and every says when the schedule ticks (T2) */
+static void
+get_rhythm(FunctionCallInfo fcinfo, IdemRhythm *rhythm)
+{
+	memset(rhythm, 0, sizeof(*rhythm));
+	if (PG_ARGISNULL(ARG_CRON) == PG_ARGISNULL(ARG_EVERY))
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid combination of arguments with \"cron\""),
+				PG_ARGISNULL(ARG_CRON) ? errdetail("Neither cron nor every was passed.") :
+										 errdetail("Both cron and every were passed."),
+				errhint("Pass cron => '0 4 * * *' or every => '10 minutes'."));
+	rhythm->time_zone = get_text(fcinfo, ARG_TIME_ZONE, "UTC");
+	rhythm->starts_at = get_time(fcinfo, ARG_STARTS_AT, "starts_at", DT_NOBEGIN);
+	rhythm->ends_at = get_time(fcinfo, ARG_ENDS_AT, "ends_at", DT_NOEND);
+	if (rhythm->ends_at < rhythm->starts_at)
+		reject_value("ends_at", "The end is before the start.", "Pass a later time, or leave it out.");
+	(void) idem_ticks_zone(rhythm->time_zone);
+	if (PG_ARGISNULL(ARG_CRON))
+	{
+		rhythm->every = get_every(fcinfo);
+		if (VARSIZE_ANY_EXHDR(rhythm->time_zone) != 3 ||
+			memcmp(VARDATA_ANY(rhythm->time_zone), "UTC", 3) != 0)
+			reject_value("time_zone", "An interval has no time zone, because a day is 24 hours.",
+						 "Leave it out, or pass cron.");
+	}
+	else
+	{
+		IdemCron cron;
+
+		rhythm->cron = PG_GETARG_TEXT_PP(ARG_CRON);
+		idem_cron_parse(rhythm->cron, &cron);
+	}
+}
+
+/* T8: an expression that matches no day at all, such as the 31st of February */
+static void
+check_has_tick(const IdemRhythm *rhythm)
+{
+	IdemRhythm unlimited = *rhythm;
+
+	unlimited.ends_at = DT_NOEND;
+	if (rhythm->cron != NULL && idem_ticks_first(&unlimited, idem_clock_now()) == DT_NOEND)
+		reject_value("cron", "The fields \"day\" and \"month\" match no day.",
+					 "Check the day of the month: February has at most 29 days.");
+}
+
+Datum
+idem_schedule(PG_FUNCTION_ARGS)
+{
+	IdemSchedule schedule = {0};
+	IdemQueue queue;
+	IdemTable schedules;
+	TimestampTz next;
+
+	idem_fn_begin(fcinfo, &idem_schedule_signature, "idem_schedule()");
+	schedule.name = get_name(fcinfo);
+	schedule.queue = idem_args_queue(fcinfo, ARG_QUEUE);
+	idem_queuestore_use(schedule.queue, &queue);
+	get_rhythm(fcinfo, &schedule.rhythm);
+	check_has_tick(&schedule.rhythm);
+	schedule.every = PG_GETARG_DATUM(ARG_EVERY);
+	schedule.missed = get_text(fcinfo, ARG_MISSED, "once");
+	(void) idem_value_word(schedule.missed, "missed", idem_missed_words,
+						   "Leave it out for \"once\".");
+	schedule.priority = PG_ARGISNULL(ARG_PRIORITY) ? 0 : PG_GETARG_INT32(ARG_PRIORITY);
+	if (!PG_ARGISNULL(ARG_PAYLOAD))
+		schedule.payload = idem_value_jsonb(PG_GETARG_DATUM(ARG_PAYLOAD), "payload");
+
+	idem_schedulestore_open(&schedules, RowExclusiveLock);
+	next = idem_schedulestore_set(&schedules, &schedule);
+	idem_table_close(&schedules);
+	if (next == DT_NOEND)
+		PG_RETURN_NULL();
+	PG_RETURN_TIMESTAMPTZ(next);
+}
+
+/* Call a function of the store about the schedule that the first argument names */
+static bool
+change_schedule(FunctionCallInfo fcinfo, bool (*change)(IdemTable *schedules, text *name))
+{
+	text *name = get_name(fcinfo);
+	IdemTable schedules;
+	bool changed;
+
+	idem_schedulestore_open(&schedules, RowExclusiveLock);
+	changed = change(&schedules, name);
+	idem_table_close(&schedules);
+	return changed;
+}
+
+Datum
+idem_unschedule(PG_FUNCTION_ARGS)
+{
+	idem_fn_begin(fcinfo, &idem_unschedule_signature, "idem_unschedule()");
+	PG_RETURN_BOOL(change_schedule(fcinfo, idem_schedulestore_drop));
+}
+
+Datum
+idem_schedule_pause(PG_FUNCTION_ARGS)
+{
+	idem_fn_begin(fcinfo, &idem_schedule_pause_signature, "idem_schedule_pause()");
+	PG_RETURN_BOOL(change_schedule(fcinfo, idem_schedulestore_pause));
+}
+
+Datum
+idem_schedule_resume(PG_FUNCTION_ARGS)
+{
+	idem_fn_begin(fcinfo, &idem_schedule_resume_signature, "idem_schedule_resume()");
+	PG_RETURN_BOOL(change_schedule(fcinfo, idem_schedulestore_resume));
+}

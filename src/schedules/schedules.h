@@ -1,0 +1,157 @@
+/*
+ * schedules.h
+ *		Types and functions that the files about schedules share.
+ *
+ * Calls go down only:
+ *
+ *	SQL functions	schedule.c: declare, remove, pause; tick.c: enqueue the jobs that are due
+ *	stores			due.c (the ticks of one schedule become jobs), schedulestore.c (the rows)
+ *	instants		ticks.c (which ticks are due), cron.c (cron expressions)
+ */
+#ifndef IDEM_SCHEDULES_H
+#define IDEM_SCHEDULES_H
+
+#include "nodes/pg_list.h"
+#include "pgtime.h"
+
+#include "jobs/jobs.h"
+
+#define IDEM_MAX_SCHEDULE_LEN 255
+
+/* With missed => 'all': so many of the newest ticks get a job */
+#define IDEM_MAX_MISSED 1000
+
+/* Columns of idem.schedules */
+enum IdemScheduleColumn
+{
+	IDEM_SCHEDULES_NAME = 1,
+	IDEM_SCHEDULES_QUEUE,
+	IDEM_SCHEDULES_CRON,
+	IDEM_SCHEDULES_EVERY,
+	IDEM_SCHEDULES_TIME_ZONE,
+	IDEM_SCHEDULES_MISSED,
+	IDEM_SCHEDULES_PRIORITY,
+	IDEM_SCHEDULES_MISSED_TICKS,
+	IDEM_SCHEDULES_NEXT_TICK,
+	IDEM_SCHEDULES_LAST_TICK,
+	IDEM_SCHEDULES_LAST_JOB,
+	IDEM_SCHEDULES_STARTS_AT,
+	IDEM_SCHEDULES_ENDS_AT,
+	IDEM_SCHEDULES_PAUSED_AT,
+	IDEM_SCHEDULES_PAYLOAD,
+	IDEM_SCHEDULES_NATTS = IDEM_SCHEDULES_PAYLOAD
+};
+
+/* A cron expression (T2) */
+typedef struct IdemCron
+{
+	uint64 minutes;	 /* bit n: minute n */
+	uint32 hours;	 /* bit n: hour n */
+	uint32 days;	 /* bit n: day n of the month, from 1 */
+	uint16 months;	 /* bit n: month n, from 1 */
+	uint8 weekdays;	 /* bit n: 0 is Sunday */
+	bool either_day; /* the day of the month or the weekday is enough: both are restricted */
+	bool every_hour; /* all 24 hours: by elapsed time (T3) */
+} IdemCron;
+
+/*
+ * A walk over the ticks of an expression in a time zone.  All times are in seconds since
+ * 1970: instants in UTC, and local times as the clock of the zone shows them.  A segment
+ * is a period in which the zone has one offset from UTC.
+ */
+typedef struct IdemCronWalk
+{
+	IdemCron cron;
+	pg_tz *zone;
+	int64 first;		 /* instant: no tick before */
+	int64 last;			 /* instant: the last tick; at the beginning, first */
+	int64 segment_start; /* instant */
+	int64 segment_end;	 /* instant: the next segment begins */
+	int64 offset;		 /* local time minus UTC in the segment */
+	int64 next;			 /* local: no tick in the segment before */
+	int64 done;			 /* local: every earlier time has run, if it matches */
+	int day;			 /* local: a day that matches, in days since 1970 */
+	bool has_gap_tick;	 /* segment_start is a tick, for times that the clock skips */
+} IdemCronWalk;
+
+/* What becomes of ticks that were missed; in the order of idem_missed_words (T4) */
+typedef enum IdemMissed
+{
+	IDEM_MISSED_SKIP,
+	IDEM_MISSED_ONCE,
+	IDEM_MISSED_ALL
+} IdemMissed;
+
+/* When a schedule ticks */
+typedef struct IdemRhythm
+{
+	text *cron;	 /* NULL: every counts */
+	int64 every; /* in microseconds */
+	text *time_zone;
+	TimestampTz starts_at; /* DT_NOBEGIN: none */
+	TimestampTz ends_at;   /* DT_NOEND: none */
+} IdemRhythm;
+
+/* What idem_schedule() declares */
+typedef struct IdemSchedule
+{
+	text *name;
+	text *queue;
+	IdemRhythm rhythm;
+	Datum every; /* as given, if rhythm.cron is NULL */
+	text *missed;
+	int priority;
+	Jsonb *payload; /* or NULL */
+} IdemSchedule;
+
+/* The ticks of a schedule that are due */
+typedef struct IdemTicks
+{
+	int64 n;		  /* how many */
+	int njobs;		  /* how many of them get a job (T4) */
+	TimestampTz next; /* the first tick that is not due; DT_NOEND: none */
+	TimestampTz jobs[IDEM_MAX_MISSED];
+} IdemTicks;
+
+/* What became of a schedule that was due */
+typedef enum IdemTicked
+{
+	IDEM_TICKED_DONE,
+	IDEM_TICKED_LATER, /* it is not due any more: another transaction was faster */
+	IDEM_TICKED_LOCKED /* another transaction has locked it */
+} IdemTicked;
+
+/* cron.c */
+extern void idem_cron_parse(const text *expression, IdemCron *cron);
+extern void idem_cron_begin(IdemCronWalk *walk, const IdemCron *cron, pg_tz *zone,
+							TimestampTz after);
+extern bool idem_cron_next(IdemCronWalk *walk, TimestampTz *tick);
+
+/* ticks.c */
+extern const char *const idem_missed_words[];
+extern pg_tz *idem_ticks_zone(const text *name);
+extern TimestampTz idem_ticks_first(const IdemRhythm *rhythm, TimestampTz after);
+extern void idem_ticks_due(const IdemRhythm *rhythm, TimestampTz next, IdemMissed missed,
+						   TimestampTz now, IdemTicks *ticks);
+
+/* schedulestore.c */
+extern void idem_schedulestore_open(IdemTable *schedules, LOCKMODE lockmode);
+extern TimestampTz idem_schedulestore_set(IdemTable *schedules, const IdemSchedule *schedule);
+extern bool idem_schedulestore_drop(IdemTable *schedules, text *name);
+extern bool idem_schedulestore_pause(IdemTable *schedules, text *name);
+extern bool idem_schedulestore_resume(IdemTable *schedules, text *name);
+extern List *idem_schedulestore_list_due(IdemTable *schedules, TimestampTz now);
+extern TimestampTz idem_schedulestore_next(IdemTable *schedules, TimestampTz after);
+extern bool idem_schedulestore_lock_due(IdemTable *schedules, text *name, TimestampTz now,
+										IdemTicked *ticked);
+extern void idem_schedulestore_rhythm(IdemTable *schedules, IdemRhythm *rhythm);
+extern void idem_schedulestore_advance(IdemTable *schedules, const IdemTicks *ticks,
+									   int64 last_job);
+
+/* due.c */
+extern IdemTicked idem_due_tick(text *name, TimestampTz now, int *njobs);
+
+/* tick.c */
+extern bool idem_tick_is_subscribed(void);
+
+#endif /* IDEM_SCHEDULES_H */
