@@ -9,7 +9,7 @@ use Test::More;
 
 # Includes go down only, and never to a folder beside.
 
-my %layer = ('.' => 0, table => 1, fn => 1, stats => 2, keys => 3, jobs => 3, schedules => 4, testing => 5, worker => 5, admin => 6);
+my %layer = ('.' => 0, table => 1, fn => 1, stats => 2, wake => 2, keys => 3, jobs => 3, schedules => 4, testing => 5, worker => 5, admin => 6);
 my @up;
 my @relative;
 
