@@ -168,7 +168,7 @@ define_stats_settings(void)
 							 NULL, NULL, NULL);
 }
 
-/* Details of the rules of keys, jobs and waiting, and settings for tests: K14, J1, A4, K9, V8 */
+/* Details of the rules of keys, jobs and waiting: K14, J1, A4 */
 static void
 define_protocol_settings(void)
 {
@@ -203,7 +203,12 @@ define_protocol_settings(void)
 							PGC_SUSET,
 							GUC_UNIT_MS,
 							NULL, NULL, NULL);
+}
 
+/* Settings for tests: K9, V8 */
+static void
+define_test_settings(void)
+{
 	DefineCustomIntVariable("idem.clock_offset",
 							"Sets the time to add to the clock that keys expire by.",
 							"This is for tests of expiry that do not sleep.",
@@ -232,5 +237,6 @@ idem_guc_init(void)
 	define_cleanup_settings();
 	define_stats_settings();
 	define_protocol_settings();
+	define_test_settings();
 	MarkGUCPrefixReserved("idem");
 }

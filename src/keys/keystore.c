@@ -15,8 +15,7 @@
  *
  * Backend memory contains no state of a key.  It contains two hints, the place of
  * the row of the last claim (keyhint.c) and last_was_new, and a number for a
- * warning (unfinished.c).  So rollback, savepoints and PREPARE TRANSACTION need no
- * code here (K1).
+ * warning (unfinished.c).  So rollback, savepoints and PREPARE need no code here (K1).
  *
  * Which transaction waits for which:
  *

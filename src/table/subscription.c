@@ -50,7 +50,7 @@ idem_subscription_writes(Oid relid)
 	return found;
 }
 
-/* Does a subscription write one of these tables of idem?  The names end with NULL. */
+/* W1, T6: does a subscription write one of these tables of idem?  The names end with NULL. */
 bool
 idem_subscription_writes_any(const char *const *tables)
 {

@@ -78,7 +78,7 @@ lock_tables(const IdemBatchTables *tables, Oid *owner)
 	return result;
 }
 
-/* Run a batch in a transaction, unless one of its tables is locked or missing */
+/* Run a batch in a transaction, unless one of its tables is locked or missing (W2, W8) */
 IdemBatchResult
 idem_batch_run(const char *activity, const IdemBatchTables *tables, void (*run)(void *arg),
 			   void *arg)
