@@ -456,7 +456,7 @@ find_segment_end(const IdemCronWalk *walk, pg_time_t instant)
 	return Min(boundary, END_INSTANT);
 }
 
-/* Go to the segment that begins where this one ends */
+/* T3: go to the segment that begins where this one ends */
 static void
 enter_segment(IdemCronWalk *walk)
 {

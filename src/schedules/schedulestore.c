@@ -106,7 +106,7 @@ lock_schedule(IdemTable *schedules, text *name)
 	}
 }
 
-/* May the current user change the schedule whose row was found?  Raises an error if not (T7). */
+/* May the current user change the schedule whose row was found?  Raises an error if not (T8). */
 static void
 check_privileges(IdemTable *schedules)
 {

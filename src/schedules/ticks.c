@@ -35,7 +35,7 @@ idem_ticks_zone(const text *name)
 	return zone;
 }
 
-/* starts_at + n * every; DT_NOEND if that is later than any timestamp */
+/* T2: starts_at + n * every; DT_NOEND if that is later than any timestamp */
 static TimestampTz
 get_nth(const IdemRhythm *rhythm, int64 n)
 {

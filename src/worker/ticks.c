@@ -68,7 +68,7 @@ find_next(void *arg)
 	idem_table_close(&schedules);
 }
 
-/* Run one transaction; an error of it is noted */
+/* T7: run one transaction; an error of it is noted, and the others go on */
 static void
 try_batch(Ticks *ticks, void (*run)(void *arg))
 {
