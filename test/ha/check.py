@@ -80,6 +80,7 @@ class Checker:
         self.fenced = {run: (key, token) for key, token, run in query('SELECT key, token, run FROM ha.fenced')}
         self.want = {row[0]: row[1:] for row in query('SELECT enq, job_id FROM ha.want')}
         self.runs = {row[0]: row[1:] for row in query('SELECT run, job_id, done, enq FROM ha.runs')}
+        self.tick_runs = {run for (run,) in query('SELECT run FROM ha.ticks')}
         self.query = query
 
     def count(self, event, what, number=1):
@@ -98,6 +99,8 @@ class Checker:
             return event.enq in self.want
         if event.what == 'job':
             return event.run in self.runs
+        if event.what == 'tick' and event.token is not None:
+            return event.run in self.tick_runs
         if event.token is not None:     # a lease or a fetch has no row of ours
             return self.fate(event) != 'lost'
         return None
@@ -293,9 +296,24 @@ class Checker:
             if enq not in self.want or self.want[enq][0] != job:
                 yield 0, '%s of job %d has the payload of %s: %s' % (run, job, enq, self.want.get(enq))
 
+    def ticks(self):
+        """Each tick from the first one to the next one: its job waits, or it has been done once."""
+        for tick, waiting, done in self.query('''
+            SELECT t.tick, t.waiting, t.done
+              FROM (SELECT x.tick,
+                           (SELECT count(*) FROM idem.jobs AS j WHERE j.queue = 'ticks' AND j.key = x.key) AS waiting,
+                           (SELECT count(*) FROM ha.ticks AS d WHERE d.key = x.key) AS done
+                      FROM ha.first_tick AS f, idem.schedules AS s,
+                           LATERAL (SELECT g AS tick, 'tick@' || to_char(g AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') AS key
+                                      FROM generate_series(f.tick, s.next_tick - interval '1 s', interval '1 s') AS g) AS x) AS t
+             WHERE t.waiting + t.done <> 1'''):
+            yield 0, 'the tick %s has %d jobs that wait, and was done %d times' % (tick, waiting, done)
+        for (late,) in self.query("SELECT next_tick FROM idem.schedules WHERE next_tick < clock_timestamp() - interval '10 s'"):
+            yield 0, 'no tick since %s' % late
+
     def left(self):
-        for (job,) in self.query('SELECT job_id FROM idem.job_status'
-                                 " WHERE state NOT IN ('done', 'dead', 'cancelled')"):
+        for (job,) in self.query("SELECT job_id FROM idem.job_status WHERE queue = 'ha'"
+                                 " AND state NOT IN ('done', 'dead', 'cancelled')"):
             yield 0, 'job %d is left after the drain' % job
 
     def dead(self):
@@ -322,5 +340,6 @@ class Checker:
         rule('no job is completed twice', self.completed_twice())
         rule('every enqueue is followed by a run that sees it (J2)', self.not_run())
         rule('a run has the payload of its own job', self.other_payload())
+        rule('every tick is one job (T1)', self.ticks())
         rule('no job is left, dead or cancelled', list(self.left()) + list(self.dead()))
         return self.result

@@ -33,7 +33,10 @@ CREATE FUNCTION ha.handler(p jsonb) RETURNS jsonb LANGUAGE sql AS $$
 INSERT INTO ha.ops (op, run, key) VALUES (p ->> 'op', gen_random_uuid(), p ->> 'op')
 RETURNING jsonb_build_object('run', run)
 $$;
+CREATE TABLE ha.ticks (key text NOT NULL, job_id bigint NOT NULL, run text NOT NULL);
 SELECT idem_queue_set('ha', max_attempts => 1000000, backoff => '100 ms', backoff_max => '100 ms');
+SELECT idem_queue_set('ticks', max_attempts => 1000000);
+CREATE TABLE ha.first_tick AS SELECT idem_schedule('tick', 'ticks', every => '1 s', missed => 'all') AS tick;
 """
 
 LSN = 'SELECT pg_current_wal_insert_lsn() - %s' % "'0/0'"
@@ -388,6 +391,34 @@ class Client(threading.Thread):
     # -- workers ----------------------------------------------------------------
 
     def worker(self):
+        if self.random.random() < 0.03:
+            self.drop()
+        if not (self.work_tick() if self.random.random() < 0.3 else self.work_job()):
+            self.wait()
+
+    def wait(self):
+        """Until a transaction that enqueues a job commits."""
+        def body(cursor, event):
+            cursor.execute("CALL idem_wait_any(ARRAY['ha', 'ticks'], '500 ms')")
+            event.answer = cursor.fetchone()[0]
+
+        self.transact(Event('wait', self.who), body, autocommit=True)
+
+    def work_tick(self):
+        """One tick, in one transaction; false if there is none."""
+        def body(cursor, event):
+            cursor.execute("SELECT job_id, token, key FROM idem_fetch('ticks')")
+            row = cursor.fetchone()
+            if row:
+                event.job, event.token, event.answer = row
+                cursor.execute('INSERT INTO ha.ticks VALUES (%s, %s, %s)', (event.answer, event.job, event.run))
+                cursor.execute('SELECT idem_complete(%s, %s)', (event.job, event.token))
+
+        event = Event('tick', self.who, run='run%d' % self.load.number())
+        self.transact(event, body)
+        return event.answer is not None
+
+    def work_job(self):
         def body(cursor, event):
             cursor.execute("SELECT job_id, token, attempt, payload ->> 'enq', key, pg_current_wal_insert_lsn() - '0/0'"
                            "  FROM idem_fetch('ha', lease => '1 s', worker => %s)", (self.who,))
@@ -397,13 +428,10 @@ class Client(threading.Thread):
                 event.lsn0 = int(row[5])
                 event.answer = row[2:5]
 
-        if self.random.random() < 0.03:
-            self.drop()
         fetched = Event('fetch', self.who)
         self.transact(fetched, body, autocommit=True)
         if fetched.outcome != 'acked' or fetched.answer is None:
-            self.pause(0.05)
-            return
+            return False
         attempt, enq, key = fetched.answer
         draw = self.random.random()
         if draw < 0.05:
@@ -413,6 +441,7 @@ class Client(threading.Thread):
         while self.end_job(fetched, attempt, enq, key, draw < 0.9) in ('unknown', 'aborted'):
             self.gate()
         self.pause(self.random.random() * self.load.pace / 2)
+        return True
 
     def end_job(self, fetched, attempt, enq, key, done):
         def body(cursor, event):

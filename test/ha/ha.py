@@ -253,7 +253,7 @@ class Run:
         """The workers empty the queue; each waits for at most a lease and a retry."""
         try:
             self.cluster.wait('the queue to drain', 60, lambda: self.load.failures or not self.cluster.query(
-                leader, "SELECT 1 FROM idem.job_status WHERE state NOT IN ('done', 'dead', 'cancelled') LIMIT 1"))
+                leader, "SELECT 1 FROM idem.job_status WHERE queue = 'ha' AND state NOT IN ('done', 'dead', 'cancelled') LIMIT 1"))
             return True
         except Stuck:
             return False        # the rules about jobs say which
