@@ -47,6 +47,7 @@ our @EXPORT = qw(
   run
   session
   sqlstate
+  wait_until_asleep
   wait_until_blocked
   wait_until_gone
 );
@@ -255,6 +256,29 @@ sub wait_until_blocked
 		 WHERE pid = $session->{pid}
 		   AND wait_event_type = 'Lock' AND wait_event = '$event'
 	}) or die 'session does not wait for a lock';
+	return;
+}
+
+=pod
+
+=item wait_until_asleep($node, $n, $which)
+
+Returns once $n sessions that wait in idem_wait() and the like sleep without a
+transaction (A1).  $which is a condition on pg_stat_activity, by default true.
+
+=cut
+
+sub wait_until_asleep
+{
+	my ($node, $n, $which) = @_;
+
+	$which //= 'true';
+	$node->poll_query_until(
+		'postgres', qq{
+		SELECT count(*) = $n FROM pg_stat_activity
+		 WHERE wait_event_type = 'Extension' AND query ~* '^\\s*CALL idem_wait'
+		   AND state = 'active' AND xact_start IS NULL AND ($which)
+	}) or die "not $n sessions are asleep";
 	return;
 }
 
