@@ -14,6 +14,7 @@
 
 #include "access/xact.h"
 #include "utils/memutils.h"
+#include "utils/resowner.h"
 #include "utils/timestamp.h"
 
 #include "wake/wake.h"
@@ -41,6 +42,9 @@ static uint64 *ends = NULL; /* jobs and keys that it has ended; in TopTransactio
 static int nends = 0;
 static int max_ends = 0;
 static bool too_many = false;
+
+/* The transaction has committed, and has not sent its invalidation messages yet */
+static bool has_committed = false;
 
 /* A subtransaction was rolled back: nfetched may be too low, because an end was undone */
 static bool undone = false;
@@ -227,7 +231,20 @@ forget_all(void)
 {
 	ends = NULL;
 	nqueues = nends = max_ends = 0;
-	too_many = undone = false;
+	too_many = undone = has_committed = false;
+}
+
+/*
+ * The end of a commit.  Its rows are visible since XACT_EVENT_COMMIT, but only now are its
+ * invalidation messages sent: a session that was woken before could take a queue for paused.
+ */
+static void
+at_release(ResourceReleasePhase phase, bool is_commit, bool is_top_level, void *arg)
+{
+	if (!has_committed || phase != RESOURCE_RELEASE_AFTER_LOCKS)
+		return;
+	wake_at_commit();
+	forget_all();
 }
 
 static void
@@ -236,8 +253,7 @@ at_xact_event(XactEvent event, void *arg)
 	switch (event)
 	{
 		case XACT_EVENT_COMMIT:
-			wake_at_commit();
-			forget_all();
+			has_committed = true;
 			break;
 		case XACT_EVENT_ABORT:
 			wake_at_abort();
@@ -265,5 +281,6 @@ void
 idem_touched_init(void)
 {
 	RegisterXactCallback(at_xact_event, NULL);
+	RegisterResourceReleaseCallback(at_release, NULL);
 	RegisterSubXactCallback(at_subxact_event, NULL);
 }
