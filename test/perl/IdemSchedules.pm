@@ -1,0 +1,134 @@
+
+=pod
+
+=head1 NAME
+
+IdemSchedules - schedules and the jobs of their ticks, for the TAP tests of idem
+
+=head1 DESCRIPTION
+
+What the tests compare: the jobs that a schedule has enqueued, and its row.  All functions
+work on the node that is passed first.
+
+=cut
+
+package IdemSchedules;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Exporter 'import';
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+our @EXPORT = qw(
+  last_tick
+  lags
+  series_ok
+  wait_for_ticks
+);
+
+=pod
+
+=head1 FUNCTIONS
+
+=over
+
+=item last_tick($node, $db, $name)
+
+Time of the last tick that has got a job; the epoch if there is none.
+
+=cut
+
+sub last_tick
+{
+	my ($node, $db, $name) = @_;
+
+	return $node->safe_psql($db,
+		"SELECT coalesce(max(last_tick), 'epoch') FROM idem.schedules WHERE name = '$name'");
+}
+
+=pod
+
+=item wait_for_ticks($node, $db, $name, $n)
+
+Returns once the schedule has so many jobs more, by default one.  False if they do not come.
+
+=cut
+
+sub wait_for_ticks
+{
+	my ($node, $db, $name, $n) = @_;
+	my $count = "SELECT count(*) FROM idem.jobs WHERE key LIKE '$name\@%'";
+	my $until = $node->safe_psql($db, $count) + ($n // 1);
+
+	return $node->poll_query_until($db, "SELECT ($count) >= $until");
+}
+
+=pod
+
+=item series_ok($node, $db, $name, $what)
+
+Tests, in one snapshot, that the jobs of the schedule, whose ticks are an interval, are one
+for each tick from the first one on, with the right keys and times, and that its row goes with
+them: last tick, last job, next tick, nothing missed (T1).  None of the jobs may have been removed.
+
+=cut
+
+sub series_ok
+{
+	my ($node, $db, $name, $what) = @_;
+	my $faults = $node->safe_psql(
+		$db, qq{
+		WITH s AS (SELECT *, extract(epoch FROM every) AS step FROM idem.schedules WHERE name = '$name'),
+			 j AS (SELECT job_id, key, run_at,
+						  '$name\@' || to_char(run_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS')
+						  || CASE WHEN run_at <> date_trunc('second', run_at)
+								  THEN to_char(run_at AT TIME ZONE 'UTC', '.US') ELSE '' END || 'Z' AS right_key,
+						  extract(epoch FROM run_at - s.starts_at) / s.step AS n
+					 FROM s, idem.jobs AS j WHERE j.key LIKE '$name\@%')
+		SELECT 'tick ' || n || ' has no job'
+		  FROM (SELECT generate_series(min(n), max(n)) FROM j EXCEPT SELECT n FROM j) AS t (n)
+		 UNION ALL
+		SELECT format('tick %s has %s jobs', n, count(*)) FROM j GROUP BY n HAVING count(*) > 1
+		 UNION ALL
+		SELECT format('key %s at %s', key, run_at) FROM j WHERE key <> right_key OR n <> floor(n)
+		 UNION ALL
+		SELECT format('%s jobs until %s, last %s; %s', (SELECT count(*) FROM j), max, max_id, s)
+		  FROM s, (SELECT max(run_at), (array_agg(job_id ORDER BY run_at DESC))[1] AS max_id FROM j) AS m
+		 WHERE max IS DISTINCT FROM last_tick OR max_id IS DISTINCT FROM last_job
+			OR next_tick <> max + every OR missed_ticks <> 0});
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	is($faults, '', "T1: $what");
+	return;
+}
+
+=pod
+
+=item lags($node, $db, $name)
+
+How long after their ticks the jobs were enqueued, in seconds: median and maximum.
+
+=cut
+
+sub lags
+{
+	my ($node, $db, $name) = @_;
+
+	return split /\|/,
+	  $node->safe_psql(
+		$db, qq{
+		SELECT round((percentile_cont(0.5) WITHIN GROUP (ORDER BY lag))::numeric, 3), round(max(lag), 3)
+		  FROM (SELECT extract(epoch FROM enqueued_at - run_at) AS lag
+				  FROM idem.jobs WHERE key LIKE '$name\@%') AS l});
+}
+
+=pod
+
+=back
+
+=cut
+
+1;
