@@ -4,7 +4,7 @@
 
 -- empty all tables of idem; the next job is number 1
 CREATE PROCEDURE anew() LANGUAGE sql AS $$
-	TRUNCATE idem.keys, idem.jobs, idem.job_keys, idem.job_log, idem.queues, idem.shard;
+	TRUNCATE idem.keys, idem.jobs, idem.job_keys, idem.job_log, idem.queues, idem.schedules, idem.shard;
 	ALTER SEQUENCE idem.jobs_job_id_seq RESTART;
 $$;
 
