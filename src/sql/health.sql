@@ -335,7 +335,7 @@ SELECT 24, true, 'schedules',
 			   count(*) FILTER (WHERE s.state = 'late') AS late,
 			   (array_agg(s.name ORDER BY s.next_tick) FILTER (WHERE s.state = 'late'))[1] AS first_late,
 			   min(s.next_tick) FILTER (WHERE s.state = 'late') AS first_tick,
-			   min(s.name) FILTER (WHERE s.last_tick > t.now + interval '1 minute' AND s.next_tick IS NOT NULL) AS ahead
+			   min(s.name) FILTER (WHERE s.last_tick > t.now + interval '1 minute' AND s.next_tick > s.last_tick) AS ahead
 		  FROM t
 		  LEFT JOIN idem.schedule_status AS s ON NOT pg_is_in_recovery() OR s.state <> 'late') AS d;
 COMMENT ON VIEW idem.checks_work IS 'for idem.checks: expired leases, parked keys, dead jobs, schedules';
