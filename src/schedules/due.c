@@ -59,9 +59,12 @@ make_enqueue(IdemTable *schedules, IdemEnqueue *enqueue)
 	enqueue->priority = idem_row_int32(schedules, IDEM_SCHEDULES_PRIORITY);
 }
 
-/* Enqueue a job for each tick that gets one; returns the number of the last job */
+/*
+ * Enqueue a job for each tick that gets one; returns the number of the last job.  Adds to *njobs
+ * how many are new: another job may absorb a tick.
+ */
 static int64
-enqueue_jobs(IdemTable *schedules, const text *name, const IdemTicks *ticks)
+enqueue_jobs(IdemTable *schedules, const text *name, const IdemTicks *ticks, int *njobs)
 {
 	IdemEnqueue enqueue;
 	Jsonb *payload = idem_row_jsonb(schedules, IDEM_SCHEDULES_PAYLOAD);
@@ -80,14 +83,16 @@ enqueue_jobs(IdemTable *schedules, const text *name, const IdemTicks *ticks)
 
 		enqueue.run_at = ticks->jobs[i];
 		idem_dedup_enqueue(&jobs, &enqueue, &job, &answer);
+		if (answer.outcome == IDEM_OUTCOME_ENQUEUED || answer.outcome == IDEM_OUTCOME_RERUN)
+			(*njobs)++;
 	}
 	idem_table_close(&jobs);
 	return answer.job_id;
 }
 
 /*
- * If the schedule is due: enqueue its jobs, add their number to *njobs, and advance it (T1).
- * It never waits for another transaction that has locked the schedule (T6).
+ * If the schedule is due: enqueue its jobs, add the number of new ones to *njobs, and advance it
+ * (T1).  It never waits for another transaction that has locked the schedule (T6).
  */
 IdemTicked
 idem_due_tick(text *name, TimestampTz now, int *njobs)
@@ -96,6 +101,7 @@ idem_due_tick(text *name, TimestampTz now, int *njobs)
 	IdemRhythm rhythm;
 	IdemTable schedules;
 	IdemTicked ticked;
+	int64 last_job = 0;
 
 	idem_schedulestore_open(&schedules, RowExclusiveLock);
 	if (idem_schedulestore_lock_due(&schedules, name, now, &ticked))
@@ -106,9 +112,9 @@ idem_due_tick(text *name, TimestampTz now, int *njobs)
 		idem_schedulestore_rhythm(&schedules, &rhythm);
 		idem_ticks_due(&rhythm, idem_row_timestamp(&schedules, IDEM_SCHEDULES_NEXT_TICK), missed,
 					   now, &ticks);
-		idem_schedulestore_advance(&schedules, &ticks,
-								   ticks.njobs > 0 ? enqueue_jobs(&schedules, name, &ticks) : 0);
-		*njobs += ticks.njobs;
+		if (ticks.njobs > 0)
+			last_job = enqueue_jobs(&schedules, name, &ticks, njobs);
+		idem_schedulestore_advance(&schedules, &ticks, last_job);
 		ticked = IDEM_TICKED_DONE;
 	}
 	idem_table_close(&schedules);
