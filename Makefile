@@ -158,6 +158,7 @@ REGRESS = \
 	job_shape \
 	job_edges \
 	job_hash \
+	schedule \
 	stats \
 	subscription \
 	shard \

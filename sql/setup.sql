@@ -44,6 +44,11 @@ BEGIN
 END
 $$;
 
+-- from now on the clock of idem shows this time, or up to a second more
+CREATE PROCEDURE set_clock(t timestamptz) LANGUAGE sql AS $$
+	SELECT set_config('idem.clock_offset', ceil(extract(epoch FROM t - clock_timestamp()))::text, false);
+$$;
+
 -- the number of pages that a query reads
 CREATE FUNCTION pages(query text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
