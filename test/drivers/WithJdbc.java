@@ -57,6 +57,17 @@ public class WithJdbc {
         }
     }
 
+    // The first cancel may come before the statement.
+    static Object cancelled(Connection conn) throws Exception {
+        try (PreparedStatement s = conn.prepareStatement("CALL idem_wait('jdnone', '60 s')")) {
+            Object[] result = new Object[1];
+            Thread wait = new Thread(() -> result[0] = state(() -> s.executeQuery()));
+            wait.start();
+            for (wait.join(100); wait.isAlive(); wait.join(100)) s.cancel();
+            return result[0];
+        }
+    }
+
     public static void main(String[] args) throws Exception {
         Connection conn = open("?prepareThreshold=0");
         String claim = "SELECT status FROM idem_claim(?, request => ?::jsonb, wait => ?::interval)";
@@ -88,6 +99,14 @@ public class WithJdbc {
         fact("createArrayOf(\"bigint\", …) for heartbeat", ask(conn, "SELECT count(*) FROM idem_heartbeat(?, ?, '5 s')", ids, ids), 1L);
         fact("SELECT f() gives a PGobject", ask(conn, "SELECT idem_claim('jd')").getClass().getSimpleName(), "PGobject");
         fact("a NULL: setObject(n, null) with a cast", ask(conn, claim, "jd", null, "0"), "finished");
+        ask(conn, "SELECT job_id FROM idem_enqueue('jdw')");
+        fact("CALL idem_wait in autocommit returns a row", ask(conn, "CALL idem_wait(?, ?::interval)", "jdw", "30 s"), true);
+        fact("createArrayOf(\"text\", …) for idem_wait_any", ask(conn, "CALL idem_wait_any(?)", conn.createArrayOf("text", new String[] {"jdw"})), true);
+        conn.setAutoCommit(false);
+        fact("CALL idem_wait without autocommit: 25001", state(() -> ask(conn, "CALL idem_wait('jdw')")), "25001");
+        conn.rollback();
+        conn.setAutoCommit(true);
+        fact("statement.cancel() ends a wait", cancelled(conn), "57014");
         fact("default prepareThreshold (5) behind pgbouncer: 42P05", prepared(""), "42P05");
         fact("prepareThreshold=0 works behind pgbouncer", prepared("?prepareThreshold=0"), "no error");
         System.exit(failed ? 1 : 0);

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 
 POOLED = os.environ["POOLED_URL"]
 failed = 0
@@ -23,6 +24,23 @@ def outcome(fn, *args):
         return fn(*args)
     except Exception as error:
         return type(error).__name__
+
+
+def cancelled(cancel, wait):
+    """What wait() returns while cancel() is called again and again: the first one may come before the statement."""
+    done = threading.Event()
+
+    def run():
+        while not done.wait(0.1):
+            cancel()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        return wait()
+    finally:
+        done.set()
+        thread.join()
 
 
 def end():

@@ -80,4 +80,17 @@ fact("idem_finish as the last statement notices it", outcome(swallow, True), "In
 token = ask("SELECT token FROM idem_lease('djl', '30 s')")[0]
 fact("a token is an int", type(token), int)
 fact("a token as parameter needs no cast", ask("SELECT idem_finish('djl', '1', %s)", token)[0], True)
+ask("SELECT job_id FROM idem_enqueue('djw')")
+fact("CALL idem_wait outside of atomic()", ask("CALL idem_wait(%s, '30 s')", "djw"), (True,))
+
+
+def wait_in_transaction():
+    try:
+        with transaction.atomic():
+            ask("CALL idem_wait('djw')")
+    except Error as error:
+        return error.__cause__.pgcode
+
+
+fact("CALL idem_wait inside of atomic() (ATOMIC_REQUESTS): 25001", wait_in_transaction(), "25001")
 end()

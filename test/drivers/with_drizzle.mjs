@@ -26,6 +26,10 @@ const list = ['1', '2']
 fact('an array in sql`` becomes ($1, $2): 42846 with two', await state(() => ask(db, sql`SELECT ${list}::bigint[]`), cause), '42846')
 fact('… sql.param(array) makes it one parameter', (await ask(db, sql`SELECT ${sql.param(list)}::bigint[] AS a`)).a, list)
 
+await ask(db, sql`SELECT FROM idem_enqueue('dzw')`)
+fact('db.execute(sql`CALL idem_wait`)', await ask(db, sql`CALL idem_wait(${'dzw'}, '30 s')`), { ready: true })
+fact('CALL idem_wait in a transaction: 25001', await state(() => db.transaction((tx) => ask(tx, sql`CALL idem_wait('dzw')`)), cause), '25001')
+
 const swallow = (last) => db.transaction(async (tx) => {
   await ask(tx, sql`SELECT FROM idem_claim('dz3')`)
   await state(() => ask(tx, sql`SELECT 1 / 0`))

@@ -19,6 +19,10 @@ const { token } = await ask(knex, 'SELECT token FROM idem_lease(?, ?::interval)'
 fact('a token is a string', typeof token, 'string')
 fact('… to be passed on as it is', (await ask(knex, "SELECT idem_finish('kxl', '1', ?)", [token])).idem_finish, true)
 
+await ask(knex, "SELECT FROM idem_enqueue('kxw')")
+fact('knex.raw(CALL idem_wait)', await ask(knex, "CALL idem_wait(?, '30 s')", ['kxw']), { ready: true })
+fact('CALL idem_wait in a transaction: 25001', await state(() => knex.transaction((trx) => ask(trx, "CALL idem_wait('kxw')"))), '25001')
+
 const swallow = (last) => knex.transaction(async (trx) => {
   await ask(trx, "SELECT FROM idem_claim('kx3')")
   await state(() => ask(trx, 'SELECT 1 / 0'))

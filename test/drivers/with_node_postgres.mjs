@@ -26,6 +26,17 @@ const job = await ask("SELECT job_id, token FROM idem_fetch('np', lease => '5 s'
 const beat = await ask("SELECT status FROM idem_heartbeat($1, $2, '5 s')", [[job.job_id], [job.token]])
 fact('arrays of strings are bigint[] parameters', beat.status, 'renewed')
 
+await ask("SELECT FROM idem_enqueue('npw')")
+fact('CALL idem_wait returns a row', await ask('CALL idem_wait($1, $2)', ['npw', '30 s']), { ready: true })
+fact('an array of strings is an array of queues', await ask('CALL idem_wait_any($1)', [['npnone', 'npw']]), { ready: true, queue: 'npw' })
+await client.query('BEGIN')
+fact('CALL idem_wait after BEGIN: 25001', await state(() => ask("CALL idem_wait('npw')")), '25001')
+await client.query('ROLLBACK')
+const waiting = await pool.connect()
+const wait = state(() => waiting.query("CALL idem_wait('npnone', '60 s')"), (error) => error.message)
+waiting.release(true)
+fact('client.release(true) ends a wait', /terminated|closed/.test(await wait), true)
+
 await client.query('BEGIN')
 await ask("SELECT FROM idem_claim('np3')")
 await state(() => ask('SELECT 1 / 0'))
@@ -60,5 +71,8 @@ const pipelined = new pg.Client({ connectionString: url, pipeline: true })
 await pipelined.connect()
 const sent = [pipelined.query('BEGIN'), pipelined.query("SELECT status FROM idem_claim('np5')"), pipelined.query('ROLLBACK')]
 fact('pipeline: true works behind pgbouncer', (await Promise.all(sent))[1].rows[0].status, 'claimed')
+await pipelined.query("SELECT FROM idem_enqueue('npp')")
+const behind = [pipelined.query('SELECT 1'), state(() => pipelined.query("CALL idem_wait('npp')"))]
+fact('pipeline: true, CALL idem_wait behind another query', (await Promise.all(behind))[1], 'no error')
 await pipelined.end()
 await pool.end()

@@ -22,6 +22,10 @@ fact('a token is a BigInt', typeof token, 'bigint')
 fact('… to be passed on as it is', await prisma.$queryRaw`SELECT idem_finish('prl', '1', ${token})`, [{ idem_finish: true }])
 fact('… JSON.stringify() refuses it', await state(async () => JSON.stringify({ token }), (error) => error.name), 'TypeError')
 
+await prisma.$queryRaw`SELECT 1 FROM idem_enqueue('prw')`
+fact('$queryRaw`CALL idem_wait`', await prisma.$queryRaw`CALL idem_wait(${'prw'}, '30 s')`, [{ ready: true }])
+fact('CALL idem_wait in a $transaction: 25001', (await state(() => prisma.$transaction((tx) => tx.$queryRaw`CALL idem_wait('prw')`), where))[1], '25001')
+
 const swallow = (last) => prisma.$transaction(async (tx) => {
   await claim(tx, 'pr3', 1)
   await state(() => tx.$queryRaw`SELECT 1 / 0`)

@@ -3,7 +3,7 @@
 import datetime
 
 import psycopg2
-from facts import POOLED, end, fact, outcome
+from facts import POOLED, cancelled, end, fact, outcome
 from psycopg2.extras import Json
 
 conn = psycopg2.connect(POOLED)
@@ -44,5 +44,13 @@ job = ask("SELECT job_id FROM idem_enqueue('p2', %s)", Json({"n": 1}))[0]
 job = ask("SELECT job_id, token, payload FROM idem_fetch('p2', lease => %s)", datetime.timedelta(seconds=5))
 status = ask("SELECT status FROM idem_heartbeat(%s, %s, '5 s')", [job[0]], [job[1]])
 fact("lists become arrays, no cast", status and status[0], "renewed")
+ask("SELECT job_id FROM idem_enqueue('p2w')")
+fact("CALL idem_wait in autocommit returns a row", ask("CALL idem_wait(%s, %s)", "p2w", "30 s"), (True,))
+fact("a list is an array of queues", ask("CALL idem_wait_any(%s)", ["p2none", "p2w"]), (True, "p2w"))
+conn.autocommit = False
+fact("CALL idem_wait without autocommit: 25001", state(ask, "CALL idem_wait('p2w')"), "25001")
+conn.rollback()
+conn.autocommit = True
+fact("conn.cancel() ends a wait", cancelled(conn.cancel, lambda: state(ask, "CALL idem_wait('p2none', '60 s')")), "57014")
 fact("no prepared statements: works behind pgbouncer", all(ask(CLAIM, "p2", None, "0") for _ in range(20)), True)
 end()

@@ -3,7 +3,7 @@
 import datetime
 
 import psycopg
-from facts import POOLED, end, fact, outcome
+from facts import POOLED, cancelled, end, fact, outcome
 from psycopg.types.json import Json, Jsonb
 
 CLAIM = "SELECT claimed, status, result FROM idem_claim(%s, request => %s, wait => %s)"
@@ -52,6 +52,14 @@ ask(conn, "SELECT job_id FROM idem_enqueue('p3', %s)", Jsonb({"n": 1}))
 job = ask(conn, "SELECT job_id, token FROM idem_fetch('p3', lease => '5 s')")
 status = ask(conn, "SELECT status FROM idem_heartbeat(%s::bigint[], %s::bigint[], '5 s')", [job[0]], [job[1]])[0]
 fact("lists of int become arrays; cast them ::bigint[]", status, "renewed")
+ask(conn, "SELECT job_id FROM idem_enqueue('p3w')")
+fact("CALL idem_wait in autocommit returns a row", ask(conn, "CALL idem_wait(%s, %s)", "p3w", "30 s"), (True,))
+fact("a list of str is an array of queues", ask(conn, "CALL idem_wait_any(%s)", ["p3none", "p3w"]), (True, "p3w"))
+conn.autocommit = False
+fact("CALL idem_wait without autocommit: 25001", state(ask, conn, "CALL idem_wait('p3w')"), "25001")
+conn.rollback()
+conn.autocommit = True
+fact("conn.cancel() ends a wait", cancelled(conn.cancel, lambda: state(ask, conn, "CALL idem_wait('p3none', '60 s')")), "57014")
 with conn.pipeline(), conn.transaction():
     first = conn.execute(CLAIM, ("p3p", None, "0"))
     second = conn.execute("SELECT idem_finish('p3p', '1')")

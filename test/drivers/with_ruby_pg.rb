@@ -46,6 +46,12 @@ fact('SELECT f() gives a string', conn.exec("SELECT idem_claim('rb')").getvalue(
 arrays = PG::TextEncoder::Array.new(elements_type: PG::TextEncoder::Integer.new)
 beat = conn.exec_params("SELECT count(*) FROM idem_heartbeat($1, $2, '5 s')", [arrays.encode([1]), arrays.encode([2])]).getvalue(0, 0)
 fact('PG::TextEncoder::Array makes array parameters', beat, 1)
+conn.exec("SELECT FROM idem_enqueue('rbw')")
+fact('CALL idem_wait returns a row', conn.exec_params('CALL idem_wait($1, $2)', ['rbw', '30 s']).first, { 'ready' => true })
+fact('CALL idem_wait in a transaction: 25001', state { conn.transaction { conn.exec("CALL idem_wait('rbw')") } }, '25001')
+conn.send_query("CALL idem_wait('rbnone', '60 s')")
+conn.cancel until conn.block(0.1)
+fact('conn.cancel ends a wait', state { conn.get_last_result }, '57014')
 conn.exec('BEGIN')
 conn.exec("SELECT FROM idem_claim('rb3')")
 state { conn.exec('SELECT 1 / 0') }

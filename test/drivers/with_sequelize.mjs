@@ -21,6 +21,10 @@ const { token } = await ask('SELECT token FROM idem_lease($1, $2::interval)', ['
 fact('a token is a string', typeof token, 'string')
 fact('… to be passed on as it is', (await ask("SELECT idem_finish('sql', '1', $1)", [token])).idem_finish, true)
 
+await ask("SELECT FROM idem_enqueue('sqw')")
+fact('CALL idem_wait with type: SELECT', await ask("CALL idem_wait($1, '30 s')", ['sqw']), { ready: true })
+fact('CALL idem_wait in a transaction: 25001', await state(() => sequelize.transaction((t) => ask("CALL idem_wait('sqw')", [], t)), original), '25001')
+
 await sequelize.transaction(async () => ask("SELECT status FROM idem_claim('sq2')")).catch(() => {})
 fact('a query without { transaction } is not in the transaction', (await ask("SELECT status FROM idem_get('sq2')")).status, 'finished')
 

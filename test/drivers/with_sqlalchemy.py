@@ -60,6 +60,20 @@ with auto.connect() as conn:
     fact('isolation_level="AUTOCOMMIT" for a lease; a token is an int', type(token), int)
     done = conn.execute(text("SELECT idem_finish('sal', '1', :token)"), {"token": token}).scalar_one()
     fact("a token as parameter needs no cast", done, True)
+    conn.execute(text("SELECT job_id FROM idem_enqueue('saw')"))
+    ready = conn.execute(text("CALL idem_wait(:queue, '30 s')"), {"queue": "saw"}).scalar_one()
+    fact('isolation_level="AUTOCOMMIT" for CALL idem_wait', ready, True)
+
+
+def wait_in_transaction():
+    with engine.connect() as conn:
+        try:
+            conn.execute(text("CALL idem_wait('saw')"))
+        except DBAPIError as error:
+            return error.orig.pgcode
+
+
+fact("CALL idem_wait without it: 25001", wait_in_transaction(), "25001")
 with engine.connect() as conn:
     conn.execute(text("SELECT * FROM idem_claim('sa3')"))
 with engine.connect() as conn:

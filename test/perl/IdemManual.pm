@@ -27,8 +27,9 @@ error.
 =item *
 
 C<-- session B> as the first line of an C<sql> block runs it in another session.  If
-its last line ends with C<-- waits>, the page goes on while the session waits for a lock.  An
-output block that begins with C<-- session B> shows what that session printed after it.
+its last line ends with C<-- waits>, the page goes on while the session waits: for a lock, or
+in idem_wait() and the like.  An output block that begins with C<-- session B> shows what
+that session printed after it.
 
 =item *
 
@@ -347,7 +348,7 @@ sub wait_until_blocked
 		$s->{run}->pump_nb;
 		return 1
 		  if $self->direct('postgres',
-			"SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $s->{pid}") eq 't';
+			"SELECT wait_event_type IN ('Lock', 'Extension') FROM pg_stat_activity WHERE pid = $s->{pid}") eq 't';
 		return 0 if $s->{out} =~ /^\Q$s->{marker}\E\n/m;
 	}
 	return 0;

@@ -104,6 +104,19 @@ func main() {
 	var n int
 	ask(conn, &n, "SELECT count(*) FROM idem_heartbeat($1::bigint[], $2::bigint[], '5 s')", []int64{1}, []int64{2})
 	fact("[]int64 is an array parameter", n, 1)
+	ask(conn, &n, "SELECT job_id FROM idem_enqueue('gxw')")
+	fact("CALL idem_wait returns a row", []interface{}{state(ask(conn, &b, "CALL idem_wait($1, $2)", "gxw", "30 s")), b}, []interface{}{"no error", true})
+	var queue string
+	conn.QueryRow(ctx, "CALL idem_wait_any($1)", []string{"gxnone", "gxw"}).Scan(&b, &queue)
+	fact("[]string is an array of queues", queue, "gxw")
+	tx, _ = conn.Begin(ctx)
+	fact("CALL idem_wait in a transaction: 25001", state(ask(tx, &b, "CALL idem_wait('gxw')")), "25001")
+	tx.Rollback(ctx)
+	waiting, stop := context.WithTimeout(ctx, 200*time.Millisecond)
+	other := open(true)
+	err := other.QueryRow(waiting, "CALL idem_wait('gxnone', '60 s')").Scan(&b)
+	fact("the end of the context ends a wait, and closes the connection", []bool{err != nil, waiting.Err() != nil, other.IsClosed()}, []bool{true, true, true})
+	stop()
 	fact("default (prepared and cached) behind pgbouncer: 26000 or 42P05", map[string]bool{"26000": true, "42P05": true}[prepared(false)], true)
 	fact("PreferSimpleProtocol works behind pgbouncer", prepared(true), "no error")
 	if failed {
