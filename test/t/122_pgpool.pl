@@ -176,6 +176,9 @@ sub check_calls
 		[ map { "primary|$_->[1]" } @calls ],
 		"$round: every call reaches the primary");
 
+	# a replica refuses it (A8)
+	is(through_pgpool("CALL idem_wait('no jobs', '0')"), 'f', "$round: so does CALL");
+
 	is( through_pgpool(
 			qq{BEGIN;
 			   SELECT status FROM idem_claim('$round, transaction');
