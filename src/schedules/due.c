@@ -45,13 +45,14 @@ make_key(const text *name, TimestampTz tick)
 
 /*
  * T1: what the jobs of the schedule found have in common.  The queue says for how long a job
- * absorbs duplicates of its key; a duplicate is always absorbed, and changes nothing.
+ * absorbs duplicates of its key; a duplicate is always absorbed, and its payload is ignored.
  */
 static void
 make_enqueue(IdemTable *schedules, IdemEnqueue *enqueue)
 {
 	memset(enqueue, 0, sizeof(*enqueue));
-	idem_queuestore_get(idem_row_text(schedules, IDEM_SCHEDULES_QUEUE), &enqueue->queue);
+	idem_queuestore_get(idem_value_queue(idem_row_datum(schedules, IDEM_SCHEDULES_QUEUE)),
+						&enqueue->queue);
 	enqueue->policy = enqueue->queue.policy;
 	enqueue->policy.on_duplicate = IDEM_ON_DUPLICATE_SKIP;
 	enqueue->policy.rerun = false;

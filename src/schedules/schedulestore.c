@@ -19,6 +19,7 @@
 #include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
+#include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -115,6 +116,24 @@ check_privileges(IdemTable *schedules)
 	idem_queuestore_use_of_row(schedules, IDEM_SCHEDULES_QUEUE, &queue);
 }
 
+/* A time, or the special value that stands for null */
+static TimestampTz
+get_time(IdemTable *schedules, AttrNumber attno, TimestampTz otherwise)
+{
+	return idem_row_isnull(schedules, attno) ? otherwise : idem_row_timestamp(schedules, attno);
+}
+
+/* The row was not written by the functions here */
+pg_noreturn static void
+reject_row(const char *column, const char *detail)
+{
+	ereport(ERROR,
+			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("invalid value of \"%s\"", column),
+			errdetail("%s", detail),
+			errhint("Declare the schedule again."));
+}
+
 /* When the schedule ticks whose row was found */
 void
 idem_schedulestore_rhythm(IdemTable *schedules, IdemRhythm *rhythm)
@@ -123,15 +142,17 @@ idem_schedulestore_rhythm(IdemTable *schedules, IdemRhythm *rhythm)
 
 	memset(rhythm, 0, sizeof(*rhythm));
 	rhythm->cron = idem_row_text(schedules, IDEM_SCHEDULES_CRON);
+	if (every.isnull == (rhythm->cron == NULL))
+		reject_row("cron", "Either cron or every must be null.");
 	if (!every.isnull)
 		rhythm->every = idem_value_span(every.value, "every", IDEM_SPAN_POSITIVE);
 	rhythm->time_zone = idem_row_text(schedules, IDEM_SCHEDULES_TIME_ZONE);
-	rhythm->starts_at = idem_row_isnull(schedules, IDEM_SCHEDULES_STARTS_AT) ?
-		DT_NOBEGIN :
-		idem_row_timestamp(schedules, IDEM_SCHEDULES_STARTS_AT);
-	rhythm->ends_at = idem_row_isnull(schedules, IDEM_SCHEDULES_ENDS_AT) ?
-		DT_NOEND :
-		idem_row_timestamp(schedules, IDEM_SCHEDULES_ENDS_AT);
+	rhythm->starts_at = get_time(schedules, IDEM_SCHEDULES_STARTS_AT, DT_NOBEGIN);
+	rhythm->ends_at = get_time(schedules, IDEM_SCHEDULES_ENDS_AT, DT_NOEND);
+	if (!every.isnull && TIMESTAMP_NOT_FINITE(rhythm->starts_at))
+		reject_row("starts_at", "An interval must have a finite start.");
+	if (TIMESTAMP_IS_NOBEGIN(get_time(schedules, IDEM_SCHEDULES_NEXT_TICK, DT_NOEND)))
+		reject_row("next_tick", "The time must be finite.");
 }
 
 static bool
@@ -143,34 +164,50 @@ is_same_text(const text *a, const text *b)
 		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
 }
 
-/* T5: do the ticks go on as before?  An interval without a start keeps the start that it has. */
+/* Does the row found have the same cron or every as the declaration? */
 static bool
-keeps_ticks(const IdemRhythm *old, IdemRhythm *new)
+is_same_timing(IdemTable *schedules, const IdemSchedule *schedule)
 {
-	if (!is_same_text(old->cron, new->cron) || old->every != new->every ||
-		!is_same_text(old->time_zone, new->time_zone))
+	NullableDatum every = idem_row_datum(schedules, IDEM_SCHEDULES_EVERY);
+	text *cron = idem_row_text(schedules, IDEM_SCHEDULES_CRON);
+
+	if (schedule->rhythm.cron != NULL)
+		return every.isnull && is_same_text(cron, schedule->rhythm.cron);
+	return cron == NULL && !every.isnull &&
+		DatumGetBool(DirectFunctionCall2(interval_eq, every.value, schedule->every));
+}
+
+/*
+ * T5: do the ticks go on as before?  An interval without a start keeps the start that it has.
+ * This raises no error, so that a declaration repairs a row that is invalid.
+ */
+static bool
+keeps_ticks(IdemTable *schedules, const IdemSchedule *schedule, IdemRhythm *new)
+{
+	TimestampTz starts_at = get_time(schedules, IDEM_SCHEDULES_STARTS_AT, DT_NOBEGIN);
+
+	if (!is_same_timing(schedules, schedule) ||
+		!is_same_text(idem_row_text(schedules, IDEM_SCHEDULES_TIME_ZONE), new->time_zone))
+		return false;
+	if (new->cron == NULL && TIMESTAMP_NOT_FINITE(starts_at))
 		return false;
 	if (new->cron == NULL && TIMESTAMP_IS_NOBEGIN(new->starts_at))
-		new->starts_at = old->starts_at;
-	return old->starts_at == new->starts_at;
+		new->starts_at = starts_at;
+	return starts_at == new->starts_at;
 }
 
 /* T5: the next tick after a declaration; DT_NOEND: none */
 static TimestampTz
-choose_next(IdemTable *schedules, bool exists, IdemRhythm *rhythm)
+choose_next(IdemTable *schedules, const IdemSchedule *schedule, bool exists, IdemRhythm *rhythm)
 {
 	TimestampTz now = idem_clock_now();
-	IdemRhythm old;
 
-	if (exists)
+	if (exists && keeps_ticks(schedules, schedule, rhythm))
 	{
-		idem_schedulestore_rhythm(schedules, &old);
-		if (keeps_ticks(&old, rhythm) && !idem_row_isnull(schedules, IDEM_SCHEDULES_NEXT_TICK))
-		{
-			TimestampTz next = idem_row_timestamp(schedules, IDEM_SCHEDULES_NEXT_TICK);
+		TimestampTz next = get_time(schedules, IDEM_SCHEDULES_NEXT_TICK, DT_NOEND);
 
+		if (!TIMESTAMP_NOT_FINITE(next))
 			return next <= rhythm->ends_at ? next : DT_NOEND;
-		}
 	}
 	/* T2: without a start an interval starts now, and its first tick is one interval later */
 	if (rhythm->cron == NULL && TIMESTAMP_IS_NOBEGIN(rhythm->starts_at))
@@ -226,7 +263,7 @@ declare_schedule(IdemTable *schedules, const IdemSchedule *schedule, bool exists
 	bool is_paused = exists && !idem_row_isnull(schedules, IDEM_SCHEDULES_PAUSED_AT);
 	TupleTableSlot *slot;
 
-	*next = choose_next(schedules, exists, &rhythm);
+	*next = choose_next(schedules, schedule, exists, &rhythm);
 	if (is_paused)
 		*next = DT_NOEND;
 	slot = exists ? idem_write_copy_row(schedules) : idem_write_new_row(schedules);
