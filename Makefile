@@ -159,6 +159,7 @@ REGRESS = \
 	job_edges \
 	job_hash \
 	schedule \
+	schedule_tick \
 	stats \
 	subscription \
 	shard \
