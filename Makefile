@@ -160,6 +160,7 @@ REGRESS = \
 	job_hash \
 	schedule \
 	schedule_tick \
+	schedule_missed \
 	stats \
 	subscription \
 	shard \
