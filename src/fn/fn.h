@@ -55,10 +55,11 @@ typedef struct IdemWait
 /* Range of an argument of type interval */
 typedef enum IdemSpan
 {
-	IDEM_SPAN_NOT_NEGATIVE, /* zero or longer */
-	IDEM_SPAN_POSITIVE,		/* longer than zero */
-	IDEM_SPAN_LEASE,		/* longer than zero, at most 30 days */
-	IDEM_SPAN_LEASE_OR_NONE /* zero or longer, at most 30 days */
+	IDEM_SPAN_NOT_NEGATIVE,	 /* zero or longer */
+	IDEM_SPAN_POSITIVE,		 /* longer than zero */
+	IDEM_SPAN_LEASE,		 /* longer than zero, at most 30 days */
+	IDEM_SPAN_LEASE_OR_NONE, /* zero or longer, at most 30 days */
+	IDEM_SPAN_EVERY			 /* at least one second (T2) */
 } IdemSpan;
 
 /* The element of an array that is being processed, for idem_arrays_say_element() */

@@ -17,6 +17,7 @@
 #define MAX_LEASE (30 * USECS_PER_DAY)
 
 #define SPAN_HINT  "Pass a finite interval such as '90 s', or leave it out."
+#define EVERY_HINT "Pass an interval such as '10 minutes'. A worker that loops needs no schedule."
 #define LEASE_HINT "Pass the longest time that the work needs, such as '90 s', and renew the lease if it takes longer."
 
 static const struct
@@ -30,6 +31,7 @@ static const struct
 	[IDEM_SPAN_POSITIVE] = {1, MAX_SPAN, "longer than zero and at most 100 years", SPAN_HINT},
 	[IDEM_SPAN_LEASE] = {1, MAX_LEASE, "longer than zero and at most 30 days", LEASE_HINT},
 	[IDEM_SPAN_LEASE_OR_NONE] = {0, MAX_LEASE, "zero or longer and at most 30 days", LEASE_HINT},
+	[IDEM_SPAN_EVERY] = {USECS_PER_SEC, MAX_SPAN, "one second or longer and at most 100 years", EVERY_HINT},
 };
 
 /*

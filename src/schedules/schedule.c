@@ -90,16 +90,11 @@ static int64
 get_every(FunctionCallInfo fcinfo)
 {
 	Interval *every = PG_GETARG_INTERVAL_P(ARG_EVERY);
-	int64 span;
 
 	if (!INTERVAL_NOT_FINITE(every) && every->month != 0)
 		reject_value("every", "Months and years differ in length.",
 					 "Pass cron, for example '0 0 1 * *' for the first day of each month, or an interval of days.");
-	span = idem_value_span(PG_GETARG_DATUM(ARG_EVERY), "every", IDEM_SPAN_POSITIVE);
-	if (span < USECS_PER_SEC)
-		reject_value("every", "The interval must be at least one second.",
-					 "Pass a longer interval. A worker that loops needs no schedule.");
-	return span;
+	return idem_value_span(PG_GETARG_DATUM(ARG_EVERY), "every", IDEM_SPAN_EVERY);
 }
 
 /* Exactly one of cron and every says when the schedule ticks (T2) */
@@ -137,16 +132,26 @@ get_rhythm(FunctionCallInfo fcinfo, IdemRhythm *rhythm)
 	}
 }
 
-/* T8: an expression that matches no day at all, such as the 31st of February */
+/*
+ * T8: an expression that matches no day at all, such as the 31st of February, or none between
+ * its start and its end.  An end in the past is right: a program may declare its schedule at each
+ * start, also after the last tick.
+ */
 static void
 check_has_tick(const IdemRhythm *rhythm)
 {
 	IdemRhythm unlimited = *rhythm;
 
 	unlimited.ends_at = DT_NOEND;
-	if (rhythm->cron != NULL && idem_ticks_first(&unlimited, idem_clock_now()) == DT_NOEND)
+	if (rhythm->cron == NULL)
+		return;
+	if (idem_ticks_first(&unlimited, idem_clock_now()) == DT_NOEND)
 		reject_value("cron", "The fields \"day\" and \"month\" match no day.",
 					 "Check the day of the month: February has at most 29 days.");
+	if (!TIMESTAMP_IS_NOBEGIN(rhythm->starts_at) &&
+		idem_ticks_first(rhythm, rhythm->starts_at - 1) == DT_NOEND)
+		reject_value("ends_at", "There is no tick between the start and the end.",
+					 "Pass a later time, or leave it out.");
 }
 
 Datum

@@ -145,7 +145,7 @@ idem_schedulestore_rhythm(IdemTable *schedules, IdemRhythm *rhythm)
 	if (every.isnull == (rhythm->cron == NULL))
 		reject_row("cron", "Either cron or every must be null.");
 	if (!every.isnull)
-		rhythm->every = idem_value_span(every.value, "every", IDEM_SPAN_POSITIVE);
+		rhythm->every = idem_value_span(every.value, "every", IDEM_SPAN_EVERY);
 	rhythm->time_zone = idem_row_text(schedules, IDEM_SCHEDULES_TIME_ZONE);
 	rhythm->starts_at = get_time(schedules, IDEM_SCHEDULES_STARTS_AT, DT_NOBEGIN);
 	rhythm->ends_at = get_time(schedules, IDEM_SCHEDULES_ENDS_AT, DT_NOEND);

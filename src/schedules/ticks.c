@@ -24,13 +24,15 @@ pg_tz *
 idem_ticks_zone(const text *name)
 {
 	char *zone_name = text_to_cstring(name);
-	pg_tz *zone = strlen(zone_name) <= TZ_STRLEN_MAX ? pg_tzset(zone_name) : NULL;
+	bool is_short = strlen(zone_name) <= TZ_STRLEN_MAX;
+	pg_tz *zone = is_short ? pg_tzset(zone_name) : NULL;
 
 	if (zone == NULL || !pg_tz_acceptable(zone))
 		ereport(ERROR,
 				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("invalid value of \"%s\"", "time_zone"),
-				errdetail("The server does not know the time zone \"%s\".", zone_name),
+				is_short ? errdetail("The server does not know the time zone \"%s\".", zone_name) :
+						   errdetail("The server does not know a time zone with such a long name."),
 				errhint("The view pg_timezone_names lists the names, for example \"Europe/Berlin\"."));
 	return zone;
 }
