@@ -161,6 +161,7 @@ REGRESS = \
 	schedule \
 	schedule_tick \
 	schedule_missed \
+	schedule_errors \
 	stats \
 	subscription \
 	shard \

@@ -98,7 +98,7 @@ SELECT extract(epoch FROM timestamptz '2050-01-01 01:00' - '4000-01-01 BC')::big
 -- and goes on, from the newest tick
 CALL anew();
 CALL set_clock('2050-01-01 00:00');
-SELECT idem_schedule('odd', 'q', every => '1.000001 s', starts_at => '1950-01-01 00:00:00.5');
+SELECT idem_schedule('odd', 'q', every => '1.000001 s', starts_at => '1950-01-01 00:00:00.5') IS NOT NULL AS declared;
 CALL set_clock('2050-02-01 00:00');
 SELECT idem_tick();
 SELECT (extract(epoch FROM next_tick - starts_at) * 1000000)::bigint % 1000001 AS rest, next_tick - last_tick AS every, next_tick > idem_clock() - interval '1 min' AS is_next FROM idem.schedules;

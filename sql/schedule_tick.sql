@@ -193,6 +193,7 @@ INSERT INTO damage VALUES
 	('next', $$ next_tick = '-infinity' $$, true),
 	('next every', $$ next_tick = '-infinity' $$, false),
 	('zero', $$ every = '0' $$, false),
+	('short', $$ every = '999999 us' $$, false),
 	('negative', $$ every = '-1 h' $$, false),
 	('long', $$ every = '1000 years' $$, false),
 	('none', $$ every = NULL $$, false),
