@@ -50,19 +50,30 @@ sub last_tick
 
 =pod
 
-=item wait_for_ticks($node, $db, $name, $n)
+=item wait_for_ticks($node, $n, [ $db, $name ], ...)
 
-Returns once the schedule has so many jobs more, by default one.  False if they do not come.
+Returns once each of these schedules has $n jobs more.  False if they do not come.
 
 =cut
 
 sub wait_for_ticks
 {
-	my ($node, $db, $name, $n) = @_;
-	my $count = "SELECT count(*) FROM idem.jobs WHERE key LIKE '$name\@%'";
-	my $until = $node->safe_psql($db, $count) + ($n // 1);
+	my ($node, $n, @schedules) = @_;
+	my @waits;
 
-	return $node->poll_query_until($db, "SELECT ($count) >= $until");
+	foreach my $schedule (@schedules)
+	{
+		my ($db, $name) = @$schedule;
+		my $count = "SELECT count(*) FROM idem.jobs WHERE key LIKE '$name\@%'";
+		my $until = $node->safe_psql($db, $count) + $n;
+
+		push @waits, [ $db, "SELECT ($count) >= $until" ];
+	}
+	foreach my $wait (@waits)
+	{
+		return 0 unless $node->poll_query_until(@$wait);
+	}
+	return 1;
 }
 
 =pod
