@@ -153,7 +153,7 @@ func serve(port string) {
 func work() {
 	pool, mailer := openPool(os.Getenv("WORKER_URL")), openPool(os.Getenv("WORKER_URL"))
 	stop, _ := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	worker := &idem.Worker{Pool: pool, Poll: 200 * time.Millisecond, Lease: 10 * time.Second, Batch: 10,
+	worker := &idem.Worker{Pool: pool, Wait: time.Minute, Lease: 10 * time.Second, Batch: 10,
 		Transaction: map[string]func(idem.Tx, idem.Job) error{
 			"index": func(tx idem.Tx, job idem.Job) error {
 				var order struct{ Order int }

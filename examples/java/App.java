@@ -138,7 +138,7 @@ public final class App {
 
 	static void work() throws Exception {
 		DataSource pool = open(System.getenv("WORKER_URL"));
-		IdemWorker worker = new IdemWorker(pool, Duration.ofMillis(200), Duration.ofSeconds(10), 10);
+		IdemWorker worker = new IdemWorker(pool, Duration.ofMinutes(1), Duration.ofSeconds(10), 10);
 		// Two runs of one key can overlap. The lock puts them in order: the later one reads the later version.
 		worker.transaction("index", (tx, job) -> execute(tx, "INSERT INTO indexed SELECT id, version FROM orders WHERE id = ?"
 			+ " FOR NO KEY UPDATE ON CONFLICT (order_id) DO UPDATE SET version = excluded.version", Json.object(job.payload()).get("order")));

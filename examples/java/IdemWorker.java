@@ -4,6 +4,7 @@ import java.sql.Connection;
 import java.sql.PreparedStatement;
 import java.sql.ResultSet;
 import java.sql.SQLException;
+import java.sql.Statement;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collection;
@@ -11,6 +12,8 @@ import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
@@ -18,7 +21,8 @@ import javax.sql.DataSource;
 
 /**
  * A worker for the queues of idem. A handler that throws fails the job: idem retries it with the backoff of its queue.
- * A leased job that is lost to another worker interrupts the thread of its handler.
+ * A leased job that is lost to another worker interrupts the thread of its handler. When there is nothing to do, the
+ * worker waits in the server, and the commit of the next job wakes it.
  */
 public final class IdemWorker {
 	public record Job(long id, long token, int attempt, int maxAttempts, String queue, String payload) {}
@@ -30,18 +34,19 @@ public final class IdemWorker {
 	private interface Round { boolean run() throws Exception; }
 
 	private final DataSource pool;
-	private final Duration poll;
+	private final Duration wait;
 	private final Duration lease;
 	private final int batch;
 	private final String name;
 	private final Map<String, InTransaction> inTransaction = new LinkedHashMap<>();
 	private final Map<String, Leased> leased = new LinkedHashMap<>();
 	private final CountDownLatch stopping = new CountDownLatch(1);
+	private final Set<Statement> waiting = ConcurrentHashMap.newKeySet();
 
-	/** poll: the pause when there is nothing to do; lease: renewed while the handler runs; batch: leased jobs per fetch. */
-	public IdemWorker(DataSource pool, Duration poll, Duration lease, int batch) throws UnknownHostException {
+	/** wait: the longest wait for a job; lease: renewed while the handler runs; batch: leased jobs per fetch. */
+	public IdemWorker(DataSource pool, Duration wait, Duration lease, int batch) throws UnknownHostException {
 		this.pool = pool;
-		this.poll = poll;
+		this.wait = wait;
 		this.lease = lease;
 		this.batch = batch;
 		this.name = InetAddress.getLocalHost().getHostName() + ":" + ProcessHandle.current().pid();
@@ -60,36 +65,74 @@ public final class IdemWorker {
 		// One thread per mode, so that a slow call outside does not keep the other queues waiting.
 		List<Thread> loops = new ArrayList<>();
 		if (!inTransaction.isEmpty()) {
-			loops.add(new Thread(() -> loop(this::one)));
+			loops.add(new Thread(() -> loop(this::one, inTransaction.keySet())));
 		}
 		if (!leased.isEmpty()) {
-			loops.add(new Thread(() -> loop(this::several)));
+			loops.add(new Thread(() -> loop(this::several, leased.keySet())));
 		}
 		loops.forEach(Thread::start);
 		for (Thread loop : loops) {
-			loop.join();
+			while (loop.isAlive()) {
+				loop.join(100);
+				if (stopped()) {
+					endWaits();
+				}
+			}
 		}
 	}
 
-	/** The time until the next look at empty queues, with jitter, so that workers do not poll in step. */
-	private long pollPause() { return (long) (poll.toMillis() * ThreadLocalRandom.current().nextDouble(0.5, 1.5)); }
-
 	private boolean stopped() { return stopping.getCount() == 0; }
 
-	private void loop(Round round) {
+	private void loop(Round round, Collection<String> queues) {
 		while (!stopped()) {
-			boolean found = false;
 			try {
-				found = round.run();
-			} catch (Throwable e) {
-				System.err.println("worker: " + e); // the server is away, say: poll on
-			}
-			try {
-				if (!found) {
-					stopping.await(pollPause(), TimeUnit.MILLISECONDS);
+				if (!round.run()) {
+					await(queues);
 				}
-			} catch (InterruptedException e) {
-				stop();
+			} catch (Throwable e) {
+				System.err.println("worker: " + e); // the server is away, say: try again, with jitter
+				pause(ThreadLocalRandom.current().nextLong(500, 1500));
+			}
+		}
+	}
+
+	private void pause(long milliseconds) {
+		try {
+			stopping.await(milliseconds, TimeUnit.MILLISECONDS);
+		} catch (InterruptedException e) {
+			stop();
+		}
+	}
+
+	/** Until a commit lets a job go. In autocommit, because the session has no transaction while it waits. */
+	private void await(Collection<String> queues) throws SQLException {
+		try (Connection connection = pool.getConnection();
+				PreparedStatement statement = connection.prepareStatement("CALL idem_wait_any(?, ?::interval)")) {
+			connection.setAutoCommit(true);
+			statement.setArray(1, connection.createArrayOf("text", queues.toArray()));
+			statement.setString(2, Idem.text(wait));
+			waiting.add(statement);
+			try {
+				if (!stopped()) {
+					statement.execute();
+				}
+			} finally {
+				waiting.remove(statement);
+			}
+		} catch (SQLException e) {
+			if (!stopped()) { // 57014 is statement_timeout: shorter than the wait
+				throw e;
+			}
+		}
+	}
+
+	/** Called again and again: a cancel may come before the server has the statement. */
+	private void endWaits() {
+		for (Statement statement : waiting) {
+			try {
+				statement.cancel();
+			} catch (SQLException e) {
+				// the server is away: so is the wait
 			}
 		}
 	}

@@ -82,7 +82,7 @@ async function indexOrder(client, job) {
 }
 
 async function work(url) {
-  const worker = new Worker(openPool(url), { poll: 0.2, lease: 10 })
+  const worker = new Worker(openPool(url), { wait: 60, lease: 10 })
   worker.transaction('index', indexOrder)
   worker.leased('mail', async (job) => {
     if (job.attempt <= (job.payload.fail ?? 0)) throw new Error('asked to fail')

@@ -6,23 +6,20 @@
 //   process.once('SIGTERM', () => worker.stop())
 //   await worker.run()                             // until stop(): ends what runs, gives back the rest
 //
-// A handler that throws fails the job: it is retried with the backoff of its queue.
+// A handler that throws fails the job: it is retried with the backoff of its queue. When there is nothing to do, the
+// worker waits in the server, and the commit of the next job wakes it.
 import { hostname } from 'node:os'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { Stale, ask, autocommit, commit, heartbeat, together, transaction } from './idem.mjs'
-
-// How long to wait when there was nothing to do: with jitter, so that workers do not poll in step.
-export const pollPause = (seconds, signal) =>
-  sleep((0.5 + Math.random()) * seconds * 1000, null, { signal }).catch(() => {})
 
 export class Worker {
   #stopping = new AbortController()
   #inTransaction = new Map()
   #withLease = new Map()
 
-  // Seconds between polls; jobs per fetch and seconds of the lease, for the queues with a lease.
-  constructor(pool, { poll = 1, batch = 10, lease = 30, name = `${hostname()}:${process.pid}` } = {}) {
-    Object.assign(this, { pool, poll, batch, lease, name })
+  // The longest wait for a job, in seconds; jobs per fetch and seconds of the lease, for the queues with a lease.
+  constructor(pool, { wait = 30, batch = 10, lease = 30, name = `${hostname()}:${process.pid}` } = {}) {
+    Object.assign(this, { pool, wait, batch, lease, name })
   }
 
   transaction(queue, handler) {
@@ -40,17 +37,44 @@ export class Worker {
   // One loop per mode, so that a slow call outside does not keep the other queues waiting.
   async run() {
     const loops = []
-    if (this.#inTransaction.size) loops.push(this.#loop(() => this.#one()))
-    if (this.#withLease.size) loops.push(this.#loop(() => this.#several()))
+    if (this.#inTransaction.size) loops.push(this.#loop(() => this.#one(), this.#inTransaction))
+    if (this.#withLease.size) loops.push(this.#loop(() => this.#several(), this.#withLease))
     await Promise.all(loops)
   }
 
-  async #loop(round) {
+  async #loop(round, handlers) {
     const { signal } = this.#stopping
     while (!signal.aborted) {
-      const busy = await round().catch((error) => console.error('worker:', error.message)) // the server is away: poll on
-      if (!busy) await pollPause(this.poll, signal)
+      try {
+        if (!(await round())) await this.#wait([...handlers.keys()])
+      } catch (error) {
+        console.error('worker:', error.message) // the server is away, say: try again, with jitter
+        await sleep((0.5 + Math.random()) * 1000, null, { signal }).catch(() => {})
+      }
     }
+  }
+
+  // Until a commit lets a job go. The session has no transaction while it waits. stop() closes the connection.
+  async #wait(queues) {
+    const { signal } = this.#stopping
+    const client = await this.pool.connect()
+    const close = () => client.release(true)
+    const ignore = () => {} // an 'error' event without a listener would end the process; the query is rejected, too
+    client.on('error', ignore)
+    if (signal.aborted) return close()
+    signal.addEventListener('abort', close)
+    try {
+      await client.query('CALL idem_wait_any($1, $2)', [queues, `${this.wait} s`])
+    } catch (error) {
+      if (signal.aborted) return
+      signal.removeEventListener('abort', close)
+      close()
+      throw error
+    }
+    if (signal.aborted) return
+    signal.removeEventListener('abort', close)
+    client.off('error', ignore)
+    client.release()
   }
 
   // Fetch, work and complete in one transaction: a crash gives the job back.

@@ -120,7 +120,7 @@ def work():
             raise RuntimeError("asked to fail")
         send_mail(url, job.payload["to"], job.payload.get("gate"))
 
-    worker = Worker(open_pool(url), poll=0.2, lease=10)
+    worker = Worker(open_pool(url), wait=60, lease=10)
     worker.transaction("index", index_order)
     worker.leased("mail", mail)
 

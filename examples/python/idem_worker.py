@@ -6,31 +6,30 @@
     signal.signal(signal.SIGTERM, lambda *_: worker.stop())
     worker.run()                               # until stop(): ends what runs, gives back the rest
 
-A handler that raises an error fails the job: it is retried with the backoff of its queue.
+A handler that raises an error fails the job: it is retried with the backoff of its queue. When there is nothing to do,
+the worker waits in the server, and the commit of the next job wakes it.
 """
 
+import contextlib
 import os
 import random
 import socket
 import threading
 
+import psycopg
 from psycopg.rows import namedtuple_row
 
 from idem import Stale, again, ask, autocommit, commit, heartbeat
 
 
-def poll_pause(seconds):
-    """How long to wait when there was nothing to do: with jitter, so that workers do not poll in step."""
-    return random.uniform(0.5, 1.5) * seconds
-
-
 class Worker:
-    def __init__(self, pool, poll=1.0, batch=10, lease=30):
-        """Seconds between polls; jobs per fetch and seconds of the lease, for the queues with a lease."""
-        self.pool, self.poll, self.batch, self.lease = pool, poll, batch, lease
+    def __init__(self, pool, wait=30, batch=10, lease=30):
+        """The longest wait for a job, in seconds; jobs per fetch and seconds of the lease, for the queues with a lease."""
+        self.pool, self.wait, self.batch, self.lease = pool, wait, batch, lease
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self.in_transaction, self.with_lease = {}, {}
         self.stopping = threading.Event()
+        self.waiting, self.lock = set(), threading.Lock()  # connections that wait
 
     def transaction(self, queue, handler):
         self.in_transaction[queue] = handler
@@ -43,23 +42,46 @@ class Worker:
 
     def run(self):
         """One thread per mode, so that a slow call outside does not keep the other queues waiting."""
-        rounds = [r for r, queues in ((self._one, self.in_transaction), (self._several, self.with_lease)) if queues]
-        threads = [threading.Thread(target=self._loop, args=(r,)) for r in rounds]
+        rounds = ((self._one, self.in_transaction), (self._several, self.with_lease))
+        threads = [threading.Thread(target=self._loop, args=(r, list(queues))) for r, queues in rounds if queues]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
             for thread in threads:
                 thread.join(0.1)  # returns to Python, so that signal handlers run
+            if self.stopping.is_set():
+                self._end_waits()
 
-    def _loop(self, one_round):
+    def _loop(self, one_round, queues):
         while not self.stopping.is_set():
             try:
-                busy = one_round()
-            except Exception as error:  # the server is away: poll on
+                if not one_round():
+                    self._wait(queues)
+            except Exception as error:  # the server is away, say: try again, with jitter
                 print(f"worker: {error}", flush=True)
-                busy = False
-            if not busy:
-                self.stopping.wait(poll_pause(self.poll))
+                self.stopping.wait(random.uniform(0.5, 1.5))
+
+    def _wait(self, queues):
+        """Until a commit lets a job go. In autocommit, because the session has no transaction while it waits."""
+        with self._autocommit() as conn:
+            with self.lock:
+                self.waiting.add(conn)
+            try:
+                if not self.stopping.is_set():
+                    conn.execute("CALL idem_wait_any(%s, %s)", (queues, f"{self.wait} s"))
+            except psycopg.errors.QueryCanceled:
+                if not self.stopping.is_set():  # statement_timeout: shorter than the wait
+                    raise
+            finally:
+                with self.lock:
+                    self.waiting.remove(conn)
+
+    def _end_waits(self):
+        """Called again and again: a cancel may come before the server has the statement."""
+        with self.lock:
+            for conn in self.waiting:
+                with contextlib.suppress(psycopg.Error):
+                    conn.cancel()
 
     # Fetch, work and complete in one transaction: a crash gives the job back.
     def _one(self):
@@ -133,6 +155,16 @@ class Worker:
             " LATERAL idem_fetch(q, batch => %s, lease => %s::interval, worker => %s) AS f",
             list(self.with_lease), self.batch, f"{self.lease} s", self.name,
         )
+
+    @contextlib.contextmanager
+    def _autocommit(self):
+        with self.pool.connection() as conn:
+            conn.autocommit = True
+            try:
+                yield conn
+            finally:
+                if not conn.broken:
+                    conn.autocommit = False
 
     def _all(self, sql, *args):
         def work(conn):

@@ -95,7 +95,7 @@ end
 def work
   url = ENV.fetch('WORKER_URL')
   mailer = Idem::Pool.new(url)
-  worker = Idem::Worker.new(Idem::Pool.new(url), poll: 0.2, lease: 10, batch: 10)
+  worker = Idem::Worker.new(Idem::Pool.new(url), wait: 60, lease: 10, batch: 10)
   worker.transaction('index') do |conn, job|
     # Two runs of one key can overlap. The lock puts them in order: the later one reads the later version.
     conn.exec_params('INSERT INTO indexed SELECT id, version FROM orders WHERE id = $1 FOR NO KEY UPDATE' \

@@ -9,7 +9,8 @@
 #   worker.run                                        # until stop: ends what runs, gives back the rest
 #
 # A block that raises an error fails the job: idem retries it with the backoff of its queue. If a leased job is lost
-# to another worker, Idem::Stale is raised in its block, in the next thing that blocks.
+# to another worker, Idem::Stale is raised in its block, in the next thing that blocks. When there is nothing to do, the
+# worker waits in the server, and the commit of the next job wakes it.
 
 require_relative 'idem'
 
@@ -20,9 +21,9 @@ module Idem
     FETCH = 'SELECT f.job_id::text, f.token::text, f.attempt::text, f.max_attempts::text, f.queue, f.payload::text' \
             ' FROM unnest($1::text[]) AS q, LATERAL'
 
-    def initialize(pool, poll: 1, lease: 30, batch: 1)
+    def initialize(pool, wait: 30, lease: 30, batch: 1)
       @pool = pool
-      @poll = poll
+      @wait = wait
       @lease = lease
       @batch = batch
       @name = "#{Socket.gethostname}:#{Process.pid}"
@@ -47,29 +48,37 @@ module Idem
     # One thread per mode, so that a slow call outside does not keep the other queues waiting.
     def run
       loops = []
-      loops << Thread.new { poll { one } } unless @transaction.empty?
-      loops << Thread.new { poll { several } } unless @leased.empty?
+      loops << Thread.new { work(@transaction.keys) { one } } unless @transaction.empty?
+      loops << Thread.new { work(@leased.keys) { several } } unless @leased.empty?
       loops.each { |loop| loop.abort_on_exception = true } # no worker that has lost one of its loops
       loops.each(&:join)
     end
 
     private
 
-    # The time until the next look at empty queues, with jitter, so that workers do not poll in step.
-    def poll_pause
-      rand(0.5..1.5) * @poll
-    end
-
-    def poll
+    def work(queues)
       until @stopping
         begin
-          found = yield
+          yield || wait(queues)
         rescue PG::Error => e
-          warn "worker: #{e.message}" # the server is away, say: poll on
-          found = false
+          warn "worker: #{e.message}" # the server is away, say: try again, with jitter
+          pause(rand(0.5..1.5))
         end
-        pause(poll_pause) unless found
       end
+    end
+
+    # Until a commit lets a job go. The session has no transaction while it waits. A trap handler cannot cancel the
+    # wait, so look at the flag ten times per second; the first cancel may come before the server has the statement.
+    def wait(queues)
+      @pool.with do |conn|
+        conn.send_query_params('CALL idem_wait_any($1, $2)', [text_array(queues), "#{@wait} s"])
+        until conn.block(0.1)
+          conn.cancel if @stopping
+        end
+        conn.get_last_result
+      end
+    rescue PG::QueryCanceled
+      raise unless @stopping # statement_timeout: shorter than the wait
     end
 
     # A sleep in short pieces, because a trap handler cannot signal a condition variable.

@@ -84,6 +84,20 @@ class Db:
             check=True,
         )
 
+    @contextlib.contextmanager
+    def setting(self, name, value):
+        """A setting of the server, for all sessions."""
+        before = self.one(f"SHOW {name}")
+        self.rows(f"ALTER SYSTEM SET {name} = '{value}'")
+        self.rows("SELECT pg_reload_conf()")
+        wait_for("the setting", lambda: self.one(f"SHOW {name}") != before)
+        try:
+            yield
+        finally:
+            self.rows(f"ALTER SYSTEM RESET {name}")
+            self.rows("SELECT pg_reload_conf()")
+            wait_for("the setting", lambda: self.one(f"SHOW {name}") == before)
+
     def wait_up(self):
         def up():
             try:

@@ -145,6 +145,32 @@ def stale_worker(lang):
     worker.kill()
 
 
+def sleeping(lang):
+    """Sessions of the program that wait in the server, without a transaction."""
+    return lang.db.count(
+        "pg_stat_activity",
+        "usename = 'shop' AND state = 'active' AND wait_event_type = 'Extension' AND xact_start IS NULL",
+    )
+
+
+def woken_by_commit(lang):
+    """A worker that has nothing to do waits in the server. A commit wakes it: no look of its own finds the job."""
+    with lang.db.setting("idem.look_after", "1 h"):
+        worker = lang.worker()
+        for _ in range(3):
+            wait_for("both loops of the worker wait", lambda: sleeping(lang) == 2)
+            order = unique()
+            lang.db.rows("INSERT INTO orders VALUES (%s, 4)", order)
+            enqueue(lang, "index", {"order": order})
+            wait_for("the job is done", lambda: lang.db.one("SELECT version FROM indexed WHERE order_id = %s", order) == 4)
+            mail = enqueue(lang, "mail", {"to": f"k{order}"})
+            wait_for("the mail is sent", lambda: state(lang, mail)[0] in (None, "done"))
+        wait_for("both loops of the worker wait", lambda: sleeping(lang) == 2)
+        worker.terminate()
+        equal(worker.wait(), 0, "exit status of a worker that waits")
+        wait_for("no session waits any more", lambda: sleeping(lang) == 0)
+
+
 def graceful_stop(lang):
     """SIGTERM: what runs is finished, the rest is given back, the exit status is 0."""
     to = f"i{unique()}"
@@ -190,6 +216,7 @@ SCENARIOS = [
     failing_mail,
     heartbeat_and_other_queue,
     stale_worker,
+    woken_by_commit,
     graceful_stop,
     worker_survives_restart,
 ]

@@ -23,10 +23,11 @@ type Job struct {
 }
 
 // Worker runs the jobs of several queues. A handler that returns an error fails the job: idem retries it with the
-// backoff of its queue.
+// backoff of its queue. When there is nothing to do, the worker waits in the server, and the commit of the next job
+// wakes it.
 type Worker struct {
 	Pool  *pgxpool.Pool
-	Poll  time.Duration // how long to pause when there is nothing to do; 0: 1 s
+	Wait  time.Duration // the longest wait for a job; 0: 30 s
 	Lease time.Duration // 0: 30 s; renewed while the handler runs
 	Batch int           // how many leased jobs to fetch at once; 0: 1
 
@@ -34,13 +35,10 @@ type Worker struct {
 	Leased      map[string]func(ctx context.Context, job Job) error // the work leaves the database; ctx ends if the job is lost
 }
 
-// pollPause is the time until the next look at empty queues, with jitter, so that workers do not poll in step.
-func (w *Worker) pollPause() time.Duration { return jitter(w.Poll * 3 / 2) }
-
 // Run returns after ctx has ended: it ends what runs, and gives back jobs that it has not begun.
 func (w *Worker) Run(ctx context.Context) {
-	if w.Poll == 0 {
-		w.Poll = time.Second
+	if w.Wait == 0 {
+		w.Wait = 30 * time.Second
 	}
 	if w.Lease == 0 {
 		w.Lease = 30 * time.Second
@@ -50,26 +48,39 @@ func (w *Worker) Run(ctx context.Context) {
 	}
 	// One loop per mode: a slow call outside does not keep the other queues waiting.
 	var loops sync.WaitGroup
-	for _, round := range []func(context.Context) (bool, error){w.one, w.several} {
+	for _, l := range []struct {
+		queues []string
+		round  func(context.Context) (bool, error)
+	}{{shuffled(w.Transaction), w.one}, {shuffled(w.Leased), w.several}} {
+		if len(l.queues) == 0 {
+			continue
+		}
 		loops.Add(1)
-		go func(round func(context.Context) (bool, error)) {
+		go func(queues []string, round func(context.Context) (bool, error)) {
 			defer loops.Done()
-			for ctx.Err() == nil {
-				found, err := round(ctx)
-				if err != nil {
-					log.Printf("worker: %v", err) // the server is away, say: poll on
-				}
-				if found && err == nil {
-					continue
-				}
-				select {
-				case <-ctx.Done():
-				case <-time.After(w.pollPause()):
-				}
-			}
-		}(round)
+			w.loop(ctx, queues, round)
+		}(l.queues, l.round)
 	}
 	loops.Wait()
+}
+
+func (w *Worker) loop(ctx context.Context, queues []string, round func(context.Context) (bool, error)) {
+	for ctx.Err() == nil {
+		found, err := round(ctx)
+		if err == nil && !found {
+			// Until a commit lets a job go. The session has no transaction while it waits. The end of ctx closes the
+			// connection, and with it the wait in the server.
+			_, err = w.Pool.Exec(ctx, "CALL idem_wait_any($1, $2)", queues, interval(w.Wait))
+		}
+		if err == nil || ctx.Err() != nil {
+			continue
+		}
+		log.Printf("worker: %v", err) // the server is away, say: try again, with jitter
+		select {
+		case <-ctx.Done():
+		case <-time.After(jitter(1500 * time.Millisecond)):
+		}
+	}
 }
 
 const jobColumns = "SELECT f.job_id, f.token, f.attempt, f.max_attempts, f.queue, coalesce(f.payload, 'null')::text "
@@ -85,9 +96,6 @@ func (j *Job) scan(row pgx.Row) error {
 func (w *Worker) one(context.Context) (found bool, err error) {
 	ctx := context.Background() // a stop does not interrupt the work
 	queues := shuffled(w.Transaction)
-	if len(queues) == 0 {
-		return false, nil
-	}
 	err = again(ctx, w.Pool, func(conn *pgxpool.Conn) error {
 		var job Job
 		err := roundTrip(ctx, conn, query{sql: "BEGIN"}, query{
@@ -121,9 +129,6 @@ func (w *Worker) one(context.Context) (found bool, err error) {
 func (w *Worker) several(stop context.Context) (found bool, err error) {
 	ctx := context.Background()
 	queues := shuffled(w.Leased)
-	if len(queues) == 0 {
-		return false, nil
-	}
 	var jobs []Job
 	err = again(ctx, w.Pool, func(conn *pgxpool.Conn) error {
 		jobs = nil
