@@ -448,12 +448,7 @@ find_segment_end(const IdemCronWalk *walk, pg_time_t instant)
 	if (result < 0)
 		elog(ERROR, "could not find the next boundary of time zone \"%s\"",
 			 pg_get_timezone_name(walk->zone));
-	if (result == 0)
-		return END_INSTANT;
-	/* a POSIX specification can be so absurd that its boundaries are out of order */
-	if (boundary <= instant)
-		boundary = instant + SECS_PER_DAY;
-	return Min(boundary, END_INSTANT);
+	return result == 0 ? END_INSTANT : boundary;
 }
 
 /* T3: go to the segment that begins where this one ends */
