@@ -117,8 +117,9 @@ value_hint(const char *text)
 {
 	if (strchr(text, '?') != NULL)
 		return "Write \"*\" for a day or a weekday without restriction.";
-	/* L, W, LW, L-3, 15W, 5L, 5#3, 1,L */
-	if (strpbrk(text, "#LlWw") != NULL && text[strspn(text, "0123456789,-#LlWw")] == '\0')
+	/* fri#3, or L, LW, L-3, 15W, 5L */
+	if (strchr(text, '#') != NULL ||
+		(strpbrk(text, "LlWw") != NULL && text[strspn(text, "0123456789,-LlWw")] == '\0'))
 		return "There is no sign for the last day, the nearest working day or the nth weekday: write all days that are possible, such as 28-31, and let the job check the date.";
 	return "Write numbers, ranges such as 1-5, lists such as 1,15 or steps such as */10; months and weekdays also have names of three letters.";
 }
