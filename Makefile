@@ -162,6 +162,7 @@ REGRESS = \
 	schedule_tick \
 	schedule_missed \
 	schedule_errors \
+	schedule_cron \
 	stats \
 	subscription \
 	shard \
