@@ -177,8 +177,8 @@ look_at(int i)
 	subject->limit = 0;
 	subject->woken = IDEM_WOKEN_NOT;
 	if (subject->place >= 0)
-		idem_waiters_note_look(subject->place, compute_next_look(&look, now, interval),
-							   look.blocked);
+		idem_waiters_end_look(subject->place, compute_next_look(&look, now, interval),
+							  look.blocked);
 	subject->next_look = compute_next_look(&look, now, LOOK_ALONE_AFTER);
 	if (look.found > 0)
 		wake_others(i, &look);
@@ -286,10 +286,7 @@ mark_subjects(void)
 			continue;
 		any = true;
 		if (subject->place >= 0)
-		{
-			subject->woken = idem_waiters_woken(subject->place);
-			idem_waiters_relist(subject->place);
-		}
+			subject->woken = idem_waiters_begin_look(subject->place);
 		subject->limit =
 			subject->place < 0 || subject->woken == IDEM_WOKEN_FOR_ONE ? 1 : IDEM_MAX_LOOK;
 	}

@@ -44,6 +44,9 @@ typedef struct Place
 	IdemSubjectKind kind;
 	bool is_listed;
 	bool is_blocked; /* its session may have seen a blocked job */
+	/* what others have said since the session has last begun to look */
+	bool told_blocked;
+	int64 told_look;
 	/* the session reads these without the lock */
 	volatile bool is_looker;
 	volatile IdemWoken woken;
@@ -184,14 +187,13 @@ find_looker(const Bucket *bucket, uint64 subject)
 	return NULL;
 }
 
-/* Put the place at the end of the list; it is marked as blocked until its session has looked */
+/* Put the place at the end of the list */
 static void
 add_place(Bucket *bucket, int i)
 {
 	Place *place = &waiters->places[i];
 
 	place->is_looker = find_looker(bucket, place->subject) == NULL;
-	place->is_blocked = true;
 	place->woken = IDEM_WOKEN_NOT;
 	place->next = NO_PLACE;
 	place->prev = bucket->tail;
@@ -213,10 +215,11 @@ pass_duties(const Bucket *bucket, const Place *from)
 	if (to == NULL)
 		return;
 	to->is_blocked |= from->is_blocked;
+	to->told_blocked |= from->is_blocked;
 	if (!from->is_looker)
 		return;
 	to->is_looker = true;
-	to->next_look = from->next_look;
+	to->next_look = to->told_look = from->next_look;
 	set_latch_of(to->proc);
 }
 
@@ -267,25 +270,35 @@ idem_waiters_enlist(IdemSubjectKind kind, uint64 subject)
 	waiters->places[place].kind = kind;
 	waiters->places[place].proc = idem_compat_my_proc_number();
 	waiters->places[place].next_look = 0;
+	waiters->places[place].woken = IDEM_WOKEN_NOT;
 	if (kind != IDEM_SUBJECT_QUEUE)
 		pg_atomic_fetch_add_u32(&waiters->nends, 1);
-	idem_waiters_relist(place);
+	(void) idem_waiters_begin_look(place);
 	return place;
 }
 
-/* Put a place that was woken back into the list; the caller looks after that (A3) */
-void
-idem_waiters_relist(int place)
+/*
+ * A3: the session begins to look.  If the place was woken, put it back into the list; returns
+ * whether it was.  The place is marked as blocked until idem_waiters_end_look().
+ */
+IdemWoken
+idem_waiters_begin_look(int place)
 {
-	uint64 subject = waiters->places[place].subject;
-	Bucket *bucket = lock_bucket(subject);
+	Place *mine = &waiters->places[place];
+	Bucket *bucket = lock_bucket(mine->subject);
+	IdemWoken woken = IDEM_WOKEN_NOT;
 
-	if (!waiters->places[place].is_listed)
+	if (!mine->is_listed)
+	{
+		woken = mine->woken;
 		add_place(bucket, place);
-	else
-		waiters->places[place].is_blocked = true;
-	unlock_bucket(subject);
+	}
+	mine->is_blocked = true;
+	mine->told_blocked = false;
+	mine->told_look = PG_INT64_MAX;
+	unlock_bucket(mine->subject);
 	pg_memory_barrier();
+	return woken;
 }
 
 /*
@@ -334,22 +347,28 @@ lower_next_look(const Bucket *bucket, uint64 subject, int64 next_look)
 {
 	Place *looker = find_looker(bucket, subject);
 
-	if (looker == NULL || looker->next_look <= next_look)
+	if (looker == NULL)
+		return;
+	looker->told_look = Min(looker->told_look, next_look);
+	if (looker->next_look <= next_look)
 		return;
 	looker->next_look = next_look;
 	set_latch_of(looker->proc);
 }
 
-/* This session has looked: when something changes without an event, and what it has seen */
+/*
+ * This session has looked: when something changes without an event, and whether it has seen a
+ * blocked job.  What it was told meanwhile, it may have looked too early for.
+ */
 void
-idem_waiters_note_look(int place, int64 next_look, bool blocked)
+idem_waiters_end_look(int place, int64 next_look, bool blocked)
 {
 	Place *mine = &waiters->places[place];
 	Bucket *bucket = lock_bucket(mine->subject);
 
-	mine->is_blocked = blocked;
+	mine->is_blocked = blocked || mine->told_blocked;
 	if (mine->is_looker)
-		mine->next_look = next_look;
+		mine->next_look = Min(next_look, mine->told_look);
 	else
 		lower_next_look(bucket, mine->subject, next_look);
 	unlock_bucket(mine->subject);

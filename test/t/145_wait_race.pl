@@ -31,34 +31,37 @@ SELECT idem_complete(job_id, token) FROM idem_fetch('q :client_id', lease => '1 
 };
 my $queues = sprintf q{(SELECT 'q ' || n AS q FROM generate_series(0, %d) AS n) AS queues}, $sessions - 1;
 
-# Workers that wait so often
-sub start_workers
+# Runs the script so often, in as many sessions as there are queues
+sub start
 {
-	my ($script, @options) = @_;
-	my $file = PostgreSQL::Test::Utils::tempdir() . '/worker.sql';
+	my ($name, $script, $transactions, $clients) = @_;
+	my $file = PostgreSQL::Test::Utils::tempdir() . "/$name.sql";
 	my $out = '';
 
 	append_to_file($file, $script);
+	local $ENV{PGAPPNAME} = $name;
 	return IPC::Run::start(
 		[
 			$node->installed_command('pgbench'), '--no-vacuum',
 			'--host' => $node->host,
 			'--port' => $node->port,
-			"--client=$sessions", '--jobs=2', @options,
+			"--client=$clients", '--jobs=2',
+			"--transactions=$transactions",
 			'--file' => $file,
 			'postgres'
 		],
-		'>&', \$out);
+		'>&', \$out,
+		IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
 }
 
-sub stop_workers
+sub stop
 {
-	my ($run) = @_;
+	my ($name, $run) = @_;
 
-	$run->kill_kill;
+	eval { $run->kill_kill };
 	$node->poll_query_until('postgres',
-		q{SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'pgbench'})
-	  or die 'workers do not end';
+		"SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = '$name'")
+	  or die "$name does not end";
 	return;
 }
 
@@ -72,26 +75,61 @@ sub drained_ok
 	  || diag(run('SELECT count(*) FROM idem.jobs'), ' jobs are left');
 }
 
+my $workers = start('worker', $worker, 1_000_000, $sessions);
+
 #
 # One transaction resumes all queues and wakes all sessions.  Each of them knows that its
 # queue is paused, and learns in time that it is not.
 #
 
+foreach my $round (1 .. 5)
 {
-	my $workers = start_workers($worker, '--transactions=100000');
-
-	foreach my $round (1 .. 5)
-	{
-		wait_until_asleep($node, $sessions);
-		run("SELECT idem_queue_set(q), idem_pause(q) FROM $queues");
-		run("SELECT idem_enqueue(q) FROM $queues");
-		wait_until_asleep($node, $sessions);
-		run("SELECT idem_resume(q) FROM $queues");
-		drained_ok("A2: all queues go on, round $round") or last;
-	}
-	stop_workers($workers);
+	wait_until_asleep($node, $sessions);
+	run("SELECT idem_queue_set(q), idem_pause(q) FROM $queues");
+	run("SELECT idem_enqueue(q) FROM $queues");
+	wait_until_asleep($node, $sessions);
+	run("SELECT idem_resume(q) FROM $queues");
+	drained_ok("A2: all queues go on, round $round") or last;
 }
 
+#
+# A commit makes a job due soon while the worker looks.  The worker looks because of the
+# rollback just before: it passes a job that an open transaction is changing, and then
+# many that another open transaction has enqueued, so that its look takes time.
+#
+
+run(q{
+	CREATE PROCEDURE shorten(q text, INOUT job bigint DEFAULT NULL) LANGUAGE plpgsql AS $$
+	DECLARE
+		t bigint;
+	BEGIN
+		job := (SELECT job_id FROM idem_enqueue(q));
+		t := (SELECT token FROM idem_fetch(q, lease => '1 h'));
+		COMMIT;
+		PERFORM idem_heartbeat(ARRAY[job], ARRAY[t], '1 h');
+		ROLLBACK;
+		PERFORM idem_heartbeat(ARRAY[job], ARRAY[t], '3 ms');
+		PERFORM count(*) FROM generate_series(1, (random() * 1000)::int);
+		COMMIT;
+	END $$});
+
+my $open = session($node);
+
+$open->query(q{BEGIN; SELECT count(idem_enqueue('q 0', priority => 9)) FROM generate_series(1, 2000)});
+
+my $producers = start('producer', q{
+CALL shorten('q 0') \gset
+CALL idem_wait_job(:job, '10 min');
+}, 100, 1);
+
+ok(eval { $producers->finish }, 'A4: all jobs that became due later were done')
+  or diag($@);
+$open->query('ROLLBACK');
+drained_ok('A2: no job is left');
+$open->quit;
+
+stop('producer', $producers);
+stop('worker', $workers);
 $node->stop;
 log_ok($node);
 done_testing();
