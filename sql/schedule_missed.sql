@@ -52,7 +52,7 @@ TABLE status;
 
 -- all: the newest 1000, and the rest counted.  The end makes the number exact: 1000 ticks
 CALL anew();
-CALL set_clock('2050-01-01 00:00');
+CALL set_clock('2049-12-31 23:50');
 CALL declare(NULL, '1 s', '2050-01-01 00:00:01', '2050-01-01 00:16:40');
 CALL set_clock('2050-01-01 00:20');
 SELECT idem_tick();
@@ -60,7 +60,7 @@ TABLE ticked;
 TABLE status;
 -- 1001
 CALL anew();
-CALL set_clock('2050-01-01 00:00');
+CALL set_clock('2049-12-31 23:50');
 CALL declare(NULL, '1 s', '2050-01-01 00:00:01', '2050-01-01 00:16:41');
 CALL set_clock('2050-01-01 00:20');
 SELECT idem_tick();
