@@ -78,35 +78,39 @@ sub wait_for_ticks
 
 =pod
 
-=item series_ok($node, $db, $name, $what)
+=item series_ok($node, $db, $name, $what, absorbed => 0)
 
 Tests, in one snapshot, that the jobs of the schedule, whose ticks are an interval, are one
 for each tick from the first one on, with the right keys and times, and that its row goes with
 them: last tick, last job, next tick, nothing missed (T1).  None of the jobs may have been removed.
+absorbed: there were jobs of these keys before, with times of their own.
 
 =cut
 
 sub series_ok
 {
-	my ($node, $db, $name, $what) = @_;
+	my ($node, $db, $name, $what, %opt) = @_;
+	my $absorbed = $opt{absorbed} // 0;
 	my $faults = $node->safe_psql(
 		$db, qq{
+		SET TimeZone = 'UTC';
 		WITH s AS (SELECT *, extract(epoch FROM every) AS step FROM idem.schedules WHERE name = '$name'),
-			 j AS (SELECT job_id, key, run_at,
-						  '$name\@' || to_char(run_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS')
-						  || CASE WHEN run_at <> date_trunc('second', run_at)
-								  THEN to_char(run_at AT TIME ZONE 'UTC', '.US') ELSE '' END || 'Z' AS right_key,
-						  extract(epoch FROM run_at - s.starts_at) / s.step AS n
-					 FROM s, idem.jobs AS j WHERE j.key LIKE '$name\@%')
+			 k AS (SELECT *, split_part(key, '\@', 2)::timestamptz AS tick FROM idem.jobs WHERE key LIKE '$name\@%'),
+			 j AS (SELECT k.*, extract(epoch FROM tick - s.starts_at) / s.step AS n,
+						  '$name\@' || to_char(tick, 'YYYY-MM-DD"T"HH24:MI:SS')
+						  || CASE WHEN tick <> date_trunc('second', tick) THEN to_char(tick, '.US') ELSE '' END
+						  || 'Z' AS right_key
+					 FROM s, k)
 		SELECT 'tick ' || n || ' has no job'
 		  FROM (SELECT generate_series(min(n), max(n)) FROM j EXCEPT SELECT n FROM j) AS t (n)
 		 UNION ALL
 		SELECT format('tick %s has %s jobs', n, count(*)) FROM j GROUP BY n HAVING count(*) > 1
 		 UNION ALL
-		SELECT format('key %s at %s', key, run_at) FROM j WHERE key <> right_key OR n <> floor(n)
+		SELECT format('key %s at %s', key, run_at) FROM j
+		 WHERE key <> right_key OR n <> floor(n) OR (run_at <> tick AND $absorbed = 0)
 		 UNION ALL
 		SELECT format('%s jobs until %s, last %s; %s', (SELECT count(*) FROM j), max, max_id, s)
-		  FROM s, (SELECT max(run_at), (array_agg(job_id ORDER BY run_at DESC))[1] AS max_id FROM j) AS m
+		  FROM s, (SELECT max(tick), (array_agg(job_id ORDER BY tick DESC))[1] AS max_id FROM j) AS m
 		 WHERE max IS DISTINCT FROM last_tick OR max_id IS DISTINCT FROM last_job
 			OR next_tick <> max + every OR missed_ticks <> 0});
 
