@@ -491,11 +491,12 @@ idem_databases_end_visit(const IdemVisit *visit, bool is_outdated)
 	if (database == NULL || (is_lost && is_excused(database, visit)))
 		return;
 	database->was_lost = is_lost;
-	schedule_tick_retry(database, &visit->report.ticks);
 	schedule_next_visit(database, visit);
-	/* the ticks that the worker has left are not lost */
+	/* the worker has not reported its ticks: run those that it has left with the next visit */
 	if (is_lost)
 		idem_databases_postpone(database, database->due);
+	else
+		schedule_tick_retry(database, &visit->report.ticks);
 	if (is_outdated)
 		database->due = idem_clock_steady();
 }
