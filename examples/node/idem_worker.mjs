@@ -54,27 +54,25 @@ export class Worker {
     }
   }
 
-  // Until a commit lets a job go. The session has no transaction while it waits. stop() closes the connection.
+  // Until a commit lets a job go. The session has no transaction while it waits. stop() closes the connection, and the
+  // server ends the wait. (With pipeline: true, client.end() would wait for the query.)
   async #wait(queues) {
     const { signal } = this.#stopping
     const client = await this.pool.connect()
-    const close = () => client.release(true)
+    const close = () => client.connection.stream.destroy()
     const ignore = () => {} // an 'error' event without a listener would end the process; the query is rejected, too
+    let failure
     client.on('error', ignore)
-    if (signal.aborted) return close()
     signal.addEventListener('abort', close)
     try {
-      await client.query('CALL idem_wait_any($1, $2)', [queues, `${this.wait} s`])
+      if (!signal.aborted) await client.query('CALL idem_wait_any($1, $2)', [queues, `${this.wait} s`])
     } catch (error) {
-      if (signal.aborted) return
-      signal.removeEventListener('abort', close)
-      close()
-      throw error
+      failure = error
     }
-    if (signal.aborted) return
     signal.removeEventListener('abort', close)
-    client.off('error', ignore)
-    client.release()
+    if (!failure) client.off('error', ignore)
+    client.release(failure !== undefined)
+    if (failure && !signal.aborted) throw failure
   }
 
   // Fetch, work and complete in one transaction: a crash gives the job back.

@@ -74,5 +74,8 @@ fact('pipeline: true works behind pgbouncer', (await Promise.all(sent))[1].rows[
 await pipelined.query("SELECT FROM idem_enqueue('npp')")
 const behind = [pipelined.query('SELECT 1'), state(() => pipelined.query("CALL idem_wait('npp')"))]
 fact('pipeline: true, CALL idem_wait behind another query', (await Promise.all(behind))[1], 'no error')
-await pipelined.end()
+const piped = state(() => pipelined.query("CALL idem_wait('npnone', '60 s')"), (error) => error.message)
+pipelined.on('error', () => {})
+pipelined.connection.stream.destroy()
+fact('pipeline: true, client.connection.stream.destroy() ends a wait (end() would not)', /terminated|closed/.test(await piped), true)
 await pool.end()
