@@ -163,6 +163,8 @@ REGRESS = \
 	schedule_missed \
 	schedule_errors \
 	schedule_cron \
+	schedule_privileges \
+	schedule_shape \
 	stats \
 	subscription \
 	shard \

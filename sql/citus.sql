@@ -92,6 +92,23 @@ CALL distribute('shard');
 SELECT outcome_of(c) FROM unnest(ARRAY[
 	$$ SELECT idem_claim('new') $$, $$ SELECT idem_enqueue('q') $$, $$ SELECT idem_slot('k') $$, $$ SELECT idem_shard_set('{}') $$]) AS c;
 ROLLBACK;
+BEGIN;
+CALL create_catalog();
+SELECT idem_schedule('s', 'q', '@hourly') IS NOT NULL AS declared;
+CALL distribute('schedules', 'n', 't');
+SELECT detail FROM fails($$ SELECT idem_schedule('s', 'q', '@hourly') $$);
+SELECT outcome_of(c) FROM unnest(ARRAY[
+	$$ SELECT idem_schedule('new', 'q', '@hourly') $$, $$ SELECT idem_unschedule('s') $$, $$ SELECT idem_schedule_pause('s') $$,
+	$$ SELECT idem_schedule_resume('s') $$, $$ SELECT idem_tick() $$]) AS c;
+ROLLBACK;
+BEGIN;
+CALL create_catalog();
+CALL set_clock('2050-01-01 00:00+00');
+SELECT idem_schedule('s', 'q', '@hourly') IS NOT NULL AS declared;
+CALL distribute('jobs', 'n', 't');
+CALL set_clock('2050-01-01 01:00+00');
+SELECT idem_tick();
+ROLLBACK;
 
 -- the columns are found by name: another order, columns that were dropped, columns that are missing
 BEGIN;

@@ -278,6 +278,36 @@ SELECT idem_shard_set('{[0,1024)}', by => 'scope');
 SELECT count(*) FROM idem_fetch('q', batch => 10, lease => '1 min');
 CALL anew();
 
+-- T1: the job of a tick has a slot of this database, whatever the slot of its key, as a job without a key
+SELECT idem_shard_set('{[3,4), [1023,1024)}');
+CALL set_clock('2050-01-01 00:00+00');
+SELECT count(idem_schedule('s' || i, 'q', '@hourly')) FROM generate_series(1, 10) AS i;
+CALL set_clock('2050-01-01 01:00+00');
+SELECT idem_tick();
+SELECT j.job_id % 1024 AS slot, count(*), bool_and(j.job_id >= s.jobs_from) AS numbered, bool_and(j.job_id = c.last_job) AS last
+  FROM idem.jobs AS j, idem.shard AS s, idem.schedules AS c WHERE c.name = split_part(j.key, '@', 1) GROUP BY 1 ORDER BY 1;
+SELECT count(*) FROM idem_fetch('q', 10, lease => '1 min');
+SELECT "check", status FROM idem_doctor() WHERE "check" IN ('shard map', 'foreign rows', 'schedules') ORDER BY 1;
+SELECT bool_and(status = 'completed') AS completed FROM (SELECT array_agg(job_id) AS ids, array_agg(token) AS tokens FROM idem.jobs) AS j, idem_complete_many(j.ids, j.tokens);
+-- by scope, too: idem.scope of the session does not matter
+SELECT idem_shard_set('{[3,4)}', by => 'scope');
+SET idem.scope = 'tenant';
+CALL set_clock('2050-01-01 02:00+00');
+SELECT idem_tick();
+RESET idem.scope;
+SELECT DISTINCT job_id % 1024 AS slot FROM idem.jobs;
+-- a router: each schedule fails, stays due, and ticks as soon as there are slots
+DELETE FROM idem.schedules WHERE name NOT IN ('s1', 's2');
+DELETE FROM idem.jobs;
+SELECT idem_shard_set('{}');
+CALL set_clock('2050-01-01 03:00+00');
+SELECT idem_tick();
+SELECT count(*), min(next_tick) = '2050-01-01 03:00+00' AS due FROM idem.schedules;
+SELECT idem_shard_set('{[0,1024)}');
+SELECT idem_tick();
+RESET idem.clock_offset;
+CALL anew();
+
 -- the planner expects little work, so that JIT does not set in with each call of the doctor
 DO $$
 DECLARE

@@ -123,6 +123,49 @@ ROLLBACK;
 SELECT status FROM idem_claim('b');
 
 --
+-- T6: schedules.  While a subscription writes the schedules or the jobs, the publisher ticks.
+--
+CALL subscribe();
+CALL set_clock('2050-01-01 00:00+00');
+SELECT idem_schedule('a', 'q', '@hourly') IS NOT NULL AS declared;
+CALL set_clock('2050-01-01 01:00+00');
+SET client_min_messages = notice;
+CALL subscribe('idem.schedules');
+\set VERBOSITY default
+SELECT idem_tick();
+SELECT status, substring(detail FROM '^[^:]*: written by subscription \w+') AS detail FROM idem_doctor() WHERE "check" = 'subscription';
+\set VERBOSITY sqlstate
+SELECT idem_schedule('a', 'q', '@hourly');
+SELECT idem_schedule('b', 'q', '@hourly');
+SELECT idem_schedule_pause('a');
+SELECT idem_schedule_resume('a');
+SELECT idem_unschedule('a');
+SELECT state FROM idem.schedule_status;
+\set VERBOSITY terse
+CALL subscribe('idem.jobs');
+SELECT idem_tick();
+SELECT idem_schedule('b', 'q', '@hourly') IS NOT NULL AS declared;
+-- other tables do not matter: a tick does not write them
+CALL subscribe('idem.keys', 'idem.queues', 'idem.shard');
+BEGIN;
+SELECT idem_tick();
+ROLLBACK;
+-- an old snapshot does not hide the subscription
+CALL subscribe();
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT count(*) FROM idem.schedules;
+CALL subscribe('idem.jobs');
+SELECT idem_tick();
+CALL subscribe();
+SELECT idem_tick();
+COMMIT;
+SELECT key FROM idem.jobs WHERE key LIKE 'a@%';
+SELECT idem_tick();
+RESET idem.clock_offset;
+SET client_min_messages = error;
+CALL subscribe('idem.keys', 'idem.jobs');
+
+--
 -- H1: the doctor
 --
 \set VERBOSITY default
