@@ -38,7 +38,7 @@
  *   in the history;
  * - waits to cancel a draining follow-up job.
  * It never waits for a running job to end.  While it waits, it does not hold the lock on
- * the hash.
+ * the hash.  The enqueue of a tick raises an error instead (T6).
  *
  * An error rolls back the inserts and updates and releases all these locks, like any
  * error of the transaction.
@@ -345,6 +345,18 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 	return slot;
 }
 
+/* Another transaction is in the way: the enqueue of a tick does not wait for it (T6) */
+static void
+check_may_wait(const IdemEnqueue *enqueue)
+{
+	if (enqueue->nowait)
+		ereport(ERROR,
+				errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				errmsg("could not enqueue the job without waiting"),
+				errdetail("An open transaction has enqueued or changed a job with the same key."),
+				errhint("Try again when that transaction has ended."));
+}
+
 /*
  * J1: let the waiting job, which this transaction has locked FOR KEY SHARE, absorb the
  * duplicate.  Returns false if another transaction has changed the job meanwhile.
@@ -353,13 +365,19 @@ static bool
 absorb_waiting(IdemTable *jobs, IdemKeyedEnqueue *keyed, const IdemKeyScan *scan,
 			   IdemEnqueued *answer)
 {
+	TM_Result result;
+
 	if (keyed->enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_ERROR)
 		refuse_duplicate(keyed, scan->job_id, "waits");
 	answer->job_id = scan->job_id;
 	if (change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome) == NULL)
 		return true;
 	/* no worker can fetch the job now, but another enqueue may be changing it: wait for that */
-	if (idem_table_lock_row(jobs, scan->tid, LockTupleNoKeyExclusive, LockWaitBlock) != TM_Ok)
+	result = idem_table_lock_row(jobs, scan->tid, LockTupleNoKeyExclusive,
+								 keyed->enqueue->nowait ? LockWaitSkip : LockWaitBlock);
+	if (result == TM_WouldBlock)
+		check_may_wait(keyed->enqueue);
+	if (result != TM_Ok)
 	{
 		keyed->unlockable.n = 0;
 		return false;
@@ -417,11 +435,13 @@ enqueue_keyed(IdemTable *jobs, IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 			return;
 		if (TransactionIdIsValid(scan.in_the_way))
 		{
+			check_may_wait(keyed->enqueue);
 			idem_probe_wait(jobs, scan.in_the_way);
 			keyed->unlockable.n = 0;
 		}
 		else if (scan.is_being_cancelled)
 		{
+			check_may_wait(keyed->enqueue);
 			idem_jobtable_wait_for_mark(jobs, scan.job_id);
 			keyed->unlockable.n = 0;
 		}

@@ -141,6 +141,7 @@ get_enqueue(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 	get_time(fcinfo, enqueue);
 	enqueue->priority = PG_ARGISNULL(ARG_PRIORITY) ? 0 : PG_GETARG_INT32(ARG_PRIORITY);
 	enqueue->max_attempts = idem_args_max_attempts(fcinfo, ARG_MAX_ATTEMPTS);
+	enqueue->nowait = false;
 	/* only a map needs idem.scope */
 	enqueue->scope = PG_ARGISNULL(ARG_SCOPE) ? NULL : idem_args_scope(fcinfo, ARG_SCOPE);
 }

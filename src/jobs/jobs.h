@@ -167,7 +167,8 @@ typedef struct IdemEnqueue
 	IdemPolicy policy;
 	TimestampTz now;
 	TimestampTz run_at;
-	bool later; /* scheduled: it ignores its key unless include_scheduled is set (J8) */
+	bool later;	 /* scheduled: it ignores its key unless include_scheduled is set (J8) */
+	bool nowait; /* raise an error instead of waiting for another transaction (T6) */
 	int priority;
 	int max_attempts; /* 0: the setting of the queue */
 	text *scope;	  /* for the slots of the keys; NULL: idem.scope */

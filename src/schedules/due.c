@@ -56,6 +56,7 @@ make_enqueue(IdemTable *schedules, IdemEnqueue *enqueue)
 	enqueue->policy = enqueue->queue.policy;
 	enqueue->policy.on_duplicate = IDEM_ON_DUPLICATE_SKIP;
 	enqueue->policy.rerun = false;
+	enqueue->nowait = true;
 	enqueue->now = idem_clock_now();
 	enqueue->priority = idem_row_int32(schedules, IDEM_SCHEDULES_PRIORITY);
 }
@@ -93,7 +94,8 @@ enqueue_jobs(IdemTable *schedules, const text *name, const IdemTicks *ticks, int
 
 /*
  * If the schedule is due: enqueue its jobs, add the number of new ones to *njobs, and advance it
- * (T1).  It never waits for another transaction that has locked the schedule (T6).
+ * (T1).  It never waits for another transaction that has locked the schedule, or has enqueued
+ * the key of a tick and is open; for the latter it raises 55P03 (T6).
  */
 IdemTicked
 idem_due_tick(text *name, TimestampTz now, int *njobs)

@@ -68,6 +68,24 @@ find_next(void *arg)
 	idem_table_close(&schedules);
 }
 
+/*
+ * Note an error of a transaction.  If something is locked, or another transaction has enqueued
+ * the key of a tick, that is no failure yet (T6).
+ */
+static void
+note_error(Ticks *ticks)
+{
+	IdemTickReport *report = ticks->report;
+	bool is_locked = geterrcode() == ERRCODE_LOCK_NOT_AVAILABLE;
+	char ignored[IDEM_ERROR_TEXT_LEN] = "";
+
+	idem_batch_recover(ticks->context, is_locked ? ignored : report->error);
+	if (is_locked)
+		report->was_locked = true;
+	else
+		report->failed = true;
+}
+
 /* T7: run one transaction; an error of it is noted, and the others go on */
 static void
 try_batch(Ticks *ticks, void (*run)(void *arg))
@@ -81,8 +99,7 @@ try_batch(Ticks *ticks, void (*run)(void *arg))
 	}
 	PG_CATCH();
 	{
-		idem_batch_recover(ticks->context, ticks->report->error);
-		ticks->report->failed = true;
+		note_error(ticks);
 	}
 	PG_END_TRY();
 }
