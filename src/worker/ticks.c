@@ -8,6 +8,7 @@
  */
 #include "postgres.h"
 
+#include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
@@ -24,7 +25,7 @@ typedef struct Ticks
 	MemoryContext context;
 	TimestampTz now;
 	List *due;	/* names of schedules */
-	text *name; /* the one whose turn it is */
+	text *name; /* the one whose turn it is; or NULL */
 	IdemTicked ticked;
 	IdemTickReport *report;
 } Ticks;
@@ -77,13 +78,20 @@ note_error(Ticks *ticks)
 {
 	IdemTickReport *report = ticks->report;
 	bool is_locked = geterrcode() == ERRCODE_LOCK_NOT_AVAILABLE;
-	char ignored[IDEM_ERROR_TEXT_LEN] = "";
+	char error[IDEM_ERROR_TEXT_LEN] = "";
 
-	idem_batch_recover(ticks->context, is_locked ? ignored : report->error);
+	idem_batch_recover(ticks->context, error);
 	if (is_locked)
 		report->was_locked = true;
-	else
+	else if (!report->failed)
+	{
 		report->failed = true;
+		idem_exchange_copy_error(report->error,
+								 ticks->name == NULL ?
+									 error :
+									 psprintf("%s (schedule \"%s\")", error,
+											  text_to_cstring(ticks->name)));
+	}
 }
 
 /* T7: run one transaction; an error of it is noted, and the others go on */
@@ -127,6 +135,7 @@ idem_ticks_run(int64 until, IdemTickReport *report)
 		ticks.name = lfirst(lc);
 		try_batch(&ticks, tick_schedule);
 	}
+	ticks.name = NULL;
 	try_batch(&ticks, find_next);
 	MemoryContextSwitchTo(oldcontext);
 	MemoryContextDelete(ticks.context);
