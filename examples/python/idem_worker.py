@@ -22,6 +22,16 @@ from psycopg.rows import namedtuple_row
 from idem import Stale, again, ask, autocommit, commit, heartbeat
 
 
+@contextlib.contextmanager
+def _autocommit(conn):
+    conn.autocommit = True
+    try:
+        yield
+    finally:
+        if not conn.broken:
+            conn.autocommit = False
+
+
 class Worker:
     def __init__(self, pool, wait=30, batch=10, lease=30):
         """The longest wait for a job, in seconds; jobs per fetch and seconds of the lease, for the queues with a lease."""
@@ -63,7 +73,7 @@ class Worker:
 
     def _wait(self, queues):
         """Until a commit lets a job go. In autocommit, because the session has no transaction while it waits."""
-        with self._autocommit() as conn:
+        with self.pool.connection() as conn, _autocommit(conn):
             with self.lock:
                 self.waiting.add(conn)
             try:
@@ -156,24 +166,9 @@ class Worker:
             list(self.with_lease), self.batch, f"{self.lease} s", self.name,
         )
 
-    @contextlib.contextmanager
-    def _autocommit(self):
-        with self.pool.connection() as conn:
-            conn.autocommit = True
-            try:
-                yield conn
-            finally:
-                if not conn.broken:
-                    conn.autocommit = False
-
     def _all(self, sql, *args):
         def work(conn):
-            conn.autocommit = True
-            try:
-                with conn.cursor(row_factory=namedtuple_row) as cur:
-                    return cur.execute(sql, args).fetchall()
-            finally:
-                if not conn.broken:
-                    conn.autocommit = False
+            with _autocommit(conn), conn.cursor(row_factory=namedtuple_row) as cur:
+                return cur.execute(sql, args).fetchall()
 
         return again(self.pool, work)
