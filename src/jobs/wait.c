@@ -70,6 +70,7 @@ wait_for_queues(const char *command, text **queues, int n, int64 timeout)
 	return idem_sleep_wait(&sleep);
 }
 
+/* A8: ready is no claim on a job.  On a standby, where no job can be fetched, this is an error. */
 Datum
 idem_wait(PG_FUNCTION_ARGS)
 {
@@ -115,6 +116,7 @@ get_queues(FunctionCallInfo fcinfo, int arg, int *n)
 	return queues;
 }
 
+/* A8: as idem_wait(), and the first queue in which a look has seen a job */
 Datum
 idem_wait_any(PG_FUNCTION_ARGS)
 {

@@ -98,6 +98,7 @@ leave_at_exit(int code, Datum arg)
 		leave_places();
 }
 
+/* A7: all places are taken, so this session looks by itself; say so once */
 static void
 warn_no_place(void)
 {

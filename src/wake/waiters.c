@@ -303,7 +303,7 @@ idem_waiters_begin_look(int place)
 
 /*
  * Give up a place of this session.  hand_on: the session does not return with an answer for
- * this subject, so if it was woken, another one is woken in its stead (A2).
+ * this subject, so if it was woken, another one is woken in its stead (A2, A7).
  */
 void
 idem_waiters_leave(int place, bool hand_on)

@@ -115,11 +115,11 @@ sub places_ok
 			'f|', "A7: $n queues, no time to wait");
 		if ($n == $all)
 		{
-			unlike($session->{message}, qr/53400/, "A8: $what: all other places are free");
+			unlike($session->{message}, qr/53400/, "A7: $what: all other places are free");
 		}
 		else
 		{
-			like($session->{message}, qr/53400/, 'A8: there are no more than that');
+			like($session->{message}, qr/53400/, 'A7: there are no more than that');
 		}
 	}
 	$session->quit;

@@ -1,4 +1,4 @@
-# A2 to A4: what a session that waits can see when it is woken, and commits during its look.
+# A2, A3, A4: what a session that waits can see when it is woken, and commits during its look.
 #
 # The server looks only once per hour, so a wake-up that gets lost is a test that never
 # ends.  Many sessions and rounds, because nothing but chance lets the two meet.
