@@ -260,6 +260,9 @@ ISOLATION = \
 	job-pin \
 	job-number \
 	wait \
+	wait-back \
+	wait-count \
+	wait-race \
 	wait-end \
 	verify \
 	reset \
