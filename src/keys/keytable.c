@@ -114,7 +114,7 @@ idem_keytable_free_nth(const IdemLookup *lookup)
 
 StaticAssertDecl(IDEM_MAX_SAME_HASH == 32, "IdemLookup.others has a bit for each of them");
 
-/* A6: this transaction has ended the lease of the key */
+/* A6: this transaction has ended the lease of the key, or has made it shorter */
 void
 idem_keytable_note_end(const IdemKey *key)
 {

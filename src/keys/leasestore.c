@@ -208,11 +208,16 @@ idem_leasestore_release(IdemTable *table, const IdemKey *key, int64 token)
 TimestampTz
 idem_leasestore_renew(IdemTable *table, const IdemKey *key, int64 token, int64 length)
 {
+	TimestampTz before;
 	TimestampTz until;
 
 	lock_lease(table, key, token);
+	before = idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL);
 	until = restart_lease(table, idem_write_copy_row(table), length);
 	idem_keytable_update(table);
+	/* who waits sleeps until the time before */
+	if (until < before)
+		idem_keytable_note_end(key);
 	return until;
 }
 

@@ -167,7 +167,7 @@ idem_touched_done(const text *name, bool has_key, bool was_fetched)
 		queue->nfetched--;
 }
 
-/* A5, A6: this transaction has ended a job, or the lease of a key */
+/* A5, A6: this transaction has ended a job, or has ended or shortened the lease of a key */
 void
 idem_touched_end(uint64 subject)
 {
