@@ -30,12 +30,15 @@ note_position(const text *queue, const IdemPosition *position, TimestampTz due)
 	idem_skips_note(skips, position, due, idem_clock_now());
 }
 
-/* A job of the queue can be fetched from the time due on: for fetches, and for waiters (A2) */
+/*
+ * A job of the queue can be fetched from the time due on: for fetches, and for waiters (A2).
+ * follows: it is a follow-up job (J4).
+ */
 static void
-note_change(const text *queue, const IdemPosition *position, TimestampTz due)
+note_change(const text *queue, const IdemPosition *position, TimestampTz due, bool follows)
 {
 	note_position(queue, position, due);
-	idem_touched_job(queue, due);
+	idem_touched_job(queue, due, follows);
 }
 
 /* The time from which on the job can be fetched that this transaction has written */
@@ -56,6 +59,17 @@ get_written(IdemTable *jobs, IdemPosition *position)
 	return position->run_at;
 }
 
+/* Is the job that this transaction has written a follow-up job? */
+static bool
+is_written_follow_up(IdemTable *jobs)
+{
+	TupleTableSlot *slot = jobs->written;
+
+	/* a short row has no such column */
+	return slot->tts_tupleDescriptor->natts >= IDEM_JOBS_AFTER_JOB &&
+		!slot->tts_isnull[IDEM_JOBS_AFTER_JOB - 1];
+}
+
 static text *
 get_written_queue(IdemTable *jobs)
 {
@@ -72,7 +86,7 @@ idem_change_note_job(IdemTable *jobs)
 	IdemPosition position;
 	TimestampTz due = get_written(jobs, &position);
 
-	note_change(get_written_queue(jobs), &position, due);
+	note_change(get_written_queue(jobs), &position, due, is_written_follow_up(jobs));
 }
 
 /*
@@ -118,7 +132,7 @@ idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id)
 	IdemPosition position = {
 		.priority = enqueue->priority, .run_at = enqueue->run_at, .job_id = job_id};
 
-	note_change(enqueue->queue.name, &position, position.run_at);
+	note_change(enqueue->queue.name, &position, position.run_at, false);
 }
 
 /*
@@ -139,7 +153,7 @@ idem_change_note_found(IdemTable *jobs)
 	if (!idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
 		idem_jobrow_note_place(queue, idem_row_int64(jobs, IDEM_JOBS_KEY_HASH),
 							   &jobs->found->tts_tid);
-	note_change(queue, &position, due);
+	note_change(queue, &position, due, !idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB));
 	pfree(queue);
 }
 
@@ -152,7 +166,7 @@ note_follower(IdemTable *jobs, const text *queue)
 		.run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT),
 		.job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID)};
 
-	note_change(queue, &position, position.run_at);
+	note_change(queue, &position, position.run_at, false);
 }
 
 /*

@@ -115,16 +115,12 @@ get_next_entry(Fetch *fetch, IdemPosition *entry)
 	return true;
 }
 
-/* J4: may the job found be taken if it is a follow-up job?  Else like is_due(). */
+/* J4: may the job found, which is a follow-up job, be taken?  Else like is_due(). */
 static bool
-is_free(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
+is_unblocked(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
 {
 	IdemBlocked blocked;
 
-	if (idem_row_isnull(fetch->jobs, IDEM_JOBS_AFTER_JOB))
-		return true;
-	if (fetch->look != NULL)
-		fetch->look->blocked = true;
 	if (!idem_fetchskip_collects(&fetch->walk))
 	{
 		*outcome = OUTCOME_SKIPPED;
@@ -135,6 +131,17 @@ is_free(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
 	*outcome = blocked == IDEM_BLOCKED ? OUTCOME_SKIPPED : OUTCOME_HELD;
 	skip->is_blocked = true;
 	return blocked == IDEM_BLOCKED_NOT;
+}
+
+/* J4: may the job found be taken if it is a follow-up job?  Else like is_due(). */
+static bool
+is_free(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
+{
+	if (idem_row_isnull(fetch->jobs, IDEM_JOBS_AFTER_JOB) || is_unblocked(fetch, outcome, skip))
+		return true;
+	if (fetch->look != NULL)
+		fetch->look->blocked = true;
+	return false;
 }
 
 /*

@@ -177,7 +177,7 @@ look_at(int i)
 
 	subject->limit = 0;
 	subject->woken = IDEM_WOKEN_NOT;
-	if (subject->place >= 0)
+	if (subject->place >= 0 && look.found < look.limit)
 		idem_waiters_end_look(subject->place, compute_next_look(&look, now, interval),
 							  look.blocked);
 	subject->next_look = compute_next_look(&look, now, LOOK_ALONE_AFTER);

@@ -33,7 +33,8 @@ typedef struct Touched
 	bool leases;	   /* it has leased jobs, too: nfetched may be too high then */
 	bool holds;		   /* it has locked or changed jobs: its rollback lets them go */
 	bool lets_go;	   /* its commit lets go jobs that it has locked */
-	bool ended_key;	   /* it has ended a job with a key, so follow-up jobs may be free (J4) */
+	bool follows;	   /* it has enqueued a follow-up job (J4) */
+	bool ended_key;	   /* it has ended a job with a key, so follow-up jobs may be free */
 } Touched;
 
 static Touched queues[MAX_QUEUES];
@@ -99,9 +100,12 @@ add_end(uint64 subject)
 	ends[nends++] = subject;
 }
 
-/* A2: if this transaction commits, a job of the queue can be fetched from this time on */
+/*
+ * A2: if this transaction commits, a job of the queue can be fetched from this time on.  follows:
+ * it is a follow-up job, which may be blocked.
+ */
 void
-idem_touched_job(const text *name, TimestampTz due)
+idem_touched_job(const text *name, TimestampTz due, bool follows)
 {
 	Touched *queue;
 
@@ -112,6 +116,7 @@ idem_touched_job(const text *name, TimestampTz due)
 		queue->njobs++;
 	else
 		queue->later = Min(queue->later, due);
+	queue->follows |= follows;
 }
 
 /*
@@ -184,6 +189,9 @@ wake_for_commit(const Touched *queue)
 	if (!idem_waiters_exist(queue->subject))
 		return;
 	now = idem_clock_now();
+	/* before it wakes anyone: the job before may have ended already, without a mark */
+	if (queue->follows)
+		idem_waiters_note_blocked(queue->subject);
 	if (queue->njobs > 0)
 		idem_waiters_wake(queue->subject, queue->njobs, IDEM_WOKEN_FOR_ONE);
 	if (queue->lets_go || queue->later <= now || queue->nfetched > 0 ||

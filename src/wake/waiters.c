@@ -42,11 +42,11 @@ typedef struct Place
 	int prev;
 	int proc; /* number of the process that waits */
 	IdemSubjectKind kind;
+	uint32 marks_before; /* marks of the bucket when its session began to look */
 	bool is_listed;
-	bool is_blocked; /* its session may have seen a blocked job */
-	/* what others have said since the session has last begun to look */
-	bool told_blocked;
-	int64 told_look;
+	bool is_looking; /* its session looks, or is about to look */
+	bool is_blocked; /* of the looker: there may be blocked jobs (J4) */
+	int64 told_look; /* when others have told it to look, since it began to look */
 	/* the session reads these without the lock */
 	volatile bool is_looker;
 	volatile IdemWoken woken;
@@ -56,6 +56,7 @@ typedef struct Place
 typedef struct Bucket
 {
 	pg_atomic_uint32 count; /* places in the list */
+	uint32 nmarks;			/* how often a looker was marked as blocked */
 	int head;
 	int tail;
 } Bucket;
@@ -105,6 +106,7 @@ init_waiters(void)
 		Bucket *bucket = &waiters->buckets[i].bucket;
 
 		pg_atomic_init_u32(&bucket->count, 0);
+		bucket->nmarks = 0;
 		bucket->head = bucket->tail = NO_PLACE;
 	}
 	for (int i = 0; i < idem_guc_waits_max; i++)
@@ -194,6 +196,7 @@ add_place(Bucket *bucket, int i)
 	Place *place = &waiters->places[i];
 
 	place->is_looker = find_looker(bucket, place->subject) == NULL;
+	place->is_blocked = false;
 	place->woken = IDEM_WOKEN_NOT;
 	place->next = NO_PLACE;
 	place->prev = bucket->tail;
@@ -206,7 +209,7 @@ add_place(Bucket *bucket, int i)
 	pg_atomic_fetch_add_u32(&bucket->count, 1);
 }
 
-/* A place leaves the list: another one becomes the looker, or is marked as blocked */
+/* The looker leaves the list: the next place of the subject becomes the looker */
 static void
 pass_duties(const Bucket *bucket, const Place *from)
 {
@@ -214,11 +217,8 @@ pass_duties(const Bucket *bucket, const Place *from)
 
 	if (to == NULL)
 		return;
-	to->is_blocked |= from->is_blocked;
-	to->told_blocked |= from->is_blocked;
-	if (!from->is_looker)
-		return;
 	to->is_looker = true;
+	to->is_blocked = from->is_blocked;
 	to->next_look = to->told_look = from->next_look;
 	set_latch_of(to->proc);
 }
@@ -238,7 +238,8 @@ remove_place(Bucket *bucket, int i)
 		bucket->tail = place->prev;
 	place->is_listed = false;
 	pg_atomic_fetch_sub_u32(&bucket->count, 1);
-	pass_duties(bucket, place);
+	if (place->is_looker)
+		pass_duties(bucket, place);
 	place->is_looker = false;
 }
 
@@ -279,7 +280,7 @@ idem_waiters_enlist(IdemSubjectKind kind, uint64 subject)
 
 /*
  * A3: the session begins to look.  If the place was woken, put it back into the list; returns
- * whether it was.  The place is marked as blocked until idem_waiters_end_look().
+ * whether it was.  Until idem_waiters_end_look() the session may be about to see a blocked job.
  */
 IdemWoken
 idem_waiters_begin_look(int place)
@@ -293,8 +294,8 @@ idem_waiters_begin_look(int place)
 		woken = mine->woken;
 		add_place(bucket, place);
 	}
-	mine->is_blocked = true;
-	mine->told_blocked = false;
+	mine->is_looking = true;
+	mine->marks_before = bucket->nmarks;
 	mine->told_look = PG_INT64_MAX;
 	unlock_bucket(mine->subject);
 	pg_memory_barrier();
@@ -341,14 +342,10 @@ idem_waiters_next_look(int place)
 	return waiters->places[place].is_looker ? waiters->places[place].next_look : PG_INT64_MAX;
 }
 
-/* Some process must look at the subject at this time; the caller holds the lock */
+/* The looker must look at this time; the caller holds the lock */
 static void
-lower_next_look(const Bucket *bucket, uint64 subject, int64 next_look)
+lower_next_look(Place *looker, int64 next_look)
 {
-	Place *looker = find_looker(bucket, subject);
-
-	if (looker == NULL)
-		return;
 	looker->told_look = Min(looker->told_look, next_look);
 	if (looker->next_look <= next_look)
 		return;
@@ -356,21 +353,36 @@ lower_next_look(const Bucket *bucket, uint64 subject, int64 next_look)
 	set_latch_of(looker->proc);
 }
 
+/* There may be blocked jobs; the caller holds the lock */
+static void
+mark_blocked(Bucket *bucket, Place *looker)
+{
+	looker->is_blocked = true;
+	bucket->nmarks++;
+}
+
 /*
- * This session has looked: when something changes without an event, and whether it has seen a
- * blocked job.  What it was told meanwhile, it may have looked too early for.
+ * This session has looked at everything: when something changes without an event, and whether it
+ * has seen blocked jobs.  If not, and if nothing has marked the looker since it began to look, there
+ * are none.  When it was told meanwhile to look, it may have looked too early for that.  A look
+ * that found enough jobs before the end says nothing here; its session leaves.
  */
 void
 idem_waiters_end_look(int place, int64 next_look, bool blocked)
 {
 	Place *mine = &waiters->places[place];
 	Bucket *bucket = lock_bucket(mine->subject);
+	Place *looker = find_looker(bucket, mine->subject);
 
-	mine->is_blocked = blocked || mine->told_blocked;
-	if (mine->is_looker)
-		mine->next_look = Min(next_look, mine->told_look);
-	else
-		lower_next_look(bucket, mine->subject, next_look);
+	mine->is_looking = false;
+	if (looker == mine)
+		looker->next_look = Min(next_look, looker->told_look);
+	else if (looker != NULL)
+		lower_next_look(looker, next_look);
+	if (looker != NULL && blocked)
+		mark_blocked(bucket, looker);
+	else if (looker != NULL && bucket->nmarks == mine->marks_before)
+		looker->is_blocked = false;
 	unlock_bucket(mine->subject);
 }
 
@@ -379,8 +391,22 @@ void
 idem_waiters_lower_next_look(uint64 subject, int64 next_look)
 {
 	Bucket *bucket = lock_bucket(subject);
+	Place *looker = find_looker(bucket, subject);
 
-	lower_next_look(bucket, subject, next_look);
+	if (looker != NULL)
+		lower_next_look(looker, next_look);
+	unlock_bucket(subject);
+}
+
+/* A2: a follow-up job was committed: the end of the job before it wakes a session that waits */
+void
+idem_waiters_note_blocked(uint64 subject)
+{
+	Bucket *bucket = lock_bucket(subject);
+	Place *looker = find_looker(bucket, subject);
+
+	if (looker != NULL)
+		mark_blocked(bucket, looker);
 	unlock_bucket(subject);
 }
 
@@ -440,15 +466,20 @@ idem_waiters_wake(uint64 subject, int n, IdemWoken why)
 	} while (n > 0 && nwoken == WAKE_BATCH);
 }
 
-/* A2: a job with a key has ended: wake a session that has seen a blocked job; never throws */
+/*
+ * A2: a job with a key has ended: if there may be blocked jobs, wake a session.  One that is
+ * looking may be about to see such a job, as it was before.  Never throws.
+ */
 void
 idem_waiters_wake_blocked(uint64 subject)
 {
 	Bucket *bucket = lock_bucket(subject);
-	int i = bucket->tail;
+	const Place *looker = find_looker(bucket, subject);
+	int i = looker != NULL ? bucket->tail : NO_PLACE;
 
 	while (i != NO_PLACE &&
-		   (waiters->places[i].subject != subject || !waiters->places[i].is_blocked))
+		   (waiters->places[i].subject != subject ||
+			!(looker->is_blocked || waiters->places[i].is_looking)))
 		i = waiters->places[i].prev;
 	if (i != NO_PLACE)
 		set_latch_of(mark_woken(bucket, i, IDEM_WOKEN_FOR_MORE));

@@ -67,6 +67,7 @@ extern void idem_waiters_end_look(int place, int64 next_look, bool blocked);
 extern void idem_waiters_leave(int place, bool hand_on);
 extern IdemWoken idem_waiters_woken(int place);
 extern int64 idem_waiters_next_look(int place);
+extern void idem_waiters_note_blocked(uint64 subject);
 extern bool idem_waiters_exist(uint64 subject);
 extern bool idem_waiters_wait_for_end(void);
 extern void idem_waiters_wake(uint64 subject, int n, IdemWoken why);
@@ -76,7 +77,7 @@ extern void idem_waiters_lower_next_look(uint64 subject, int64 next_look);
 
 /* touched.c */
 extern void idem_touched_init(void);
-extern void idem_touched_job(const text *name, TimestampTz due);
+extern void idem_touched_job(const text *name, TimestampTz due, bool follows);
 extern void idem_touched_held(const text *name, bool lets_go);
 extern void idem_touched_fetched(const text *name, int64 lease, TimestampTz lease_until);
 extern void idem_touched_done(const text *name, bool has_key, bool was_fetched);
