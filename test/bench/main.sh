@@ -11,7 +11,7 @@ shopt -s inherit_errexit
 
 bench_lines=(counts pair replay socket call wal lease growth hot
 	jobs_wal jobs_rate jobs_depth jobs_xmin jobs_members ended jobs_peers
-	worker_load worker_rate stats_cost plproxy)
+	worker_load worker_rate stats_cost wake_latency wake_commits wake_cost plproxy)
 # experiments behind the layout of the tables, only if they are named
 layout_lines=(layout jobs_layout)
 
@@ -59,6 +59,8 @@ bench_dir=$(dirname "${BASH_SOURCE[0]}")
 . "$bench_dir/peers.sh"
 # shellcheck source=test/bench/worker.sh
 . "$bench_dir/worker.sh"
+# shellcheck source=test/bench/wake.sh
+. "$bench_dir/wake.sh"
 # shellcheck source=test/bench/plproxy.sh
 . "$bench_dir/plproxy.sh"
 # shellcheck source=test/bench/layout.sh

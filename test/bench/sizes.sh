@@ -76,4 +76,19 @@ chosen_sizes=
 	# stats_cost: rounds, pairs of runs of a round
 	size BENCH_STATS_ROUNDS 10 1 1
 	size BENCH_STATS_PAIRS 40 10 2
+	# wake_latency, wake_commits: rounds, workers
+	size BENCH_WAKE_ROUNDS 9 3 1
+	size BENCH_WAKE_WORKERS '1 16' '1 16' 3
+	# wake_latency: jobs of a round, milliseconds between them, seconds between polls
+	size BENCH_WAKE_JOBS 300 100 5
+	size BENCH_WAKE_PAUSE 10 10 1
+	size BENCH_WAKE_POLL 1 1 0.01
+	# wake_commits: enqueuers, how long pgbench runs
+	size BENCH_WAKE_CLIENTS '1 16 64' '1 16 64' 4
+	size BENCH_WAKE_SLICE '-T 2' '-T 1' '-t 5'
+	# wake_cost: rounds, enqueuers, how long pgbench runs, the commit to compare with (empty: none)
+	size BENCH_COST_ROUNDS 10 3 1
+	size BENCH_COST_CLIENTS '16 64' '16 64' 4
+	size BENCH_COST_SLICE '-T 2' '-T 1' '-t 5'
+	size BENCH_BEFORE c40db05 '' ''
 }
