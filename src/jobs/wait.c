@@ -37,7 +37,7 @@ typedef struct JobWait
 	Jsonb *result;
 } JobWait;
 
-/* A2: can a job of the queue be fetched? */
+/* A2: can a job of the queue be fetched?  The table is opened as for a fetch (K13). */
 static void
 look_at_queue(int i, IdemLook *look, void *arg)
 {
@@ -46,7 +46,7 @@ look_at_queue(int i, IdemLook *look, void *arg)
 	IdemTable jobs;
 
 	idem_queuestore_use(queues[i], &queue);
-	idem_jobtable_open(&jobs, AccessShareLock);
+	idem_jobtable_open(&jobs, RowExclusiveLock);
 	idem_fetchstore_look(&jobs, &queue, look);
 	idem_table_close(&jobs);
 }
@@ -99,6 +99,7 @@ get_queues(FunctionCallInfo fcinfo, int arg, int *n)
 	bool *nulls;
 	text **queues;
 
+	idem_args_require(fcinfo, arg, "queues", "Name the queues that this worker serves.");
 	idem_arrays_require(fcinfo, arg, "queues", &elems, &nulls, n);
 	if (*n < 1 || *n > MAX_WAIT_QUEUES)
 		ereport(ERROR,

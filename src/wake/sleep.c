@@ -300,6 +300,12 @@ wait_in_turns(void)
 {
 	int answer;
 
+	/* whether the caller's transaction commits must not depend on what the look finds */
+	if (sleeper->is_nested)
+	{
+		end_transaction();
+		begin_transaction();
+	}
 	take_places();
 	while ((answer = look_around()) < 0 && idem_clock_steady() < sleeper->until)
 	{
