@@ -363,9 +363,9 @@ mark_blocked(Bucket *bucket, Place *looker)
 
 /*
  * This session has looked at everything: when something changes without an event, and whether it
- * has seen blocked jobs.  If not, and if nothing has marked the looker since it began to look, there
- * are none.  When it was told meanwhile to look, it may have looked too early for that.  A look
- * that found enough jobs before the end says nothing here; its session leaves.
+ * has seen blocked jobs.  If not, and if nothing has marked the looker since it began to look,
+ * there are none.  When it was told meanwhile to look, it may have looked too early for that.  A
+ * look that found enough jobs before the end says nothing here; its session leaves.
  */
 void
 idem_waiters_end_look(int place, int64 next_look, bool blocked)
