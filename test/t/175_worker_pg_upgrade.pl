@@ -1,7 +1,8 @@
 # W6: neither launcher nor worker during pg_upgrade, with the library preloaded
 # in both clusters; the data arrives, and then the new server cleans up.
 #
-# A map of slots survives, too, and job numbers go on (M6).
+# A map of slots survives, too, and job numbers go on (M6).  So do schedules: a tick that is
+# due then becomes a job on the new server, although cleanup is off there at first (T6).
 #
 # From a version to the same version: what matters here is how pg_upgrade starts
 # the servers.  By hand, to a newer server: IDEM_SUBSCRIBER=/path/of/installation.
@@ -113,6 +114,14 @@ $old->safe_psql(
 						  number => 5);
 	SELECT status FROM idem_claim('live', request => '1');
 	SELECT idem_enqueue('mail', '1', key => 'job')});
+
+# due since yesterday, without a word to the launcher
+$old->safe_psql(
+	'postgres', q{
+	SELECT idem_schedule('tick', 'ticks', cron => '@yearly', time_zone => 'Europe/Berlin', payload => '{"a": 1}');
+	UPDATE idem.schedules SET next_tick = now() - interval '1 day', missed_ticks = 7});
+my $schedule = 'SELECT queue, cron, time_zone, missed, payload, missed_ticks FROM idem.schedules';
+my $schedule_before = $old->safe_psql('postgres', $schedule);
 my $number = $old->safe_psql('postgres', 'SELECT max(job_id) FROM idem.jobs');
 
 my $before = $old->safe_psql('postgres', $rows);
@@ -161,6 +170,11 @@ is( join(' ',
 			'postgres', q{SELECT outcome FROM idem_enqueue('mail', '2', key => 'job')})),
 	'finished|"result" t absorbed',
 	'keys, leases and jobs go on');
+is($new->safe_psql('postgres', $schedule), $schedule_before, 'T6: a schedule arrives, with the number of ticks that were missed');
+ok( $new->poll_query_until('postgres', q{
+		SELECT count(*) = 1 FROM idem.jobs AS j, idem.schedules AS s
+		 WHERE j.queue = 'ticks' AND j.job_id = s.last_job AND j.run_at = s.last_tick AND s.next_tick > now()}),
+	'T6: and its tick becomes a job');
 is(sqlstate($new, q{SELECT idem_claim('not ours')}), 'ID006', 'M2: the new server refuses what the old one refused');
 cmp_ok($new->safe_psql('postgres', q{SELECT job_id FROM idem_enqueue('mail')}),
 	'>', $number + 1024 - $number % 1024 - 1, 'M6: job numbers go on after those of the old server');
