@@ -10,7 +10,7 @@ function figure(x, unit,	text)
 
 function ratio(x)
 {
-	return x == "" ? "" : sprintf(x >= 100 ? "%.0f" : x >= 10 ? "%.1f" : "%.3f", x)
+	return x == "" ? "" : sprintf(x >= 100 ? "%.0f" : x >= 10 ? "%.1f" : x >= 0.01 || x <= 0 ? "%.3f" : "%.2g", x)
 }
 
 # `wide` is the spread from which on it is marked

@@ -49,6 +49,7 @@ compare_latencies() {
 		compare "$1_${p}_listen" "$what" 'LISTEN and pg_notify' us "wait_$p" "listen_$p"
 		compare "$1_${p}_poll" "$what" "a poll every $BENCH_WAKE_POLL s" us "wait_$p" "poll_$p"
 	done
+	[[ -n $3 ]] || return 0
 	derive goal 1000 wait_p99
 	compare "$1_goal" "$what" 'the goal' us wait_p99 goal "$3"
 }
@@ -121,23 +122,29 @@ commits_rounds() {
 	done
 }
 
+# compare_commits CLIENTS ID HOW: how says what is special, and ID has it
+compare_commits() {
+	local workers="${BENCH_WAKE_WORKERS##* } workers" what="$1 enqueuers" goal
+	[[ $1 != 1 ]] || what=${what/enqueuers/enqueuer}
+	goal=$([[ $1 != 16 ]] || printf '>= 3')
+	commits_rounds "$1" >"$samples"
+	compare "notify_$1$2" "commits of $what, nobody waits$3" 'with pg_notify, nobody listens' /s quiet notify "$goal"
+	compare "listen_$1$2" "commits of $what, $workers wait$3" "with pg_notify, $workers listen" /s waited listened "$goal"
+	compare "waited_$1$2" "commits of $what, $workers wait$3" 'nobody waits' /s waited quiet
+	compare "told_$1$2" "wake-ups per commit of $what, $workers wait$3" "with pg_notify, $workers listen" '' \
+		waited_told listened_told
+}
+
 # Commits of enqueuers, while workers wait and while nobody does.  The workers fetch and complete,
 # so they take from the enqueuers the CPU time that this needs, on both sides.
 line_wake_commits() {
-	local clients workers="${BENCH_WAKE_WORKERS##* } workers" what goal
+	local clients
 	setting full_page_writes off
 	for clients in $BENCH_WAKE_CLIENTS; do
-		commits_rounds "$clients" >"$samples"
-		what="$clients enqueuers"
-		[[ $clients != 1 ]] || what=${what/enqueuers/enqueuer}
-		goal=$([[ $clients != 16 ]] || printf '>= 3')
-		compare "notify_$clients" "commits of $what, nobody waits" 'with pg_notify, nobody listens' /s quiet notify "$goal"
-		compare "listen_$clients" "commits of $what, $workers wait" "with pg_notify, $workers listen" /s \
-			waited listened "$goal"
-		compare "waited_$clients" "commits of $what, $workers wait" 'nobody waits' /s waited quiet
-		compare "told_$clients" "wake-ups per commit of $what, $workers wait" "with pg_notify, $workers listen" '' \
-			waited_told listened_told
+		compare_commits "$clients" '' ''
 	done
+	setting synchronous_commit on
+	compare_commits 16 _sync ', synchronous_commit = on'
 }
 
 # build_before: the commit $BENCH_BEFORE, installed below $IDEM_TMP/before; $bin_before: its programs
