@@ -52,6 +52,7 @@ my @functions = map { [ split /\|/, $_, -1 ] } split /\n/,
 	  FROM pg_proc AS p
 	  JOIN pg_language AS l ON l.oid = p.prolang
 	 WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.proname LIKE 'idem\_%' AND l.lanname = 'c'
+	   AND p.prokind = 'f'
 	 ORDER BY 1});
 cmp_ok(scalar @functions, '>', 30, 'there are functions to declare again');
 
@@ -132,6 +133,56 @@ foreach my $row (@functions)
 	  if @out;
 	is(join(', ', sort keys %states), '55000',
 		"$function with another number of arguments or result columns gives 55000");
+}
+
+# the same for procedures: the last arguments are INOUT, and are the columns of the result
+
+sub procedure_state
+{
+	my ($procedure, $ninout, @types) = @_;
+	my @arguments = map { ($_ < @types - $ninout ? 'IN' : 'INOUT') . " $types[$_]" } 0 .. $#types;
+	my $call = join ', ', map { $_ eq 'bigint' ? '1::bigint' : $_ eq 'text' ? q{'1'::text} : "NULL::$_" } @types;
+	my $state;
+
+	$s->query("CREATE PROCEDURE other.$procedure(@{[ join ', ', @arguments ]}) LANGUAGE C AS '\$libdir/idem', '$procedure'");
+	$state = $s->sqlstate("CALL other.$procedure($call)");
+	$state .= ' without detail and hint' if $s->{message} !~ /^DETAIL: .*^HINT: /ms;
+	$s->query("DROP PROCEDURE other.$procedure");
+	return $state;
+}
+
+my @procedures = map { [ split /\|/, $_, -1 ] } split /\n/,
+  $node->safe_psql(
+	'postgres', q{
+	SELECT p.proname, (SELECT count(*) FROM unnest(p.proargmodes) AS m WHERE m = 'b'),
+		   array_to_string(ARRAY(SELECT t::regtype FROM unnest(p.proargtypes) WITH ORDINALITY AS u (t, ord) ORDER BY ord), ';')
+	  FROM pg_proc AS p
+	 WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.proname LIKE 'idem\_%' AND p.prokind = 'p'
+	 ORDER BY 1});
+cmp_ok(scalar @procedures, '>=', 4, 'there are procedures to declare again');
+
+foreach my $row (@procedures)
+{
+	my ($procedure, $ninout, $types) = @$row;
+	my @types = split /;/, $types;
+	my %states;
+
+	unlike(procedure_state($procedure, $ninout, @types), qr/^55000/, "$procedure as it is");
+	foreach my $i (0 .. $#types)
+	{
+		my @changed = @types;
+
+		$changed[$i] = other_type($types[$i]);
+		$states{ procedure_state($procedure, $ninout, @changed) }++;
+	}
+	is(join(', ', sort keys %states), '55000', "$procedure with one type changed gives 55000");
+
+	%states = ();
+	$states{ procedure_state($procedure, $ninout, 'text', @types) }++;
+	$states{ procedure_state($procedure, $ninout + 1, @types, 'text') }++;
+	$states{ procedure_state($procedure, $ninout, @types[ 1 .. $#types ]) }++;
+	$states{ procedure_state($procedure, $ninout - 1, @types) }++;
+	is(join(', ', sort keys %states), '55000', "$procedure with another number of arguments gives 55000");
 }
 
 is( $node->safe_psql(

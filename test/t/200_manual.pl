@@ -135,7 +135,7 @@ foreach my $line (grep { /^\| `idem_/ } split /\n/, $reference)
 	{
 		my ($name, $arguments) = ($1, $2);
 
-		$arguments =~ s/ = \w+//g;
+		$arguments =~ s/ = (?:\w+|'[^']*')//g;
 		my $is_part = $arguments =~ s/,? …$//;
 
 		$shown{$name} = 1;
