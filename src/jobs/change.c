@@ -125,6 +125,20 @@ idem_change_note_given_back(IdemTable *jobs)
 	idem_change_note_job(jobs);
 }
 
+/*
+ * J14, A4: this transaction has written a waiting job, which has absorbed a duplicate.  It is
+ * not a new one (A2).
+ */
+void
+idem_change_note_absorbed(IdemTable *jobs)
+{
+	IdemPosition position;
+	TimestampTz due = get_written(jobs, &position);
+
+	note_position(get_written_queue(jobs), &position, due);
+	idem_touched_due(get_written_queue(jobs), due);
+}
+
 /* J14: this transaction has enqueued the job, whose entries are in the indexes already */
 void
 idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id)
@@ -157,7 +171,7 @@ idem_change_note_found(IdemTable *jobs)
 	pfree(queue);
 }
 
-/* The row found is a follow-up job that may be free now */
+/* The row found is a follow-up job that may be free now.  Waiters are woken by ended_key (touched.c). */
 static void
 note_follower(IdemTable *jobs, const text *queue)
 {
@@ -166,7 +180,7 @@ note_follower(IdemTable *jobs, const text *queue)
 		.run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT),
 		.job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID)};
 
-	note_change(queue, &position, position.run_at, false);
+	note_position(queue, &position, position.run_at);
 }
 
 /*

@@ -273,7 +273,8 @@ scan_or_insert(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, IdemKey
 	else if (scan->found == IDEM_KEY_SCAN_WAITING && !TransactionIdIsValid(scan->in_the_way))
 	{
 		scan->lock_result = idem_table_lock_row(jobs, scan->tid, LockTupleKeyShare, LockWaitSkip);
-		if (scan->lock_result == TM_Ok)
+		/* a row of this transaction was noted when it was written */
+		if (scan->lock_result == TM_Ok && !idem_row_is_mine(jobs))
 			idem_touched_held(keyed->enqueue->queue.name, true);
 	}
 	idem_table_unlock_hash(jobs, keyed->key_hash);
@@ -386,7 +387,7 @@ absorb_waiting(IdemTable *jobs, IdemKeyedEnqueue *keyed, const IdemKeyScan *scan
 	if (change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome) != NULL)
 	{
 		idem_jobrow_store(jobs);
-		idem_change_note_job(jobs);
+		idem_change_note_absorbed(jobs);
 	}
 	return true;
 }

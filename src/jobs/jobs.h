@@ -406,6 +406,7 @@ extern bool idem_queuestore_pause(IdemTable *queues, text *name, bool pause);
 extern void idem_change_note_job(IdemTable *jobs);
 extern void idem_change_note_move(IdemTable *jobs);
 extern void idem_change_note_given_back(IdemTable *jobs);
+extern void idem_change_note_absorbed(IdemTable *jobs);
 extern void idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id);
 extern void idem_change_note_found(IdemTable *jobs);
 extern void idem_change_note_end(IdemTable *jobs, const text *queue);

@@ -27,7 +27,7 @@
 typedef struct Touched
 {
 	uint64 subject;
-	int njobs;		   /* that are ready if the transaction commits */
+	int njobs;		   /* new ones that are ready if the transaction commits */
 	TimestampTz later; /* when the next one becomes ready; or DT_NOEND */
 	int nfetched;	   /* fetched without a lease by this transaction, and not ended yet */
 	bool leases;	   /* it has leased jobs, too: nfetched may be too high then */
@@ -119,6 +119,18 @@ idem_touched_job(const text *name, TimestampTz due, bool follows)
 	queue->follows |= follows;
 }
 
+/* A4: this transaction has changed a job, which can be fetched from this time on */
+void
+idem_touched_due(const text *name, TimestampTz due)
+{
+	Touched *queue;
+
+	if (!idem_waiters_are_shared())
+		return;
+	queue = get_queue(name);
+	queue->later = Min(queue->later, due);
+}
+
 /*
  * A2: this transaction has locked or changed a job; a rollback lets it go.  lets_go: so does
  * the commit, because of an absorbed duplicate, or because the queue goes on.
@@ -180,7 +192,10 @@ idem_touched_end(uint64 subject)
 		add_end(subject);
 }
 
-/* The commit lets jobs of the queue go */
+/*
+ * The commit lets jobs of the queue go.  New jobs are counted.  If it lets others go, too, it
+ * wakes only one session, which counts all of them.
+ */
 static void
 wake_for_commit(const Touched *queue)
 {
@@ -192,12 +207,12 @@ wake_for_commit(const Touched *queue)
 	/* before it wakes anyone: the job before may have ended already, without a mark */
 	if (queue->follows)
 		idem_waiters_note_blocked(queue->subject);
-	if (queue->njobs > 0)
-		idem_waiters_wake(queue->subject, queue->njobs, IDEM_WOKEN_FOR_ONE);
 	if (queue->lets_go || queue->later <= now || queue->nfetched > 0 ||
 		(undone && queue->holds))
 		idem_waiters_wake(queue->subject, 1, IDEM_WOKEN_FOR_MORE);
-	else if (queue->later != DT_NOEND)
+	else if (queue->njobs > 0)
+		idem_waiters_wake(queue->subject, queue->njobs, IDEM_WOKEN_FOR_ONE);
+	if (queue->later > now && queue->later != DT_NOEND)
 		idem_waiters_lower_next_look(queue->subject, idem_clock_steady() + (queue->later - now));
 	if (queue->ended_key)
 		idem_waiters_wake_blocked(queue->subject);

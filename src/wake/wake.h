@@ -78,6 +78,7 @@ extern void idem_waiters_lower_next_look(uint64 subject, int64 next_look);
 /* touched.c */
 extern void idem_touched_init(void);
 extern void idem_touched_job(const text *name, TimestampTz due, bool follows);
+extern void idem_touched_due(const text *name, TimestampTz due);
 extern void idem_touched_held(const text *name, bool lets_go);
 extern void idem_touched_fetched(const text *name, int64 lease, TimestampTz lease_until);
 extern void idem_touched_done(const text *name, bool has_key, bool was_fetched);
