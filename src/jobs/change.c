@@ -171,7 +171,7 @@ idem_change_note_found(IdemTable *jobs)
 	pfree(queue);
 }
 
-/* The row found is a follow-up job that may be free now.  Waiters are woken by ended_key (touched.c). */
+/* The row found is a follow-up job that may be free now, for fetches; touched.c wakes waiters */
 static void
 note_follower(IdemTable *jobs, const text *queue)
 {
