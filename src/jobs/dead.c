@@ -46,6 +46,8 @@ idem_dead_make_if_spent(IdemTable *jobs, const IdemQueue *queue, TransactionId *
 
 	if (!idem_jobrow_is_leased(jobs) || !idem_jobrow_has_no_attempts_left(jobs, queue))
 		return IDEM_DEAD_NOT_SPENT;
+	/* A2: if the job is skipped, the commit lets it go, too */
+	idem_touched_held(queue->name, true);
 	if (idem_dead_make(jobs, queue, cstring_to_text("The lease of the last attempt ran out."),
 					   &changer))
 		return IDEM_DEAD_MADE;

@@ -239,8 +239,11 @@ make_spent_dead(IdemTable *jobs, const IdemKeyedEnqueue *keyed, IdemKeyScan *sca
 		return false;
 	result = idem_table_lock_row(jobs, scan->tid, LockTupleExclusive, LockWaitSkip);
 	if (result == TM_Ok)
+	{
+		idem_touched_held(keyed->enqueue->queue.name, true);
 		return idem_dead_make_if_spent(jobs, &keyed->enqueue->queue, &scan->in_the_way) !=
 			IDEM_DEAD_SKIPPED;
+	}
 	if (result != TM_WouldBlock)
 		return true;
 	scan->in_the_way = idem_row_locker(jobs);

@@ -203,6 +203,7 @@ take_job(Fetch *fetch, IdemFetched *job)
 
 	if (idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip) != TM_Ok)
 		return false;
+	idem_touched_held(fetch->args->queue.name, false);
 	if (idem_dead_make_if_spent(jobs, &fetch->args->queue, NULL) != IDEM_DEAD_NOT_SPENT)
 		return false;
 	job->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) + 1;

@@ -47,6 +47,8 @@ idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 	do
 	{
 		found = idem_jobstore_find(jobs, job_id, &queue);
+		if (found)
+			idem_touched_held(queue.name, false);
 	} while (found && idem_write_delete(jobs, true) != TM_Ok);
 	idem_jobtable_unmark_cancel(jobs, job_id);
 	if (!found)

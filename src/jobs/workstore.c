@@ -50,6 +50,8 @@ lock_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
 	} while (hold == IDEM_HOLD_OK &&
 			 idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleNoKeyExclusive,
 								 LockWaitBlock) != TM_Ok);
+	if (hold == IDEM_HOLD_OK)
+		idem_touched_held(queue->name, false);
 	return hold;
 }
 
@@ -84,6 +86,7 @@ idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *resul
 		hold = find_held(jobs, job_id, token, queue);
 		if (hold != IDEM_HOLD_OK)
 			return hold;
+		idem_touched_held(queue->name, false);
 	} while (idem_write_delete(jobs, true) != TM_Ok);
 	(void) idem_joblog_write(jobs, "done", queue->keep, result, NULL, NULL);
 	idem_joblog_keep_key(jobs, result);

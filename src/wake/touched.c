@@ -132,8 +132,9 @@ idem_touched_due(const text *name, TimestampTz due)
 }
 
 /*
- * A2: this transaction has locked or changed a job; a rollback lets it go.  lets_go: so does
- * the commit, because of an absorbed duplicate, or because the queue goes on.
+ * A2: this transaction has locked a job, or is about to change it; a rollback lets it go.  The
+ * caller notes this before it does anything else that may fail.  lets_go: so does the commit,
+ * because of an absorbed duplicate, or because the queue goes on.
  */
 void
 idem_touched_held(const text *name, bool lets_go)
