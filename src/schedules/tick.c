@@ -66,7 +66,7 @@ try_tick(text *name, TimestampTz now)
 			errcode(error->sqlerrcode),
 			errmsg("schedule \"%s\" failed: %s", text_to_cstring(name), error->message),
 			errdetail("%s", error->detail != NULL ? error->detail : "The other schedules are not affected."),
-			errhint("Repair the cause, or declare the schedule again with idem_schedule()."));
+			errhint("%s", error->hint != NULL ? error->hint : "Repair the cause, or declare the schedule again with idem_schedule()."));
 	return 0;
 }
 
