@@ -259,6 +259,10 @@ ISOLATION = \
 	job-isolation \
 	job-pin \
 	job-number \
+	schedule \
+	schedule-tick \
+	schedule-prepare \
+	schedule-snapshot \
 	wait \
 	wait-back \
 	wait-count \
