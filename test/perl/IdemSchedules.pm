@@ -122,22 +122,24 @@ sub series_ok
 
 =pod
 
-=item lags($node, $db, $name)
+=item lags($node, $db, $name, since => '-infinity')
 
-How long after their ticks the jobs were enqueued, in seconds: median and maximum.
+How long after their ticks the jobs were enqueued, in seconds: median, third quartile and maximum.
 
 =cut
 
 sub lags
 {
-	my ($node, $db, $name) = @_;
+	my ($node, $db, $name, %opt) = @_;
+	my $since = $opt{since} // '-infinity';
 
 	return split /\|/,
 	  $node->safe_psql(
 		$db, qq{
-		SELECT round((percentile_cont(0.5) WITHIN GROUP (ORDER BY lag))::numeric, 3), round(max(lag), 3)
+		SELECT round((percentile_cont(0.5) WITHIN GROUP (ORDER BY lag))::numeric, 3),
+			   round((percentile_cont(0.75) WITHIN GROUP (ORDER BY lag))::numeric, 3), round(max(lag), 3)
 		  FROM (SELECT extract(epoch FROM enqueued_at - run_at) AS lag
-				  FROM idem.jobs WHERE key LIKE '$name\@%') AS l});
+				  FROM idem.jobs WHERE key LIKE '$name\@%' AND run_at > '$since') AS l});
 }
 
 =pod
