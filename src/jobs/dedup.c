@@ -356,8 +356,8 @@ check_may_wait(const IdemEnqueue *enqueue)
 	if (enqueue->nowait)
 		ereport(ERROR,
 				errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-				errmsg("could not enqueue the job without waiting"),
-				errdetail("An open transaction has enqueued or changed a job with the same key."),
+				errmsg("an open transaction holds the key of the job"),
+				errdetail("It has enqueued, changed or ended a job of this key."),
 				errhint("Try again when that transaction has ended."));
 }
 
