@@ -88,6 +88,7 @@ my $everything = q{
 	UNION ALL SELECT 'job key', x::text FROM idem.job_keys AS x
 	UNION ALL SELECT 'log', l::text FROM idem.job_log AS l
 	UNION ALL SELECT 'queue', q::text FROM idem.queues AS q
+	UNION ALL SELECT 'schedule', s::text FROM idem.schedules AS s
 	ORDER BY 1, 2};
 
 sub same_ok
@@ -200,7 +201,7 @@ my $before = on_subscriber($everything);
 is(doctor('subscription', node => $subscriber), 'warn', 'H1: the doctor reports the subscription');
 like(
 	doctor('subscription', columns => 'detail', node => $subscriber),
-	qr/^idem\.job_keys, idem\.job_log, idem\.jobs, idem\.keys, idem\.queues, idem\.shard: written by subscription sub,.*roles.*stop writes.*DROP SUBSCRIPTION, reload$/,
+	qr/^idem\.job_keys, idem\.job_log, idem\.jobs, idem\.keys, idem\.queues, idem\.schedules, idem\.shard: written by subscription sub,.*roles.*stop writes.*DROP SUBSCRIPTION, reload$/,
 	'H1: and says what to do at the cutover');
 cleanup_round($subscriber, 'postgres');
 phase_ok('subscribed', 'W1: the worker shows that it skips tables');

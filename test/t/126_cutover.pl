@@ -36,7 +36,7 @@ foreach my $node (@nodes)
 		CREATE TABLE with_identity (id bigint GENERATED ALWAYS AS IDENTITY, PRIMARY KEY (id))});
 }
 
-my @ours = map { "idem.$_" } qw(keys jobs job_keys job_log queues shard);
+my @ours = map { "idem.$_" } qw(keys jobs job_keys job_log queues schedules shard);
 my @theirs = qw(runs changes seen with_identity);
 my $set_tables = 'ALTER PUBLICATION pub SET TABLE ' . join ', ', @ours, @theirs;
 

@@ -37,6 +37,7 @@ my $everything = q{
 	UNION ALL SELECT 'job key', x::text FROM idem.job_keys AS x
 	UNION ALL SELECT 'log', l::text FROM idem.job_log AS l
 	UNION ALL SELECT 'queue', q::text FROM idem.queues AS q
+	UNION ALL SELECT 'schedule', s::text FROM idem.schedules AS s
 	ORDER BY 1, 2};
 
 run('CREATE ROLE app LOGIN;' . IdemCutover::tables() . q{

@@ -133,7 +133,7 @@ my $texts = q{
 	 WHERE c.relnamespace OPERATOR(pg_catalog.=) 'idem'::pg_catalog.regnamespace
 	   AND c.relname OPERATOR(pg_catalog.~) '^checks'};
 # some need pg_cron or Citus
-@fixes = grep { !/cron\.schedule|pg_dist_node|%s/ } split /\n/,
+@fixes = grep { !/cron\.schedule|pg_dist_node|%[sL]/ } split /\n/,
   $node->safe_psql(
 	'shop',
 	q{SELECT pg_catalog.replace(m[1], '''''', '''')}
