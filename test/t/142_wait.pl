@@ -376,6 +376,22 @@ hand_on(
 	call => q{CALL idem_wait_any('{r,s,q}', '10 min')})->lost;
 places_ok('after wake-ups that were handed on');
 
+# The first session that waits gets up when the next job is due, for all others.  If it ends,
+# another one does so.
+foreach my $end ('cancel', 'terminate')
+{
+	my $first = waiter();
+	my $other = waiter();
+	my $job = run(qq{
+		SELECT job_id FROM idem_enqueue('q', delay => '1 s');
+		SELECT FROM pg_${end}_backend($first->{pid})});
+
+	answer($other, 't', "A4: $end: another session gets up when the job is due");
+	fetch_ok($other, $job, "A4: $end: and fetches it");
+	$other->quit;
+	$first->lost;
+}
+
 #
 # Privileges are checked by each look
 #
