@@ -27,14 +27,15 @@
 typedef struct Touched
 {
 	uint64 subject;
-	int njobs;		   /* new ones that are ready if the transaction commits */
-	TimestampTz later; /* when the next one becomes ready; or DT_NOEND */
-	int nfetched;	   /* fetched without a lease by this transaction, and not ended yet */
-	bool leases;	   /* it has leased jobs, too: nfetched may be too high then */
-	bool holds;		   /* it has locked or changed jobs: its rollback lets them go */
-	bool lets_go;	   /* its commit lets go jobs that it has locked */
-	bool follows;	   /* it has enqueued a follow-up job (J4) */
-	bool ended_key;	   /* it has ended a job with a key, so follow-up jobs may be free */
+	int njobs;				 /* new ones that are ready if the transaction commits */
+	TimestampTz later;		 /* when the next one becomes ready; or DT_NOEND */
+	int nfetched;			 /* fetched without a lease by this transaction, and not ended yet */
+	bool leases;			 /* it has leased jobs, too: nfetched may be too high then */
+	SubTransactionId holder; /* the last one that has locked or changed jobs; or 0 */
+	bool undone;			 /* it was rolled back: nfetched may be too low */
+	bool lets_go;			 /* its commit lets go jobs that it has locked */
+	bool follows;			 /* it has enqueued a follow-up job (J4) */
+	bool ended_key;			 /* it has ended a job with a key, so follow-up jobs may be free */
 } Touched;
 
 static Touched queues[MAX_QUEUES];
@@ -46,9 +47,6 @@ static bool too_many = false;
 
 /* The transaction has committed, and has not sent its invalidation messages yet */
 static bool has_committed = false;
-
-/* A subtransaction was rolled back: nfetched may be too low, because an end was undone */
-static bool undone = false;
 
 static Touched *
 add_queue(uint64 subject)
@@ -144,7 +142,7 @@ idem_touched_held(const text *name, bool lets_go)
 	if (!idem_waiters_are_shared())
 		return;
 	queue = get_queue(name);
-	queue->holds = true;
+	queue->holder = GetCurrentSubTransactionId();
 	queue->lets_go |= lets_go;
 }
 
@@ -157,7 +155,7 @@ idem_touched_fetched(const text *name, int64 lease, TimestampTz lease_until)
 	if (!idem_waiters_are_shared())
 		return;
 	queue = get_queue(name);
-	queue->holds = true;
+	queue->holder = GetCurrentSubTransactionId();
 	if (lease == 0)
 		queue->nfetched++;
 	else
@@ -179,7 +177,7 @@ idem_touched_done(const text *name, bool has_key, bool was_fetched)
 	if (!idem_waiters_are_shared())
 		return;
 	queue = get_queue(name);
-	queue->holds = true;
+	queue->holder = GetCurrentSubTransactionId();
 	queue->ended_key |= has_key;
 	if (was_fetched && !queue->leases)
 		queue->nfetched--;
@@ -208,8 +206,7 @@ wake_for_commit(const Touched *queue)
 	/* before it wakes anyone: the job before may have ended already, without a mark */
 	if (queue->follows)
 		idem_waiters_note_blocked(queue->subject);
-	if (queue->lets_go || queue->later <= now || queue->nfetched > 0 ||
-		(undone && queue->holds))
+	if (queue->lets_go || queue->later <= now || queue->nfetched > 0 || queue->undone)
 		idem_waiters_wake(queue->subject, 1, IDEM_WOKEN_FOR_MORE);
 	else if (queue->njobs > 0)
 		idem_waiters_wake(queue->subject, queue->njobs, IDEM_WOKEN_FOR_ONE);
@@ -235,15 +232,20 @@ wake_at_commit(void)
 		idem_waiters_wake_all();
 }
 
-/* A2: the transaction, or a subtransaction of it, was rolled back, and other sessions see that */
+/*
+ * A2: the transaction, or this subtransaction of it, was rolled back, and other sessions see
+ * that.  Subtransactions that began later were part of it.
+ */
 static void
-wake_at_abort(void)
+wake_at_abort(SubTransactionId subid)
 {
 	pg_memory_barrier();
 	for (int i = 0; i < nqueues; i++)
 	{
-		if (queues[i].holds)
-			idem_waiters_wake(queues[i].subject, 1, IDEM_WOKEN_FOR_MORE);
+		if (queues[i].holder < subid)
+			continue;
+		idem_waiters_wake(queues[i].subject, 1, IDEM_WOKEN_FOR_MORE);
+		queues[i].undone = true;
 	}
 	if (too_many)
 		idem_waiters_wake_all();
@@ -255,7 +257,7 @@ forget_all(void)
 {
 	ends = NULL;
 	nqueues = nends = max_ends = 0;
-	too_many = undone = has_committed = false;
+	too_many = has_committed = false;
 }
 
 /*
@@ -280,7 +282,7 @@ at_xact_event(XactEvent event, void *arg)
 			has_committed = true;
 			break;
 		case XACT_EVENT_ABORT:
-			wake_at_abort();
+			wake_at_abort(TopSubTransactionId);
 			forget_all();
 			break;
 		case XACT_EVENT_PREPARE:
@@ -295,10 +297,8 @@ static void
 at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId parent_subid,
 				 void *arg)
 {
-	if (event != SUBXACT_EVENT_ABORT_SUB)
-		return;
-	undone = true;
-	wake_at_abort();
+	if (event == SUBXACT_EVENT_ABORT_SUB)
+		wake_at_abort(subid);
 }
 
 void
