@@ -206,6 +206,22 @@ series_ok($node, 'postgres', 'good', 'SIGTERM in the middle of a tick');
 is(cleanup_logged('postgres', $offset), '1 1', 'W7: the second SIGTERM in a row is logged');
 is(logged($offset), '1 0', 'T7: it does not seem that the schedule that fails works again');
 
+# A session waits for the end of the tick.  Then it has locked the schedule, and finds its row
+# and its jobs in agreement.
+{
+	my $s = session($node);
+
+	$changer->query($change_sequence);
+	run('SELECT worker_in_tick(0)');
+	$s->send('BEGIN; ' . each_second('good'));
+	wait_until_blocked($node, $s);
+	$changer->query('ROLLBACK');
+	$s->receive;
+	series_ok($node, 'postgres', 'good', 'at the end of the transaction of a tick');
+	$s->query('ROLLBACK');
+	$s->quit;
+}
+
 # the time zone is repaired: one job for the latest of the ticks that are due
 run(q{UPDATE idem.schedules SET time_zone = 'UTC' WHERE name = 'bad'});
 ok( $node->poll_query_until('postgres', q{
