@@ -1,4 +1,4 @@
-# A4, A8: more sessions that wait than there are places, a thousand of them, none that can
+# A4, A7: more sessions that wait than there are places, a thousand of them, none that can
 # be woken because the library is not preloaded; and what has no event.
 
 use strict;
@@ -72,17 +72,17 @@ sub fetch_ok
 		$none->send($call);
 		asleep($none);
 		my $job = enqueue();
-		is($none->receive, 't', "A8: a session without a place finds the job, $time");
+		is($none->receive, 't', "A7: a session without a place finds the job, $time");
 		is($none->{message} =~ /WARNING:  53400: too many sessions wait/ ? 'warned' : 'silent',
-			$time == 1 ? 'warned' : 'silent', "A8: it is warned once per session, $time");
-		fetch_ok($none, $job, "A8: it fetches the job, $time");
+			$time == 1 ? 'warned' : 'silent', "A7: it is warned once per session, $time");
+		fetch_ok($none, $job, "A7: it fetches the job, $time");
 	}
 
 	# a job that becomes due later
 	$none->send($call);
 	asleep($none);
 	run(q{SELECT idem_enqueue('q', delay => '300 ms')});
-	is($none->receive, 't', 'A4, A8: a session without a place finds a job that becomes due later');
+	is($none->receive, 't', 'A4, A7: a session without a place finds a job that becomes due later');
 	run('TRUNCATE idem.jobs');
 
 	$none->send($call);
@@ -106,8 +106,8 @@ foreach my $n (1, 17)
 	$session->send(wait_any(17));
 	asleep($session);
 	run("SELECT idem_enqueue('r $n')");
-	is($session->receive, "t|r $n", "A8: 17 queues and 16 places: a job of queue $n");
-	like($session->{message}, qr/53400/, 'A8: the session is warned');
+	is($session->receive, "t|r $n", "A7: 17 queues and 16 places: a job of queue $n");
+	like($session->{message}, qr/53400/, 'A7: the session is warned');
 	run('TRUNCATE idem.jobs');
 	$session->quit;
 }
@@ -232,40 +232,40 @@ run(q{TRUNCATE idem.jobs});
 	$session->send($call);
 	asleep($session);
 	is(run("SELECT count(backend_xmin) FROM pg_stat_activity WHERE pid = $session->{pid} AND xact_start IS NULL"),
-		'0', 'A8: not preloaded: no snapshot between two looks');
+		'0', 'A7: not preloaded: no snapshot between two looks');
 	$job = enqueue();
-	is($session->receive, 't', 'A8: not preloaded: the session finds the job');
-	is($session->{message}, '', 'A8: not preloaded: no warning');
-	fetch_ok($session, $job, 'A8: not preloaded: it fetches the job');
+	is($session->receive, 't', 'A7: not preloaded: the session finds the job');
+	is($session->{message}, '', 'A7: not preloaded: no warning');
+	fetch_ok($session, $job, 'A7: not preloaded: it fetches the job');
 
 	$session->send(q{CALL idem_wait_any('{p,q,r}', '10 min')});
 	asleep($session);
 	run(q{SELECT idem_enqueue('q', delay => '200 ms')});
-	is($session->receive, 't|q', 'A8: not preloaded: several queues, and a job that becomes due later');
+	is($session->receive, 't|q', 'A7: not preloaded: several queues, and a job that becomes due later');
 	$session->query(q{SELECT idem_complete(job_id, token) FROM idem_fetch('q')});
 
 	$job = enqueue();
 	$session->send("CALL idem_wait_job($job, '10 min')");
 	asleep($session);
 	run(q{SELECT idem_complete(job_id, token) FROM idem_fetch('q')});
-	is($session->receive, 'gone|', 'A5, A8: not preloaded: the end of a job');
+	is($session->receive, 'gone|', 'A5, A7: not preloaded: the end of a job');
 
 	run(q{SELECT idem_lease('k', '1 h')});
 	$session->send(q{CALL idem_wait_key('k', '10 min')});
 	asleep($session);
 	run(q{SELECT idem_finish('k', '"done"', token => token) FROM idem.keys WHERE key = 'k'});
-	is($session->receive, 'finished|"done"', 'A6, A8: not preloaded: the end of leased work');
+	is($session->receive, 'finished|"done"', 'A6, A7: not preloaded: the end of leased work');
 
-	is($session->query(q{CALL idem_wait('q', '200 ms')}), 'f', 'A8: not preloaded: the timeout');
+	is($session->query(q{CALL idem_wait('q', '200 ms')}), 'f', 'A7: not preloaded: the timeout');
 	is($session->sqlstate(qq{SET statement_timeout = '200 ms'; $call}),
-		'57014', 'A7, A8: not preloaded: statement_timeout');
+		'57014', 'A7: not preloaded: statement_timeout');
 	$session->query('RESET statement_timeout');
 
 	$session->send($call);
 	asleep($session);
 	$session->kill;
 	wait_until_gone($node, $session);
-	pass('A7, A8: not preloaded: the client is gone');
+	pass('A7: not preloaded: the client is gone');
 }
 
 $node->stop;

@@ -130,46 +130,9 @@ $open->quit;
 
 stop('producer', $producers);
 stop('worker', $workers);
-#
-# A transaction has removed or locked a job, and rolls back before it is through: the lease has
-# expired meanwhile, and the worker has looked in vain.  Here the transaction waits for another
-# one that has locked an older row of the history with the number of the job (J13).
-#
-
-foreach my $end (
-	'idem_complete(job_id, token)',
-	'idem_fail(job_id, token, dead => true)',
-	'idem_cancel(job_id)')
-{
-	run(q{SELECT idem_queue_set('q', keep => '1 h', keep_dead => '1 h')});
-	my $job = run(q{SELECT job_id FROM idem_enqueue('q')});
-	my ($name) = $end =~ /^(\w+)/;
-
-	run("SELECT idem_cancel($job); SELECT setval('idem.jobs_job_id_seq', $job, false)");
-	is(run(q{SELECT job_id FROM idem_enqueue('q')}), $job, 'a job with the number of an earlier one');
-
-	my ($ends, $locks, $waits) = map { session($node) } 1 .. 3;
-
-	$locks->query("BEGIN; SELECT FROM idem.job_log WHERE job_id = $job FOR UPDATE");
-	$ends->query(q{CREATE TEMP TABLE f AS SELECT job_id, token FROM idem_fetch('q', lease => '500 ms')});
-	$ends->send("SELECT $end FROM f");
-	wait_until_blocked($node, $ends);
-	$waits->send(q{CALL idem_wait('q', '10 min')});
-	$node->poll_query_until('postgres',
-		"SELECT clock_timestamp() > lease_until + interval '100 ms' FROM idem.jobs WHERE job_id = $job")
-	  or die 'the lease does not expire';
-	wait_until_asleep($node, 1, "pid = $waits->{pid}");
-	run("SELECT pg_cancel_backend($ends->{pid})");
-	$ends->receive;
-	is($ends->{sqlstate}, '57014', "$name is cancelled");
-	is($waits->receive, 't', "A2: $name is rolled back, and the session that waits is woken");
-	$locks->query('ROLLBACK');
-	run("SELECT idem_cancel($job)");
-	$_->quit foreach $ends, $locks, $waits;
-}
 
 #
-# A transaction that touches more queues than it can remember wakes all who wait.
+# A7: a transaction that touches more queues, jobs or keys than it can note wakes all who wait.
 #
 
 {
@@ -183,10 +146,22 @@ foreach my $end (
 	}
 	wait_until_asleep($node, 3);
 	run(q{SELECT count(idem_enqueue('many ' || n)) FROM generate_series(1, 301) AS n});
-	is($_->receive, 't', 'A2: 301 queues in one transaction') foreach @waiters;
+	is($_->receive, 't', 'A7: 301 queues in one transaction') foreach @waiters;
+	run('TRUNCATE idem.jobs');
+
+	run(q{SELECT count(*) FROM generate_series(1, 7) AS n,
+		LATERAL idem_enqueue_many('many', array_fill('1'::jsonb, ARRAY[10000]))});
+	foreach my $session (@waiters)
+	{
+		my $job = run(q{SELECT max(job_id) FROM idem.jobs});
+
+		$session->send("CALL idem_wait_job($job, '10 min')");
+	}
+	wait_until_asleep($node, 3);
+	run(q{SELECT count(idem_cancel(job_id)) FROM (SELECT job_id FROM idem.jobs ORDER BY job_id) AS j});
+	is($_->receive, 'cancelled|', 'A7: the end of 70,000 jobs in one transaction') foreach @waiters;
 	$_->quit foreach @waiters;
 }
-
 $node->stop;
 log_ok($node);
 done_testing();

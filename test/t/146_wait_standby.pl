@@ -1,4 +1,4 @@
-# A5 to A7 on a standby: a session can wait there for the end of a job or of leased work, but
+# A4 to A6 and A8 on a standby: a session can wait there for the end of a job or of leased work, but
 # not for jobs, which it could not fetch.
 #
 # Replay wakes nobody, so these sessions look (A4).  While they sleep they have no snapshot
@@ -58,14 +58,14 @@ sub waiter
 
 foreach my $call (q{idem_wait('q')}, q{idem_wait_any('{q}')})
 {
-	is(sqlstate($standby, "CALL $call"), '25006', "A7: $call is refused on a standby");
+	is(sqlstate($standby, "CALL $call"), '25006', "A8: $call is refused on a standby");
 	is(sqlstate($primary, "SET default_transaction_read_only = on; CALL $call"),
-		'25006', "A7: $call is refused in a read-only transaction");
+		'25006', "A8: $call is refused in a read-only transaction");
 }
 foreach my $call (qq{idem_wait_job($job, '0')}, q{idem_wait_key('k', '0')})
 {
 	is(sqlstate($primary, "SET default_transaction_read_only = on; CALL $call"),
-		'00000', "A7: $call only reads");
+		'00000', "A8: $call only reads");
 }
 
 #
