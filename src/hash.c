@@ -1,6 +1,7 @@
 /*
  * hash.c
- *		The hash of a name in a name space: of a key in its scope or queue.
+ *		The hash of a name in a name space: of a key in its scope or queue.  And a hash
+ *		with a secret key, which is not stored.
  *
  * It is SipHash-2-4 (Aumasson and Bernstein, 2012) with a fixed key, over the
  * length of the name space as four bytes, the name space and the name, in UTF-8.  Bytes
@@ -137,20 +138,38 @@ get_utf8(const text *value, Size *len)
 	return converted;
 }
 
+static void
+sip_begin(SipState *sip, uint64 key_0, uint64 key_1)
+{
+	*sip = (SipState){
+		.v0 = key_0 ^ UINT64CONST(0x736f6d6570736575),
+		.v1 = key_1 ^ UINT64CONST(0x646f72616e646f6d),
+		.v2 = key_0 ^ UINT64CONST(0x6c7967656e657261),
+		.v3 = key_1 ^ UINT64CONST(0x7465646279746573)};
+}
+
 int64
 idem_hash_name(const text *name_space, const text *name)
 {
-	SipState sip = {
-		.v0 = SIP_KEY_0 ^ UINT64CONST(0x736f6d6570736575),
-		.v1 = SIP_KEY_1 ^ UINT64CONST(0x646f72616e646f6d),
-		.v2 = SIP_KEY_0 ^ UINT64CONST(0x6c7967656e657261),
-		.v3 = SIP_KEY_1 ^ UINT64CONST(0x7465646279746573)};
+	SipState sip;
 	Size len;
 	const char *bytes = get_utf8(name_space, &len);
 
+	sip_begin(&sip, SIP_KEY_0, SIP_KEY_1);
 	sip_append(&sip, len, 4);
 	sip_text(&sip, bytes, len);
 	bytes = get_utf8(name, &len);
 	sip_text(&sip, bytes, len);
 	return (int64) sip_finish(&sip);
+}
+
+/* The hash of bytes as they are, with a key of the caller: for hashes that are not stored */
+uint64
+idem_hash_bytes(uint64 key_0, uint64 key_1, const void *bytes, Size len)
+{
+	SipState sip;
+
+	sip_begin(&sip, key_0, key_1);
+	sip_text(&sip, bytes, len);
+	return sip_finish(&sip);
 }

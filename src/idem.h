@@ -60,6 +60,7 @@ extern int64 idem_clock_next_token(int64 last, TimestampTz now);
 
 /* hash.c */
 extern int64 idem_hash_name(const text *name_space, const text *name);
+extern uint64 idem_hash_bytes(uint64 key_0, uint64 key_1, const void *bytes, Size len);
 
 /* sha256.c */
 extern void idem_sha256_hash(const void *data, size_t len, uint8 *digest);

@@ -16,7 +16,6 @@
  */
 #include "postgres.h"
 
-#include "common/hashfn.h"
 #include "miscadmin.h"
 #include "port/atomics.h"
 #include "storage/latch.h"
@@ -74,6 +73,7 @@ typedef struct Waiters
 	slock_t free_lock;
 	int first_free;
 	pg_atomic_uint32 nends; /* places that wait for the end of a job or key */
+	uint64 secret;			/* key of the hash of subjects */
 	PaddedBucket buckets[NBUCKETS];
 	Place places[FLEXIBLE_ARRAY_MEMBER];
 } Waiters;
@@ -98,6 +98,10 @@ static void
 init_waiters(void)
 {
 	memset(waiters, 0, compute_size());
+	if (!pg_strong_random(&waiters->secret, sizeof(waiters->secret)))
+		ereport(ERROR,
+				errcode(ERRCODE_INTERNAL_ERROR),
+				errmsg("could not generate a random number"));
 	waiters->locks = GetNamedLWLockTranche(TRANCHE_NAME);
 	SpinLockInit(&waiters->free_lock);
 	pg_atomic_init_u32(&waiters->nends, 0);
@@ -133,11 +137,17 @@ idem_waiters_are_shared(void)
 	return waiters != NULL;
 }
 
-/* Subjects are hashes: if two of them are equal, waiters are woken for nothing */
+/*
+ * Subjects are hashes.  If two of them were equal, the waiters of one name would get the wake-ups
+ * of the other one, and its looker would not look for it.  So the hash has a secret key: nobody
+ * can choose a name for that.
+ */
 static uint64
 make_subject(IdemSubjectKind kind, const void *name, int len)
 {
-	return hash_bytes_extended(name, len, hash_combine64(MyDatabaseId, kind));
+	if (waiters == NULL)
+		return 0;
+	return idem_hash_bytes(waiters->secret, (uint64) MyDatabaseId << 8 | kind, name, len);
 }
 
 uint64
