@@ -138,9 +138,9 @@ idem_waiters_are_shared(void)
 }
 
 /*
- * Subjects are hashes.  If two of them were equal, the waiters of one name would get the wake-ups
- * of the other one, and its looker would not look for it.  So the hash has a secret key: nobody
- * can choose a name for that.
+ * A3: subjects are hashes.  If two of them were equal, the waiters of one name would get the
+ * wake-ups of the other one, and its looker would not look for it.  So the hash has a secret key:
+ * no user can choose a name for that.
  */
 static uint64
 make_subject(IdemSubjectKind kind, const void *name, int len)
