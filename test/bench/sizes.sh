@@ -77,7 +77,7 @@ chosen_sizes=
 	size BENCH_STATS_ROUNDS 10 1 1
 	size BENCH_STATS_PAIRS 40 10 2
 	# wake_latency, wake_commits: rounds, workers
-	size BENCH_WAKE_ROUNDS 9 3 1
+	size BENCH_WAKE_ROUNDS 7 3 1
 	size BENCH_WAKE_WORKERS '1 16' '1 16' 3
 	# wake_latency: jobs of a round, milliseconds between them, seconds between polls
 	size BENCH_WAKE_JOBS 300 100 5

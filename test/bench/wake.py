@@ -23,6 +23,7 @@ more than some microseconds.  LIBPQ is the library; PGHOST and the like choose t
 """
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import random
@@ -250,6 +251,7 @@ def work(way, n):
 
 def main(what, way, workers, *sizes):
     multiprocessing.set_start_method('fork')
+    gc.disable()        # no pauses
     if what == 'latency':
         measure_latency(way, int(workers), *map(int, sizes))
     else:
