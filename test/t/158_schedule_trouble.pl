@@ -252,10 +252,36 @@ ok(wait_for_ticks($node, 1, [ 'postgres', 'good' ]), 'T1: kill -9 in the middle 
 series_ok($node, 'postgres', 'good', 'kill -9 of the worker in the middle of a tick');
 
 #
-# T6: locks of others
+# T6: locks of others.  First in a database where the worker has no reason to come again but the
+# lock itself.
 #
 
 new_database('other');
+{
+	my $c = session($node, db => 'other');
+	my $late = session($node, db => 'other');
+	my $soon = q{SELECT idem_schedule('%s', 'soon', every => '1 day', starts_at => clock_timestamp() + interval '0.2 s')};
+
+	# a tick that becomes visible in the middle of a visit, and is earlier than that
+	$c->query($change_sequence);
+	$late->query('BEGIN; ' . sprintf $soon, 'late');
+	run(sprintf($soon, 'early'), db => 'other');
+	run('SELECT worker_in_tick(0)');
+	$late->query('COMMIT');
+	$c->query('ROLLBACK');
+	ok( $node->poll_query_until('other', q{SELECT count(*) = 2 FROM idem.jobs WHERE queue = 'soon'}),
+		'T6: a schedule that is declared in the middle of a visit ticks');
+
+	# a lock that ends without a change
+	run(sprintf($soon, 'locked'), db => 'other');
+	$c->query(q{BEGIN; SELECT name FROM idem.schedules WHERE name = 'locked' FOR UPDATE});
+	$node->poll_query_until('other', q{SELECT next_tick < now() - interval '0.5 s' FROM idem.schedules WHERE name = 'locked'})
+	  or die 'it is not due';
+	$c->query('ROLLBACK');
+	ok( $node->poll_query_until('other', q{SELECT count(*) = 3 FROM idem.jobs WHERE queue = 'soon'}),
+		'T6: a schedule that was locked ticks');
+	$_->quit foreach $c, $late;
+}
 run(each_second('elsewhere'), db => 'other');
 run(each_second('beside'));
 wait_for_ticks($node, 1, [ 'other', 'elsewhere' ], [ 'postgres', 'beside' ]) or die 'no ticks';
