@@ -165,6 +165,7 @@ REGRESS = \
 	schedule_cron \
 	schedule_privileges \
 	schedule_shape \
+	wait \
 	stats \
 	subscription \
 	shard \

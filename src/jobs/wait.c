@@ -99,8 +99,12 @@ get_queues(FunctionCallInfo fcinfo, int arg, int *n)
 	bool *nulls;
 	text **queues;
 
-	idem_args_require(fcinfo, arg, "queues", "Name the queues that this worker serves.");
-	idem_arrays_require(fcinfo, arg, "queues", &elems, &nulls, n);
+	if (!idem_arrays_get(fcinfo, arg, "queues", &elems, &nulls, n))
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("array \"%s\" must not be null", "queues"),
+				errdetail("Every job belongs to a queue."),
+				errhint("Name the queues that this worker serves."));
 	if (*n < 1 || *n > MAX_WAIT_QUEUES)
 		ereport(ERROR,
 				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
