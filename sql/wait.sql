@@ -229,7 +229,7 @@ BEGIN
 	RAISE NOTICE '%', answers;
 	ROLLBACK;
 END $$;
--- it has committed what came before a sleep; the third time there was no sleep
+-- each call has committed what came before it, also the last one, which did not sleep; so q has a job now
 SELECT i FROM committed;
 DROP TABLE committed;
 DO $$
