@@ -21,4 +21,14 @@ CREATE TABLE outside (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, what t
 -- The programs may not read it: for the error 42501 in a handler.
 CREATE TABLE forbidden (secret text);
 
+-- Enqueue what should have been indexed and is not. Duplicates are absorbed, so it is safe at any time.
+CREATE FUNCTION enqueue_stale_orders() RETURNS bigint LANGUAGE sql AS $$
+    SELECT count(*)
+      FROM (SELECT coalesce(array_agg(jsonb_build_object('order', o.id)), '{}') AS payloads,
+                   coalesce(array_agg('order:' || o.id), '{}') AS keys
+              FROM orders AS o LEFT JOIN indexed AS i ON i.order_id = o.id
+             WHERE o.version > coalesce(i.version, 0)) AS stale
+     CROSS JOIN LATERAL idem_enqueue_many('index', stale.payloads, stale.keys)
+$$;
+
 GRANT SELECT, INSERT, UPDATE ON charges, orders, indexed, sent, outside TO shop;

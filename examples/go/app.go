@@ -153,6 +153,10 @@ func serve(port string) {
 func work() {
 	pool, mailer := openPool(os.Getenv("WORKER_URL")), openPool(os.Getenv("WORKER_URL"))
 	stop, _ := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	// At each start: the next tick stays as it is.
+	if _, err := pool.Exec(stop, "SELECT idem_schedule('heal', 'heal', every => '1 hour')"); err != nil {
+		log.Fatal(err)
+	}
 	worker := &idem.Worker{Pool: pool, Wait: time.Minute, Lease: 10 * time.Second, Batch: 10,
 		Transaction: map[string]func(idem.Tx, idem.Job) error{
 			"index": func(tx idem.Tx, job idem.Job) error {
@@ -163,6 +167,10 @@ func work() {
 				// Two runs of one key can overlap. The lock puts them in order: the later one reads the later version.
 				_, err := tx.Exec(context.Background(), "INSERT INTO indexed SELECT id, version FROM orders WHERE id = $1"+
 					" FOR NO KEY UPDATE ON CONFLICT (order_id) DO UPDATE SET version = excluded.version", order.Order)
+				return err
+			},
+			"heal": func(tx idem.Tx, job idem.Job) error {
+				_, err := tx.Exec(context.Background(), "SELECT enqueue_stale_orders()")
 				return err
 			}},
 		Leased: map[string]func(context.Context, idem.Job) error{

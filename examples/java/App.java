@@ -138,10 +138,14 @@ public final class App {
 
 	static void work() throws Exception {
 		DataSource pool = open(System.getenv("WORKER_URL"));
+		try (Connection conn = pool.getConnection()) { // at each start: the next tick stays as it is
+			execute(conn, "SELECT idem_schedule('heal', 'heal', every => '1 hour')");
+		}
 		IdemWorker worker = new IdemWorker(pool, Duration.ofMinutes(1), Duration.ofSeconds(10), 10);
 		// Two runs of one key can overlap. The lock puts them in order: the later one reads the later version.
 		worker.transaction("index", (tx, job) -> execute(tx, "INSERT INTO indexed SELECT id, version FROM orders WHERE id = ?"
 			+ " FOR NO KEY UPDATE ON CONFLICT (order_id) DO UPDATE SET version = excluded.version", Json.object(job.payload()).get("order")));
+		worker.transaction("heal", (tx, job) -> execute(tx, "SELECT enqueue_stale_orders()"));
 		worker.leased("mail", job -> {
 			Map<String, Object> mail = Json.object(job.payload());
 			if (job.attempt() <= (Long) mail.getOrDefault("fail", 0L)) {

@@ -82,8 +82,12 @@ async function indexOrder(client, job) {
 }
 
 async function work(url) {
-  const worker = new Worker(openPool(url), { wait: 60, lease: 10 })
+  const pool = openPool(url)
+  // At each start: the next tick stays as it is.
+  await pool.query("SELECT idem_schedule('heal', 'heal', every => '1 hour')")
+  const worker = new Worker(pool, { wait: 60, lease: 10 })
   worker.transaction('index', indexOrder)
+  worker.transaction('heal', (client) => client.query('SELECT enqueue_stale_orders()'))
   worker.leased('mail', async (job) => {
     if (job.attempt <= (job.payload.fail ?? 0)) throw new Error('asked to fail')
     await sendMail(url, job.payload.to, job.payload.gate)

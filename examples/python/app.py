@@ -104,6 +104,11 @@ def index_order(conn, job):
     )
 
 
+# A schedule enqueues this job, see work().
+def heal(conn, job):
+    conn.execute("SELECT enqueue_stale_orders()")
+
+
 def serve(port):
     url = os.environ["DATABASE_URL"]
     WSGIRequestHandler.protocol_version = "HTTP/1.1"
@@ -120,8 +125,12 @@ def work():
             raise RuntimeError("asked to fail")
         send_mail(url, job.payload["to"], job.payload.get("gate"))
 
-    worker = Worker(open_pool(url), wait=60, lease=10)
+    pool = open_pool(url)
+    with pool.connection() as conn:  # at each start: the next tick stays as it is
+        conn.execute("SELECT idem_schedule('heal', 'heal', every => '1 hour')")
+    worker = Worker(pool, wait=60, lease=10)
     worker.transaction("index", index_order)
+    worker.transaction("heal", heal)
     worker.leased("mail", mail)
 
     def stop(*_):

@@ -95,12 +95,16 @@ end
 def work
   url = ENV.fetch('WORKER_URL')
   mailer = Idem::Pool.new(url)
-  worker = Idem::Worker.new(Idem::Pool.new(url), wait: 60, lease: 10, batch: 10)
+  pool = Idem::Pool.new(url)
+  # At each start: the next tick stays as it is.
+  pool.with { |conn| conn.exec("SELECT idem_schedule('heal', 'heal', every => '1 hour')") }
+  worker = Idem::Worker.new(pool, wait: 60, lease: 10, batch: 10)
   worker.transaction('index') do |conn, job|
     # Two runs of one key can overlap. The lock puts them in order: the later one reads the later version.
     conn.exec_params('INSERT INTO indexed SELECT id, version FROM orders WHERE id = $1 FOR NO KEY UPDATE' \
                      ' ON CONFLICT (order_id) DO UPDATE SET version = excluded.version', [job.payload['order']])
   end
+  worker.transaction('heal') { |conn, _job| conn.exec('SELECT enqueue_stale_orders()') }
   worker.leased('mail') do |job|
     raise 'asked to fail' if job.attempt <= job.payload.fetch('fail', 0)
 

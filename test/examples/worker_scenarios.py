@@ -171,6 +171,25 @@ def woken_by_commit(lang):
         wait_for("no session waits any more", lambda: sleeping(lang) == 0)
 
 
+def schedule(lang):
+    """The worker declares a schedule when it starts. Its job finds work for which nothing was enqueued."""
+    worker = lang.worker()
+    wait_for("the schedule is declared", lambda: lang.db.count("idem.schedules", "name = 'heal' AND queue = 'heal'") == 1)
+    first = lang.db.one("SELECT next_tick FROM idem.schedules WHERE name = 'heal'")
+    worker.kill()
+    worker = lang.worker()
+    wait_for("the worker waits", lambda: sleeping(lang) == 2)
+    equal(lang.db.one("SELECT next_tick FROM idem.schedules WHERE name = 'heal'"), first, "the next tick after a restart")
+    order = unique()
+    lang.db.rows("INSERT INTO orders VALUES (%s, 4)", order)  # and no job
+    lang.db.rows("SELECT idem_schedule('heal', 'heal', every => '1 s')")
+    wait_for("the order is indexed", lambda: lang.db.one("SELECT version FROM indexed WHERE order_id = %s", order) == 4)
+    lang.db.rows("SELECT idem_unschedule('heal')")
+    worker.terminate()
+    equal(worker.wait(), 0, "exit status of the worker")
+    lang.db.rows("SELECT idem_cancel(job_id) FROM idem.jobs WHERE queue = 'heal'")
+
+
 def graceful_stop(lang):
     """SIGTERM: what runs is finished, the rest is given back, the exit status is 0."""
     to = f"i{unique()}"
@@ -217,6 +236,7 @@ SCENARIOS = [
     heartbeat_and_other_queue,
     stale_worker,
     woken_by_commit,
+    schedule,
     graceful_stop,
     worker_survives_restart,
 ]
