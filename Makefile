@@ -328,7 +328,7 @@ help:
 	@echo '                    (HA_ROUNDS, HA_SEED, HA_MODE="async sync", HA_FAULTS="kill frozen")'
 	@echo 'make report-picture fill a server with a day of a shop, render idem_report() in Chromium'
 	@echo '                    and write doc/report.png (REPORT_OUT=DIRECTORY: all pictures, there)'
-	@echo 'make model          check the model of the lease protocol (Spin)'
+	@echo 'make model          check the models of leases and of waking (Spin)'
 	@echo 'make format         format the C files; format-check only checks them'
 	@echo 'make shellcheck     check the shell scripts'
 	@echo 'make clean          remove what was built'
