@@ -152,7 +152,7 @@ wake_others(int i, const IdemLook *look)
 	if (look->limit == 1)
 		return;
 	if (sleeper->args->kind != IDEM_SUBJECT_QUEUE)
-		idem_waiters_wake(subject, PG_INT32_MAX, IDEM_WOKEN_FOR_ONE);
+		idem_waiters_wake(subject, IDEM_WAKE_ALL, IDEM_WOKEN_FOR_ONE);
 	else if (look->found > 1)
 		idem_waiters_wake(subject, look->found - 1,
 						  may_be_more ? IDEM_WOKEN_FOR_MORE : IDEM_WOKEN_FOR_ONE);

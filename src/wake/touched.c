@@ -226,7 +226,7 @@ wake_at_commit(void)
 	if (nends > 0 && idem_waiters_wait_for_end())
 	{
 		for (int i = 0; i < nends; i++)
-			idem_waiters_wake(ends[i], PG_INT32_MAX, IDEM_WOKEN_FOR_ONE);
+			idem_waiters_wake(ends[i], IDEM_WAKE_ALL, IDEM_WOKEN_FOR_ONE);
 	}
 	if (too_many)
 		idem_waiters_wake_all();

@@ -447,10 +447,15 @@ mark_woken(Bucket *bucket, int i, IdemWoken why)
 	return waiters->places[i].proc;
 }
 
-/* A2: wake at most n sessions that wait for the subject, the last to come first; never throws */
+/*
+ * A2: wake at most n sessions that wait for the subject, the last to come first; or all of them, the
+ * first to come first.  Who comes later, or comes back, has seen the change: at most as many are
+ * woken as are in the list, so this ends.  Never throws.
+ */
 void
 idem_waiters_wake(uint64 subject, int n, IdemWoken why)
 {
+	bool all = n == IDEM_WAKE_ALL;
 	int nwoken;
 
 	do
@@ -463,9 +468,11 @@ idem_waiters_wake(uint64 subject, int n, IdemWoken why)
 		if (!idem_waiters_exist(subject))
 			return;
 		bucket = lock_bucket(subject);
-		for (int i = bucket->tail, prev; i != NO_PLACE && nwoken < Min(n, WAKE_BATCH); i = prev)
+		n = Min(n, (int) pg_atomic_read_u32(&bucket->count));
+		for (int i = all ? bucket->head : bucket->tail, next;
+			 i != NO_PLACE && nwoken < Min(n, WAKE_BATCH); i = next)
 		{
-			prev = waiters->places[i].prev;
+			next = all ? waiters->places[i].next : waiters->places[i].prev;
 			if (waiters->places[i].subject == subject)
 				procs[nwoken++] = mark_woken(bucket, i, why);
 		}

@@ -17,6 +17,9 @@
 /* A look counts at most this many jobs */
 #define IDEM_MAX_LOOK 64
 
+/* Wake all who wait for a subject */
+#define IDEM_WAKE_ALL PG_INT32_MAX
+
 /* What a session can wait for */
 typedef enum IdemSubjectKind
 {
