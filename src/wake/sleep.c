@@ -20,6 +20,7 @@
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "nodes/parsenodes.h"
+#include "pgstat.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/sinval.h"
@@ -56,6 +57,9 @@ typedef struct Sleeper
 
 /* The wait under way; NULL: none */
 static Sleeper *sleeper = NULL;
+
+/* 0: this backend has not waited yet */
+static uint32 wait_event = 0;
 
 /* A1: refuse a call that cannot end the transaction */
 void
@@ -218,7 +222,11 @@ static void
 begin_transaction(void)
 {
 	if (!sleeper->is_nested)
+	{
 		StartTransactionCommand();
+		/* else xact_start in pg_stat_activity would be the start of the CALL */
+		pgstat_report_xact_timestamp(GetCurrentTimestamp());
+	}
 	MemoryContextSwitchTo(sleeper->context);
 	CHECK_FOR_INTERRUPTS();
 }
@@ -236,7 +244,7 @@ get_next_look(const Subject *subject)
 
 /* Sleep, at most until the time, or until the latch is set or the client is gone */
 static void
-sleep_once(int64 until, uint32 wait_event)
+sleep_once(int64 until)
 {
 	long timeout = (long) Min((until - idem_clock_steady()) / 1000 + 1, MAX_SLEEP);
 
@@ -252,10 +260,6 @@ sleep_once(int64 until, uint32 wait_event)
 static void
 sleep_until_woken(void)
 {
-	static uint32 wait_event = 0;
-
-	if (wait_event == 0)
-		wait_event = idem_compat_wait_event("IdemWait");
 	for (;;)
 	{
 		int64 wakeup = sleeper->until;
@@ -268,7 +272,7 @@ sleep_until_woken(void)
 			ProcessCatchupInterrupt();
 		if (notifyInterruptPending && !sleeper->is_nested)
 			ProcessNotifyInterrupt(true);
-		sleep_once(wakeup, wait_event);
+		sleep_once(wakeup);
 	}
 }
 
@@ -326,7 +330,6 @@ wait_in_turns(void)
 int
 idem_sleep_wait(const IdemSleep *args)
 {
-	static bool is_registered = false;
 	Sleeper mine = {
 		.args = args,
 		.is_nested = SPI_inside_nonatomic_context(),
@@ -339,9 +342,12 @@ idem_sleep_wait(const IdemSleep *args)
 		AllocSetContextCreate(CurrentMemoryContext, "idem look", ALLOCSET_DEFAULT_SIZES);
 	for (int i = 0; i < args->n; i++)
 		mine.subjects[i].place = -1;
-	if (!is_registered)
+	if (wait_event == 0)
+	{
+		/* this may raise an error, so not while it sleeps without a transaction */
+		wait_event = idem_compat_wait_event("IdemWait");
 		before_shmem_exit(leave_at_exit, (Datum) 0);
-	is_registered = true;
+	}
 	sleeper = &mine;
 	PG_TRY();
 	{

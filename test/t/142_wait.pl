@@ -185,6 +185,22 @@ is(size_after_vacuum(), '0', 'A1: the sessions that wait do not hold back VACUUM
 	isnt(size_after_vacuum($reader), '0', 'a session with a snapshot does');
 	$reader->quit;
 }
+# a lock on the table holds up the next look
+{
+	my ($session, $locker) = (session($node), session($node));
+
+	$session->query('SET idem.look_after = 10');
+	$session->send(q{CALL idem_wait('looked at', '10 min')});
+	wait_until_asleep($node, 1, "pid = $session->{pid}");
+	$locker->query('BEGIN; LOCK TABLE idem.jobs');
+	wait_until_blocked($node, $session, 'relation');
+	is(run("SELECT xact_start > query_start FROM pg_stat_activity WHERE pid = $session->{pid}"),
+		't', 'A1: the transaction of a look has begun with the look');
+	$locker->quit;
+	enqueue('looked at');
+	answer($session, 't', 'A1: the session waits on');
+	$session->quit;
+}
 enqueue();
 enqueue();
 enqueue();
