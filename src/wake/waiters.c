@@ -448,9 +448,9 @@ mark_woken(Bucket *bucket, int i, IdemWoken why)
 }
 
 /*
- * A2: wake at most n sessions that wait for the subject, the last to come first; or all of them, the
- * first to come first.  Who comes later, or comes back, has seen the change: at most as many are
- * woken as are in the list, so this ends.  Never throws.
+ * A2: wake at most n sessions that wait for the subject, the last to come first; or all of them,
+ * the first to come first.  A session that comes later, or comes back, has seen the change: at most
+ * as many are woken as are in the list, so this ends.  Never throws.
  */
 void
 idem_waiters_wake(uint64 subject, int n, IdemWoken why)
