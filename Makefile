@@ -158,14 +158,6 @@ REGRESS = \
 	job_shape \
 	job_edges \
 	job_hash \
-	schedule \
-	schedule_tick \
-	schedule_missed \
-	schedule_errors \
-	schedule_cron \
-	schedule_privileges \
-	schedule_shape \
-	wait \
 	stats \
 	subscription \
 	shard \
@@ -175,7 +167,15 @@ REGRESS = \
 	verify \
 	drain \
 	reset \
-	report
+	report \
+	schedule \
+	schedule_tick \
+	schedule_missed \
+	schedule_errors \
+	schedule_cron \
+	schedule_privileges \
+	schedule_shape \
+	wait
 REGRESS_OPTS = \
 	--temp-instance=tmp_check_regress \
 	--temp-config=$(srcdir)/test/temp.conf \
