@@ -114,14 +114,36 @@ foreach my $file ('doc/monitoring/idem_server.collector.yml', 'doc/monitoring/po
 	like(slurp_file($file), qr/\QARRAY[$states], state\E/, "states of the launcher in $file");
 }
 
+# The contract lists the functions and relations of each set of privileges.
+
+my $grants = slurp_file('src/admin/grant.c');
+my %functions = map { s/\\\n//gr } $grants =~ /^#define (\w+)_(?:FUNCTIONS|RELATIONS)\b((?:.*\\\n)*.*)/mg;
+
+foreach my $set (['app', 'APP'], ['monitor', 'MONITOR'])
+{
+	my ($row) = slurp_file('doc/contract.md') =~ /^(\| `$set->[0]` \|.*)/m;
+	my @names = map { s/^idem_//r } $functions{ $set->[1] } =~ /"(\w+)"/g;
+
+	cmp_ok(scalar(@names), '>', 10, "set $set->[0] has members");
+	is(join(' ', grep { $row !~ /\b$_\b/ } @names), '', "the contract lists the set $set->[0]");
+}
+{
+	my ($row) = slurp_file('doc/contract.md') =~ /^(\| `admin` \|.*)/m;
+	my ($own) = $grants =~ /\[SET_ADMIN\] = \{(.*?)\}\},/s;
+	my @names = map { s/^idem_//r } $own =~ /"(\w+)"/g;
+
+	cmp_ok(scalar(@names), '>', 10, 'set admin has members');
+	is(join(' ', grep { $row !~ /\b$_\b/ } @names), '', 'the contract lists the set admin');
+}
+
 # Every rule of the contract stands in the source, in a test, and in the table
 # of src/README.md.  The functions that the table names have the rule in the
 # comment above them.
 
-my @rules = slurp_file('doc/contract.md') =~ /^\*\*([AKLJMWSHV]\d+) /mg;
+my @rules = slurp_file('doc/contract.md') =~ /^\*\*([AKLJMTWSHV]\d+) /mg;
 my $source = join '', map { slurp_file($_) } glob('src/*.[ch] src/*/*.[ch] src/sql/*.sql');
 my $tests = join '', map { slurp_file($_) } glob('sql/*.sql test/isolation/specs/*.spec test/t/*.pl');
-my %row = slurp_file('src/README.md') =~ /^\| ([AKLJMWSHV]\d+) (\|.*\|)$/mg;
+my %row = slurp_file('src/README.md') =~ /^\| ([AKLJMTWSHV]\d+) (\|.*\|)$/mg;
 
 cmp_ok(scalar(@rules), '>=', 54, 'the contract has rules');
 is(join(' ', grep { $source !~ /\b$_\b/ } @rules), '', 'every rule stands in src/');
