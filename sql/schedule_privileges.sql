@@ -1,5 +1,5 @@
 --
--- Privileges: who may use a queue may schedule for it.  Ticks are the work of operators.
+-- Privileges: who may use a queue may schedule for it (T8).  Ticks are the work of operators.
 --
 \set VERBOSITY terse
 SET TimeZone = 'UTC';
