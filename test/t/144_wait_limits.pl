@@ -140,7 +140,7 @@ foreach my $n (1, 17)
 }
 
 #
-# A thousand sessions wait in one database, and twenty in each of two others, meanwhile
+# A thousand sessions wait in one database, and twenty in each of two others
 #
 
 $node->append_conf('postgresql.conf', 'idem.waits_max = 1100');
@@ -181,30 +181,39 @@ sub commits
 }
 
 my %waiters;
+my %sessions = (quiet => 20, often => 20, crowd => 1000);
 
-new_database($_) foreach 'quiet', 'often';
+foreach my $db (keys %sessions)
+{
+	new_database($db);
+	run('CREATE TABLE taken (job_id bigint)', db => $db);
+}
 run(q{ALTER DATABASE often SET idem.look_after = '100 ms'});
-run('CREATE TABLE taken (job_id bigint)', db => $_) foreach 'postgres', 'quiet', 'often';
-my %commits = map { $_ => commits($_) } 'quiet', 'often';
+my %commits = map { $_ => commits($_) } keys %sessions;
 my $began = Time::HiRes::time();
 
-$waiters{$_} = start_waiters($_, 20) foreach 'quiet', 'often';
-$waiters{postgres} = start_waiters('postgres', 1000);
+$waiters{$_} = start_waiters($_, $sessions{$_}) foreach 'quiet', 'often', 'crowd';
 
-run(q{SELECT count(idem_enqueue('crowd')) FROM generate_series(1, 10)});
-wait_until_asleep($node, 990, q{datname = 'postgres'});
-is(run('SELECT count(DISTINCT job_id), count(*) FROM taken'), '10|10', 'A2: 10 jobs wake 10 of 1000 sessions');
-run(q{SELECT count(*) FROM idem_enqueue_many('crowd', array_fill('1'::jsonb, ARRAY[990]))});
-IPC::Run::finish($waiters{postgres});
-is(run('SELECT count(DISTINCT job_id), count(*) FROM taken'), '1000|1000',
-	'A2: 990 jobs wake the others, and each fetches one');
-
-foreach my $db ('quiet', 'often')
+# one by one; then many in one transaction, some of which become due at the same time later
+run(q{SELECT idem_enqueue('crowd');} x 10, db => 'crowd');
+wait_until_asleep($node, 990, q{datname = 'crowd'});
+is(run('SELECT count(DISTINCT job_id), count(*) FROM taken', db => 'crowd'),
+	'10|10', 'A2: 10 jobs wake 10 of 1000 sessions');
+run(q{
+	BEGIN;
+	SELECT count(*) FROM idem_enqueue_many('crowd', array_fill('1'::jsonb, ARRAY[790]));
+	SELECT count(idem_enqueue('crowd', run_at => now() + interval '1 s')) FROM generate_series(1, 200);
+	COMMIT},
+	db => 'crowd');
+foreach my $db ('crowd', 'quiet', 'often')
 {
-	run(q{SELECT count(*) FROM idem_enqueue_many('crowd', array_fill('1'::jsonb, ARRAY[20]))}, db => $db);
+	my $n = $sessions{$db};
+
+	run("SELECT count(*) FROM idem_enqueue_many('crowd', array_fill('1'::jsonb, ARRAY[$n]))", db => $db)
+	  if $db ne 'crowd';
 	IPC::Run::finish($waiters{$db});
 	is(run('SELECT count(DISTINCT job_id), count(*) FROM taken', db => $db),
-		'20|20', "A2: $db: 20 jobs wake 20 sessions");
+		"$n|$n", "A2: $db: $n jobs wake $n sessions, and each fetches one");
 	$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = '$db'")
 	  or die 'sessions do not end';
 	$commits{$db} = commits($db) - $commits{$db};
@@ -212,10 +221,11 @@ foreach my $db ('quiet', 'often')
 my $seconds = Time::HiRes::time() - $began;
 
 # Each session commits before it sleeps, after it was woken, and after its fetch.
-note(sprintf '%d and %d transactions in %.1f seconds', @commits{ 'quiet', 'often' }, $seconds);
+note(join ', ', (map { "$commits{$_} transactions of $sessions{$_} sessions" } sort keys %sessions), "$seconds s");
 cmp_ok($commits{quiet}, '<', 20 * 6, 'A1, A4: sessions that sleep do nothing');
 cmp_ok($commits{often}, '<', 20 * 6 + $seconds * 10 * 1.5, 'A4: one of 20 sessions looks every 100 ms');
 cmp_ok($commits{often}, '>', $seconds * 2, 'A4: and it does');
+cmp_ok($commits{crowd}, '<', 1000 * 6, 'A2: not all sessions are woken for each job');
 
 #
 # Without shared memory
