@@ -25,6 +25,7 @@ more than some microseconds.  LIBPQ is the library; PGHOST and the like choose t
 import ctypes
 import gc
 import multiprocessing
+import multiprocessing.connection
 import os
 import random
 import select
@@ -201,11 +202,20 @@ class Workers:
         worker = Worker(way, write)
         worker.work(getattr(worker, take))
 
-    def next_report(self):
+    def await_file(self, file):
+        """Wait until the file can be read; no worker may end before."""
+        if file not in multiprocessing.connection.wait([file, *(process.sentinel for process in self.processes)]):
+            raise RuntimeError('a worker has ended')
+
+    def read_report(self):
         report = os.read(self.read, REPORT.size)
         if not report:
             raise RuntimeError('the workers have ended')
         return REPORT.unpack(report)
+
+    def next_report(self):
+        self.await_file(self.read)
+        return self.read_report()
 
     def end(self, session):
         """End their sessions; returns how many jobs they have taken, and how often they were told of one"""
@@ -213,7 +223,7 @@ class Workers:
                         "WHERE application_name = 'wake.py worker'")
         ends = []
         while len(ends) < len(self.processes):
-            kind, *numbers = self.next_report()
+            kind, *numbers = self.read_report()
             if kind == -1:
                 ends.append(numbers)
         for process in self.processes:
@@ -244,7 +254,7 @@ def work(way, n):
     workers = Workers(way, n, 'take_many')
     session = Session('wake.py')
     print('ready', flush=True)
-    sys.stdin.read()
+    workers.await_file(sys.stdin.fileno())
     taken, told = workers.end(session)
     print(taken, told)
 

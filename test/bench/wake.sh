@@ -84,7 +84,9 @@ start_workers() {
 # of one
 stop_workers() {
 	local input=${woken[1]} output=${woken[0]} pid=$woken_PID
-	until [[ $(admin bench -c 'SELECT count(*) FROM idem.jobs') == 0 ]]; do :; done
+	until [[ $(admin bench -c 'SELECT count(*) FROM idem.jobs') == 0 ]]; do
+		kill -0 "$pid" 2>/dev/null || idem_die 'bench: a worker has ended'
+	done
 	exec {input}>&-
 	read -r taken told <&"$output"
 	wait "$pid"
