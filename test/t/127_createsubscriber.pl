@@ -91,7 +91,7 @@ my %on = (node => $standby);
 is(sqlstate($standby, q{SELECT idem_claim('new')}), '25006', 'K13: the subscriber refuses a claim');
 is(sqlstate($standby, q{SELECT idem_enqueue('q')}), '25006', 'K13: and an enqueue');
 is( run(q{SELECT count(*) FROM pg_subscription_rel WHERE srsubstate = 'r' AND srrelid::regclass::text LIKE 'idem.%'}, %on),
-	'6',
+	'7',
 	'K13: pg_subscription_rel has all tables of idem, without a copy');
 is(doctor('subscription', %on), 'warn', 'H1: the doctor reports the subscription');
 is(run(q{SELECT count(*) FROM idem.keys WHERE key IN ('taken over', 'gone')}, %on),
