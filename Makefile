@@ -35,6 +35,7 @@ OBJS = \
 	src/stats/statsfile.o \
 	src/stats/counters.o \
 	src/stats/views.o \
+	src/stats/holders.o \
 	src/wake/waiters.o \
 	src/wake/touched.o \
 	src/wake/sleep.o \
@@ -48,6 +49,7 @@ OBJS = \
 	src/keys/lease.o \
 	src/keys/call.o \
 	src/keys/waitkey.o \
+	src/keys/holder.o \
 	src/jobs/jobtable.o \
 	src/jobs/jobrow.o \
 	src/jobs/queuecache.o \
@@ -68,6 +70,8 @@ OBJS = \
 	src/jobs/work.o \
 	src/jobs/job.o \
 	src/jobs/wait.o \
+	src/jobs/whystore.o \
+	src/jobs/why.o \
 	src/schedules/cron.o \
 	src/schedules/ticks.o \
 	src/schedules/schedulestore.o \
@@ -110,6 +114,7 @@ SQL_PARTS = \
 	src/sql/testing.sql \
 	src/sql/admin.sql \
 	src/sql/health.sql \
+	src/sql/why.sql \
 	src/sql/report_views.sql \
 	src/sql/report.sql \
 	src/sql/close.sql

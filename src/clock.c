@@ -45,3 +45,10 @@ idem_clock_next_token(int64 last, TimestampTz now)
 {
 	return Max(last + 1, now + USECS_FROM_1970_TO_2000);
 }
+
+/* The time at which a token was made, unless the clock was set back before (H3) */
+TimestampTz
+idem_clock_token_time(int64 token)
+{
+	return token - USECS_FROM_1970_TO_2000;
+}

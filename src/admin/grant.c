@@ -37,7 +37,7 @@ typedef struct PrivilegeSet
 		"idem_cancel", "idem_retry", "idem_job", "idem_verify", "idem_drain", \
 		"idem_wait", "idem_wait_any", "idem_wait_job", "idem_wait_key",       \
 		"idem_schedule", "idem_unschedule", "idem_schedule_pause",            \
-		"idem_schedule_resume"
+		"idem_schedule_resume", "idem_why", "idem_holder"
 #define VIEW_FUNCTIONS                                                            \
 	"idem_clock", "idem_key_state", "idem_doctor", "idem_checks", "idem_version", \
 		"idem_stat_databases", "idem_stat_queues", "idem_stat_cleanup",           \
@@ -51,7 +51,7 @@ typedef struct PrivilegeSet
 #define MONITOR_RELATIONS                                                     \
 	"key_summary", "queue_status", "schedule_status", "stats", "queue_stats", \
 		"cleanup_progress", "worker_status",                                  \
-		"checks", "checks_citus", "health", "report_jobs", "report_dead", "report_leases", "report_scopes", "report_hours"
+		"workers", "checks", "checks_citus", "health", "report_jobs", "report_dead", "report_leases", "report_scopes", "report_hours"
 
 enum
 {

@@ -381,6 +381,7 @@ idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 	if (args->queue.paused)
 		return;
 	scan_from_start(&fetch, put, arg);
+	idem_skips_note_fetch(fetch.walk.skips, fetch.now);
 
 	/*
 	 * J10: a worker may wait until a replica has replayed the position that fetch

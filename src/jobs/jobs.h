@@ -353,6 +353,16 @@ typedef struct IdemJobInfo
 	TimestampTz ended_at;	 /* 0: none */
 } IdemJobInfo;
 
+/* A reason why a job does not run (H3) */
+typedef struct IdemWhy
+{
+	const char *reason;
+	char *detail;
+	TimestampTz since; /* 0: not known, or not shown */
+	int pid;		   /* 0: no process is in the way, or it is not shown */
+	char *fix;		   /* NULL: there is no command for it */
+} IdemWhy;
+
 /* jobtable.c */
 extern void idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode);
 extern void idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode);
@@ -366,6 +376,7 @@ extern void idem_jobtable_next_ids(const text *scope, IdemNewJob *jobs, int n, i
 extern void idem_jobtable_mark_cancel(IdemTable *jobs, int64 job_id);
 extern void idem_jobtable_unmark_cancel(IdemTable *jobs, int64 job_id);
 extern bool idem_jobtable_is_marked(IdemTable *jobs, int64 job_id);
+extern int *idem_jobtable_list_marks(IdemTable *jobs, int64 job_id, int *n);
 extern void idem_jobtable_wait_for_mark(IdemTable *jobs, int64 job_id);
 extern IdemLookup idem_jobtable_by_id(IdemTable *table, int64 job_id);
 extern IdemLookup idem_jobtable_by_number(IdemTable *table, int64 job_id);
@@ -401,6 +412,7 @@ extern void idem_queuestore_open(IdemTable *queues);
 extern void idem_queuestore_set(IdemTable *queues, text *name, const NullableDatum *columns);
 extern bool idem_queuestore_drop(IdemTable *queues, text *name);
 extern bool idem_queuestore_pause(IdemTable *queues, text *name, bool pause);
+extern TimestampTz idem_queuestore_paused_at(text *name);
 
 /* change.c */
 extern void idem_change_note_job(IdemTable *jobs);
@@ -459,6 +471,10 @@ extern void idem_fetchskip_end(IdemFetchWalk *walk, bool at_end, bool is_far);
 extern void idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 								  void (*put)(const IdemFetched *job, void *arg), void *arg);
 extern void idem_fetchstore_look(IdemTable *jobs, const IdemQueue *queue, IdemLook *look);
+
+/* whystore.c */
+extern void idem_whystore_explain(IdemTable *jobs, int64 job_id,
+								  void (*put)(const IdemWhy *why, void *arg), void *arg);
 
 /* keywalk.c */
 extern void idem_keywalk_begin(IdemKeyWalk *walk, IdemTable *jobs, Relation index,

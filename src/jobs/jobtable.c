@@ -260,6 +260,26 @@ idem_jobtable_is_marked(IdemTable *jobs, int64 job_id)
 	return false;
 }
 
+/* H3: the processes of other sessions that wait to cancel the job; *n: how many */
+int *
+idem_jobtable_list_marks(IdemTable *jobs, int64 job_id, int *n)
+{
+	LOCKTAG tag = make_cancel_tag(jobs, job_id);
+	int count;
+	VirtualTransactionId *holders = GetLockConflicts(&tag, ShareLock, &count);
+	int *pids = palloc((count + 1) * sizeof(int));
+
+	*n = 0;
+	for (int i = 0; i < count; i++)
+	{
+		int pid = idem_compat_vxid_pid(holders[i]);
+
+		if (pid != 0)
+			pids[(*n)++] = pid;
+	}
+	return pids;
+}
+
 /* Wait until no other transaction has the job marked, as long as lock_timeout allows */
 void
 idem_jobtable_wait_for_mark(IdemTable *jobs, int64 job_id)

@@ -343,3 +343,17 @@ idem_queuestore_pause(IdemTable *queues, text *name, bool pause)
 	}
 	return paused != pause;
 }
+
+/* When the queue was paused; 0: it is not paused (H3) */
+TimestampTz
+idem_queuestore_paused_at(text *name)
+{
+	IdemTable table;
+	TimestampTz paused_at = 0;
+
+	idem_table_open(&table, &queues_def, AccessShareLock);
+	if (find_queue(&table, name))
+		paused_at = idem_row_timestamp(&table, IDEM_QUEUES_PAUSED_AT);
+	idem_table_close(&table);
+	return paused_at;
+}

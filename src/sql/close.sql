@@ -28,6 +28,7 @@ GRANT SELECT ON
 	idem.queue_stats,
 	idem.cleanup_progress,
 	idem.worker_status,
+	idem.workers,
 	idem.checks,
 	idem.checks_citus,
 	idem.health,

@@ -33,6 +33,9 @@
 #define LIFETIME		 USECS_PER_SEC
 #define WALKER_TIMEOUT	 USECS_PER_SEC
 
+/* The time of the last fetch is noted only if it is older than this, in microseconds */
+#define FETCH_PRECISION (USECS_PER_SEC / 10)
+
 const IdemPosition idem_first_position = {PG_INT32_MIN, PG_INT64_MIN, PG_INT64_MIN};
 const IdemPosition idem_last_position = {PG_INT32_MAX, PG_INT64_MAX, PG_INT64_MAX};
 
@@ -73,7 +76,25 @@ idem_skips_init(IdemSkips *skips)
 	memset(skips, 0, sizeof(*skips));
 	SpinLockInit(&skips->lock);
 	pg_atomic_init_u32(&skips->flags, 0);
+	pg_atomic_init_u64(&skips->fetched_at, 0);
 	pg_atomic_init_u32(&skips->nkeys, 0);
+}
+
+/* A fetch was made at this time.  Most fetches write nothing, so that they share the line. */
+void
+idem_skips_note_fetch(IdemSkips *skips, TimestampTz now)
+{
+	TimestampTz last = (TimestampTz) pg_atomic_read_u64(&skips->fetched_at);
+
+	if (now - last >= FETCH_PRECISION || now < last)
+		pg_atomic_write_u64(&skips->fetched_at, (uint64) now);
+}
+
+/* About when the last fetch was made; 0: there was none since the server was started (H3) */
+TimestampTz
+idem_skips_last_fetch(IdemSkips *skips)
+{
+	return (TimestampTz) pg_atomic_read_u64(&skips->fetched_at);
 }
 
 static void

@@ -111,7 +111,8 @@ typedef struct IdemSkips
 	IdemPosition walker_after; /* the walker has published up to this position */
 	IdemPosition walker_limit; /* first change behind it that a writer has noted meanwhile */
 	IdemSkipRange ranges[IDEM_MAX_SKIPS];
-	pg_atomic_uint32 nkeys; /* not 0: keys is in use */
+	pg_atomic_uint64 fetched_at; /* about when the last fetch of the queue was; 0: none yet (H3) */
+	pg_atomic_uint32 nkeys;		 /* not 0: keys is in use */
 	IdemKeySkip keys[IDEM_MAX_KEY_SKIPS];
 } IdemSkips;
 
@@ -285,6 +286,26 @@ typedef struct IdemLauncher
 	char error[IDEM_ERROR_TEXT_LEN];
 } IdemLauncher;
 
+/* What an open transaction belongs to */
+typedef enum IdemHolderKind
+{
+	IDEM_HOLDER_MINE,	  /* this transaction */
+	IDEM_HOLDER_PROCESS,  /* a process of this server, which the caller may see */
+	IDEM_HOLDER_HIDDEN,	  /* one that the caller may not see */
+	IDEM_HOLDER_PREPARED, /* a prepared transaction */
+	IDEM_HOLDER_PRIMARY	  /* this is a standby: a process or prepared transaction of its primary */
+} IdemHolderKind;
+
+/* Who holds a row, as far as the caller may know; see holders.c */
+typedef struct IdemHolder
+{
+	IdemHolderKind kind;
+	int pid;				/* 0: none, or not shown */
+	char *application_name; /* NULL: none, or not shown */
+	char *gid;				/* of a prepared transaction */
+	TimestampTz since;		/* when the transaction began or was prepared; 0: not shown */
+} IdemHolder;
+
 /* exchange.c */
 extern Size idem_exchange_size(void);
 extern void idem_exchange_attach(LWLock *lock);
@@ -306,6 +327,8 @@ extern int idem_skips_compare(const IdemPosition *a, const IdemPosition *b);
 extern IdemPosition idem_skips_before(const IdemPosition *position);
 extern bool idem_skips_contains(const IdemSkipRange *range, const IdemPosition *position);
 extern void idem_skips_init(IdemSkips *skips);
+extern void idem_skips_note_fetch(IdemSkips *skips, TimestampTz now);
+extern TimestampTz idem_skips_last_fetch(IdemSkips *skips);
 extern void idem_skips_read(IdemSkips *skips, TimestampTz now, int64 steady, uint64 owner,
 							bool fresh, IdemSkipView *view);
 extern uint64 idem_skips_register(IdemSkips *skips, const IdemPosition *after, int64 steady);
@@ -360,5 +383,13 @@ extern void idem_counters_buffer(void);
 extern void idem_counters_flush(bool committed);
 extern void idem_counters_log_duplicate(const char *kind, const char *outcome,
 										const text *name_space, const text *key);
+
+/* holders.c */
+extern void idem_holders_refresh(void);
+extern bool idem_holders_find(TransactionId xid, IdemHolder *holder);
+extern bool idem_holders_find_process(int pid, IdemHolder *holder);
+extern char *idem_holders_describe(const IdemHolder *holder);
+extern char *idem_holders_fix(const IdemHolder *holder);
+extern bool idem_holders_may_read(const char *view);
 
 #endif /* IDEM_STATS_H */

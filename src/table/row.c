@@ -8,6 +8,7 @@
 
 #include "access/htup_details.h"
 #include "access/multixact.h"
+#include "access/subtrans.h"
 #include "access/xact.h"
 #include "storage/bufmgr.h"
 #include "storage/procarray.h"
@@ -91,36 +92,100 @@ note_locker(IdemLockers *lockers, TransactionId xid, MultiXactStatus status)
 		lockers->shared = xid;
 }
 
+/* The xmax of a row, with the bits that say what it means */
+typedef struct Xmax
+{
+	TransactionId xid;
+	uint16 infomask;
+	uint16 infomask2;
+} Xmax;
+
+/* Read the xmax of the row found; false if it has none that matters */
+static bool
+read_xmax(IdemTable *table, Xmax *xmax)
+{
+	HeapTupleHeader tuple = get_header(table);
+	Buffer buffer = ((BufferHeapTupleTableSlot *) table->found)->buffer;
+
+	/* other backends may change these together, so read them together */
+	LockBuffer(buffer, BUFFER_LOCK_SHARE);
+	xmax->xid = HeapTupleHeaderGetRawXmax(tuple);
+	xmax->infomask = tuple->t_infomask;
+	xmax->infomask2 = tuple->t_infomask2;
+	LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
+	return !(xmax->infomask & HEAP_XMAX_INVALID) && !HEAP_LOCKED_UPGRADED(xmax->infomask);
+}
+
 /* Which open transactions have locked, updated or deleted the row found? */
 void
 idem_row_lockers(IdemTable *table, IdemLockers *lockers)
 {
-	HeapTupleHeader tuple = get_header(table);
-	Buffer buffer = ((BufferHeapTupleTableSlot *) table->found)->buffer;
-	TransactionId xmax;
-	uint16 infomask;
-	uint16 infomask2;
+	Xmax xmax;
 	MultiXactMember *members;
 	int n;
 
 	memset(lockers, 0, sizeof(*lockers));
-	/* other backends may change these together, so read them together */
-	LockBuffer(buffer, BUFFER_LOCK_SHARE);
-	xmax = HeapTupleHeaderGetRawXmax(tuple);
-	infomask = tuple->t_infomask;
-	infomask2 = tuple->t_infomask2;
-	LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
-
-	if ((infomask & HEAP_XMAX_INVALID) || HEAP_LOCKED_UPGRADED(infomask))
+	if (!read_xmax(table, &xmax))
 		return;
-	if (!(infomask & HEAP_XMAX_IS_MULTI))
+	if (!(xmax.infomask & HEAP_XMAX_IS_MULTI))
 	{
-		note_locker(lockers, xmax, get_single_status(infomask, infomask2));
+		note_locker(lockers, xmax.xid, get_single_status(xmax.infomask, xmax.infomask2));
 		return;
 	}
-	n = GetMultiXactIdMembers(xmax, &members, false, HEAP_XMAX_IS_LOCKED_ONLY(infomask));
+	n = GetMultiXactIdMembers(xmax.xid, &members, false, HEAP_XMAX_IS_LOCKED_ONLY(xmax.infomask));
 	for (int i = 0; i < n; i++)
 		note_locker(lockers, members[i].xid, members[i].status);
+	if (n > 0)
+		pfree(members);
+}
+
+/*
+ * Add a transaction that has locked or changed a row to the list, if it is open.  A
+ * subtransaction stands for its transaction.  The strongest of several locks of a
+ * transaction counts.
+ */
+static void
+add_lock(IdemRowLocks *locks, TransactionId xid, MultiXactStatus status)
+{
+	if (TransactionIdIsCurrentTransactionId(xid))
+		xid = GetTopTransactionId();
+	else if (TransactionIdIsInProgress(xid))
+		xid = SubTransGetTopmostTransaction(xid);
+	else
+		return;
+	for (int i = 0; i < locks->n; i++)
+	{
+		if (TransactionIdEquals(locks->locks[i].xid, xid))
+		{
+			locks->locks[i].status = Max(locks->locks[i].status, status);
+			return;
+		}
+	}
+	locks->locks[locks->n].xid = xid;
+	locks->locks[locks->n++].status = status;
+}
+
+/* Every open transaction that has locked, updated or deleted the row found (H3) */
+void
+idem_row_list_locks(IdemTable *table, IdemRowLocks *locks)
+{
+	Xmax xmax;
+	MultiXactMember *members;
+	int n;
+
+	locks->n = 0;
+	if (!read_xmax(table, &xmax))
+		return;
+	if (!(xmax.infomask & HEAP_XMAX_IS_MULTI))
+	{
+		locks->locks = palloc(sizeof(IdemRowLock));
+		add_lock(locks, xmax.xid, get_single_status(xmax.infomask, xmax.infomask2));
+		return;
+	}
+	n = GetMultiXactIdMembers(xmax.xid, &members, false, HEAP_XMAX_IS_LOCKED_ONLY(xmax.infomask));
+	locks->locks = palloc(Max(n, 1) * sizeof(IdemRowLock));
+	for (int i = 0; i < n; i++)
+		add_lock(locks, members[i].xid, members[i].status);
 	if (n > 0)
 		pfree(members);
 }

@@ -8,6 +8,7 @@
 #ifndef IDEM_TABLE_H
 #define IDEM_TABLE_H
 
+#include "access/multixact.h"
 #include "executor/tuptable.h"
 #include "nodes/execnodes.h"
 #include "nodes/lockoptions.h"
@@ -163,6 +164,19 @@ typedef struct IdemLockers
 	TransactionId exclusive; /* another one; its lock conflicts with every other lock */
 } IdemLockers;
 
+/* An open transaction that has locked, updated or deleted a row, and how */
+typedef struct IdemRowLock
+{
+	TransactionId xid; /* of the transaction, never of a subtransaction */
+	MultiXactStatus status;
+} IdemRowLock;
+
+typedef struct IdemRowLocks
+{
+	int n;
+	IdemRowLock *locks;
+} IdemRowLocks;
+
 /* Columns of idem.shard */
 enum IdemShardColumn
 {
@@ -253,6 +267,7 @@ extern int64 idem_row_age(IdemTable *table, AttrNumber since);
 extern bool idem_row_is_mine(IdemTable *table);
 extern bool idem_row_is_locked(IdemTable *table);
 extern void idem_row_lockers(IdemTable *table, IdemLockers *lockers);
+extern void idem_row_list_locks(IdemTable *table, IdemRowLocks *locks);
 extern TransactionId idem_row_locker(IdemTable *table);
 extern bool idem_row_is_replaced_by_me(IdemTable *table);
 extern bool idem_row_is_changed_by_me(IdemTable *table, ItemPointer tid);

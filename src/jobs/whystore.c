@@ -1,0 +1,504 @@
+/*
+ * whystore.c
+ *		Why a job does not run (H3): what its row, its queue, other jobs and open transactions
+ *		have to do with it.
+ *
+ * This reads the latest state, not that of the snapshot, takes no lock and waits for no
+ * transaction, so the answer is a picture of one moment.  It works on a standby.  A job that
+ * belongs to another shard, or is not there, has a reason, too: nothing here is an error but
+ * the lack of a privilege.
+ */
+#include "postgres.h"
+
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "jobs/jobs.h"
+
+/* A count of the jobs that come first reads at most this many entries of the index */
+#define MAX_ENTRIES 10000
+
+/* So much of an error is shown, in bytes */
+#define MAX_ERROR_SHOWN 200
+
+/* The explanation of a job */
+typedef struct Explanation
+{
+	IdemTable *jobs;
+	int64 job_id;
+	TimestampTz now;
+	IdemQueue queue;
+	int n;		/* number of reasons so far */
+	bool ready; /* the row says that a fetch may take the job */
+	void (*put)(const IdemWhy *why, void *arg);
+	void *arg;
+} Explanation;
+
+static void
+add_reason(Explanation *why, const char *reason, TimestampTz since, char *detail, char *fix)
+{
+	IdemWhy row = {.reason = reason, .detail = detail, .since = since, .fix = fix};
+
+	why->put(&row, why->arg);
+	why->n++;
+}
+
+/* H3: an open transaction, or the session that waits to cancel the job, is in the way */
+static void
+add_holder(Explanation *why, const IdemHolder *holder, const char *what, char *fix)
+{
+	IdemWhy row = {
+		.reason = "held",
+		.detail = psprintf("%s %s", what, idem_holders_describe(holder)),
+		.since = holder->since,
+		.pid = holder->pid,
+		.fix = fix};
+
+	why->put(&row, why->arg);
+	why->n++;
+}
+
+/*
+ * H3: settings of the queue that the row found names.  A caller that may not use the queue
+ * needs the privilege to read idem.job_status, which shows as much.
+ */
+static void
+use_queue(Explanation *why, IdemTable *table, AttrNumber attno)
+{
+	if (!idem_holders_may_read("job_status"))
+		idem_queuestore_use_of_row(table, attno, &why->queue);
+	else
+		idem_queuestore_get(idem_row_text(table, attno), &why->queue);
+}
+
+/* How long until the time, or since then, in words */
+static char *
+format_span(int64 usecs)
+{
+	return psprintf(INT64_FORMAT " s", (int64) (Max(usecs, 0) + USECS_PER_SEC - 1) / USECS_PER_SEC);
+}
+
+static char *
+format_error(IdemTable *table, AttrNumber attno)
+{
+	text *error = idem_row_text(table, attno);
+	int len;
+
+	if (error == NULL)
+		return pstrdup("It gave no error.");
+	len = pg_mbcliplen(VARDATA_ANY(error), VARSIZE_ANY_EXHDR(error), MAX_ERROR_SHOWN);
+	return psprintf("Error: %.*s", len, VARDATA_ANY(error));
+}
+
+static char *
+format_worker(IdemTable *table, AttrNumber attno)
+{
+	text *worker = idem_row_text(table, attno);
+
+	return worker == NULL ? pstrdup("A worker without a name") :
+							psprintf("Worker %s", text_to_cstring(worker));
+}
+
+/* When a worker, or the function that gave the job back, last had the job found */
+static TimestampTz
+get_touched_at(IdemTable *jobs)
+{
+	if (idem_row_isnull(jobs, IDEM_JOBS_TOKEN))
+		return idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT);
+	return idem_clock_token_time(idem_row_int64(jobs, IDEM_JOBS_TOKEN));
+}
+
+static void
+explain_pause(Explanation *why)
+{
+	char *queue;
+
+	if (!why->queue.paused)
+		return;
+	queue = quote_literal_cstr(text_to_cstring(why->queue.name));
+	add_reason(why, "paused", idem_queuestore_paused_at(why->queue.name),
+			   pstrdup("The queue is paused."),
+			   psprintf("SELECT pg_catalog.idem_resume(%s)", queue));
+}
+
+/* The job found has a lease, which may have expired */
+static void
+explain_lease(Explanation *why)
+{
+	IdemTable *jobs = why->jobs;
+	TimestampTz lease_until = idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
+	char *worker = format_worker(jobs, IDEM_JOBS_WORKER);
+
+	if (lease_until > why->now)
+		add_reason(why, "leased", get_touched_at(jobs),
+				   psprintf("%s has it, at attempt %d of %d. The lease expires in %s, unless it is renewed.",
+							worker, idem_row_int32(jobs, IDEM_JOBS_ATTEMPT),
+							idem_jobrow_max_attempts(jobs, &why->queue),
+							format_span(lease_until - why->now)),
+				   NULL);
+	else if (idem_row_is_mine(jobs))
+		return;
+	else if (idem_jobrow_has_no_attempts_left(jobs, &why->queue))
+		add_reason(why, "spent", lease_until,
+				   psprintf("%s had the lease of the last attempt, which has expired. The next fetch or cleanup makes the job dead.",
+							worker),
+				   pstrdup("SELECT pg_catalog.idem_cleanup()"));
+	else
+	{
+		add_reason(why, "expired", lease_until,
+				   psprintf("%s had a lease, which has expired. The next fetch gets the job.", worker),
+				   NULL);
+		why->ready = true;
+	}
+}
+
+/* The job found is not due yet */
+static void
+explain_delay(Explanation *why, TimestampTz run_at)
+{
+	IdemTable *jobs = why->jobs;
+	int attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT);
+	char *span = format_span(run_at - why->now);
+
+	if (attempt == 0)
+		add_reason(why, "later", get_touched_at(jobs), psprintf("It is due in %s.", span), NULL);
+	else
+		add_reason(why, "retry", get_touched_at(jobs),
+				   psprintf("It is due again in %s, after attempt %d of %d. %s", span, attempt,
+							idem_jobrow_max_attempts(jobs, &why->queue),
+							format_error(jobs, IDEM_JOBS_ERROR)),
+				   NULL);
+}
+
+/* The job found waits for a worker, for its time, or for another job (J4) */
+static void
+explain_wait(Explanation *why)
+{
+	IdemTable *jobs = why->jobs;
+	int64 after_job = idem_row_int64(jobs, IDEM_JOBS_AFTER_JOB);
+	TimestampTz run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
+	int n = why->n;
+
+	if (idem_jobrow_waits_for_other(jobs))
+		add_reason(why, "blocked", idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT),
+				   psprintf("Job " INT64_FORMAT " must end first.", after_job),
+				   psprintf("SELECT * FROM pg_catalog.idem_why(" INT64_FORMAT ")", after_job));
+	if (run_at > why->now)
+		explain_delay(why, run_at);
+	why->ready = why->n == n;
+}
+
+/* What a transaction does that has this lock on the row of the job */
+static const char *
+describe_lock(IdemTable *jobs, MultiXactStatus status, bool is_fetched)
+{
+	switch (status)
+	{
+		case MultiXactStatusForKeyShare:
+			return "An open transaction has enqueued a duplicate, which the job has absorbed.";
+		case MultiXactStatusNoKeyUpdate:
+		case MultiXactStatusUpdate:
+			if (is_fetched)
+				return "An open transaction has fetched the job.";
+			if (idem_row_is_last_version(jobs))
+				return "An open transaction is ending the job.";
+			return "An open transaction has changed the job.";
+		default:
+			return "An open transaction has locked the job.";
+	}
+}
+
+/* The version of the job that an open transaction has inserted; see find_open() */
+typedef struct OpenVersion
+{
+	TransactionId xid; /* invalid: there is none */
+	bool is_fetched;   /* it shows that the transaction has fetched the job */
+} OpenVersion;
+
+/* Find a version of the job that is not committed, and leave it as the row found */
+static void
+find_open(IdemTable *jobs, IdemLookup *lookup, OpenVersion *open)
+{
+	SnapshotData dirty;
+	IdemLeafWalk walk;
+
+	memset(open, 0, sizeof(*open));
+	InitDirtySnapshot(dirty);
+	idem_probe_walk(&walk, jobs, lookup, &dirty);
+	while (!TransactionIdIsValid(open->xid) && idem_leaf_next_row(&walk))
+	{
+		open->xid = dirty.xmin;
+		open->is_fetched = TransactionIdIsValid(dirty.xmin) && idem_jobrow_is_leased(jobs);
+	}
+	idem_leaf_end(&walk);
+}
+
+/* H3: open transactions that have locked or changed the job found, or have written it */
+static void
+explain_locks(Explanation *why, bool is_fetched)
+{
+	IdemTable *jobs = why->jobs;
+	IdemRowLocks locks;
+	IdemHolder holder;
+	TransactionId mine = idem_row_is_mine(jobs) ? GetTopTransactionId() : InvalidTransactionId;
+
+	if (TransactionIdIsValid(mine) && idem_holders_find(mine, &holder))
+		add_holder(why, &holder,
+				   idem_jobrow_is_leased(jobs) ? "An open transaction has fetched the job." :
+												 "An open transaction has written the job.",
+				   idem_holders_fix(&holder));
+	idem_row_list_locks(jobs, &locks);
+	for (int i = 0; i < locks.n; i++)
+	{
+		IdemRowLock *lock = &locks.locks[i];
+
+		if (!TransactionIdEquals(lock->xid, mine) && idem_holders_find(lock->xid, &holder))
+			add_holder(why, &holder, describe_lock(jobs, lock->status, is_fetched),
+					   idem_holders_fix(&holder));
+	}
+}
+
+/* H3: sessions that wait to cancel the job; meanwhile it absorbs no more duplicates (J1) */
+static void
+explain_cancels(Explanation *why)
+{
+	int n;
+	int *pids = idem_jobtable_list_marks(why->jobs, why->job_id, &n);
+
+	for (int i = 0; i < n; i++)
+	{
+		IdemHolder holder;
+
+		if (!idem_holders_find_process(pids[i], &holder))
+			continue;
+		add_holder(why, &holder, "A session waits to cancel the job.",
+				   holder.pid == 0 ? NULL :
+									 psprintf("SELECT pg_catalog.pg_cancel_backend(%d)", holder.pid));
+	}
+}
+
+/* The job has no committed version: the open transaction has enqueued it, or retries it */
+static void
+explain_open(Explanation *why, TransactionId xid)
+{
+	IdemHolder holder;
+
+	use_queue(why, why->jobs, IDEM_JOBS_QUEUE);
+	if (idem_holders_find(xid, &holder))
+		add_holder(why, &holder, "An open transaction has enqueued the job.",
+				   idem_holders_fix(&holder));
+}
+
+/* Could a fetch take the job found now? */
+static bool
+is_fetchable(IdemTable *jobs, const SnapshotData *dirty, const IdemShard *shard, TimestampTz now)
+{
+	IdemLockers lockers;
+
+	if (TransactionIdIsValid(dirty->xmin) || TransactionIdIsValid(dirty->xmax) ||
+		!idem_shard_has_job(shard, idem_row_int64(jobs, IDEM_JOBS_JOB_ID)))
+		return false;
+	if (idem_jobrow_is_leased(jobs) ?
+			idem_row_is_mine(jobs) || idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) > now :
+			idem_jobrow_waits_for_other(jobs))
+		return false;
+	idem_row_lockers(jobs, &lockers);
+	return !TransactionIdIsValid(lockers.shared) && !TransactionIdIsValid(lockers.exclusive);
+}
+
+static IdemPosition
+get_position(IdemLeafWalk *walk)
+{
+	IndexTuple tuple = &walk->entry.tuple;
+	TupleDesc desc = RelationGetDescr(walk->index);
+	IdemPosition position;
+	bool isnull;
+
+	position.priority = DatumGetInt32(index_getattr(tuple, 2, desc, &isnull));
+	position.run_at = DatumGetTimestampTz(index_getattr(tuple, 3, desc, &isnull));
+	position.job_id = DatumGetInt64(index_getattr(tuple, 4, desc, &isnull));
+	return position;
+}
+
+/*
+ * Count the jobs of the queue that a fetch would take before this position.  The walk reads a
+ * limited number of entries; *is_least: there may be more jobs.
+ */
+static int
+count_before(Explanation *why, const IdemPosition *end, bool *is_least)
+{
+	IdemTable *jobs = why->jobs;
+	const IdemShard *shard = idem_shard_get();
+	Datum queue = PointerGetDatum(why->queue.name);
+	SnapshotData dirty;
+	IdemLeafWalk walk;
+	int n = 0;
+
+	InitDirtySnapshot(dirty);
+	idem_leaf_begin(&walk, jobs, idem_jobtable_fetch_index(jobs), &dirty, &queue, 1, false, 1);
+	while (walk.nentries < MAX_ENTRIES && idem_leaf_next(&walk))
+	{
+		IdemPosition position = get_position(&walk);
+
+		CHECK_FOR_INTERRUPTS();
+		if (idem_skips_compare(&position, end) >= 0)
+			break;
+		if (position.run_at <= why->now && idem_leaf_fetch(&walk) &&
+			is_fetchable(jobs, &dirty, shard, why->now))
+			n++;
+	}
+	*is_least = walk.nentries >= MAX_ENTRIES;
+	idem_leaf_end(&walk);
+	return n;
+}
+
+/* When a worker last asked for jobs of the queue, in words */
+static char *
+describe_workers(Explanation *why)
+{
+	bool is_shared;
+	IdemSkips *skips = idem_counters_get_skips(why->queue.name, &is_shared);
+	TimestampTz last = idem_skips_last_fetch(skips);
+	const char *waiting = idem_waiters_exist(idem_waiters_queue(why->queue.name)) ?
+		" A session waits for the queue." :
+		"";
+
+	if (!is_shared)
+		return psprintf("It is not known when a worker last fetched from the queue.%s", waiting);
+	if (last == 0)
+		return psprintf("No worker has fetched from the queue since the server was started.%s",
+						waiting);
+	return psprintf("The last fetch from the queue was %s ago.%s", format_span(why->now - last),
+					waiting);
+}
+
+/* Nothing but time or other jobs is in the way */
+static void
+explain_ready(Explanation *why, const IdemPosition *position)
+{
+	TimestampTz since = position->run_at;
+	bool is_least;
+	int n = count_before(why, position, &is_least);
+
+	if (n > 0)
+		add_reason(why, "behind", since,
+				   psprintf("Jobs of the queue that can be fetched before it: %s%d. %s",
+							is_least ? "at least " : "", n, describe_workers(why)),
+				   NULL);
+	else
+		add_reason(why, "ready", since,
+				   psprintf("Nothing is in the way: the next fetch gets it. %s", describe_workers(why)),
+				   NULL);
+}
+
+/* The job found has a committed version, or this transaction has written it */
+static void
+explain_row(Explanation *why, bool is_fetched)
+{
+	IdemTable *jobs = why->jobs;
+	IdemPosition position = {
+		.priority = idem_row_int32(jobs, IDEM_JOBS_PRIORITY),
+		.run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT),
+		.job_id = why->job_id};
+	int n;
+
+	use_queue(why, jobs, IDEM_JOBS_QUEUE);
+	explain_pause(why);
+	if (idem_jobrow_is_leased(jobs))
+		explain_lease(why);
+	else
+		explain_wait(why);
+	n = why->n;
+	explain_locks(why, is_fetched);
+	explain_cancels(why);
+	/* an expired lease is a reason, but it keeps no worker from the job */
+	if (why->ready && why->n == n && !why->queue.paused)
+		explain_ready(why, &position);
+}
+
+/* The job has ended, and its queue keeps it; false: there is no such row */
+static bool
+explain_end(Explanation *why)
+{
+	IdemTable log;
+	IdemLookup lookup;
+	IdemProbeResult probe;
+	char *state;
+	char *detail;
+	char *fix = NULL;
+
+	idem_jobtable_open_log(&log, AccessShareLock);
+	lookup = idem_jobtable_by_id(&log, why->job_id);
+	idem_probe_latest(&log, &lookup, &probe);
+	if (probe.found == IDEM_FOUND_ROW)
+	{
+		use_queue(why, &log, IDEM_JOB_LOG_QUEUE);
+		state = text_to_cstring(idem_row_text(&log, IDEM_JOB_LOG_STATE));
+		detail = psprintf("It has ended. Attempts: %d.", idem_row_int32(&log, IDEM_JOB_LOG_ATTEMPT));
+		if (strcmp(state, "done") != 0)
+			fix = psprintf("SELECT pg_catalog.idem_retry(" INT64_FORMAT ")", why->job_id);
+		if (strcmp(state, "dead") == 0)
+			detail = psprintf("%s %s", detail, format_error(&log, IDEM_JOB_LOG_ERROR));
+		add_reason(why, state, idem_row_timestamp(&log, IDEM_JOB_LOG_ENDED_AT), detail, fix);
+	}
+	idem_table_close(&log);
+	return probe.found == IDEM_FOUND_ROW;
+}
+
+/* M2: the job belongs to another database */
+static void
+explain_shard(Explanation *why)
+{
+	const IdemShard *shard = idem_shard_get();
+	int slot = idem_shard_slot_of_job(shard, why->job_id);
+
+	add_reason(why, "other_shard", 0,
+			   shard->number >= 0 ?
+				   psprintf("Its slot is %d, which shard %d does not have.", slot, shard->number) :
+				   psprintf("Its slot is %d, which this database does not have.", slot),
+			   NULL);
+}
+
+/*
+ * H3: pass each reason to put(), what an operator has set first.  There is always one, also if
+ * the job has ended or is not there.  The caller has opened idem.jobs.
+ */
+void
+idem_whystore_explain(IdemTable *jobs, int64 job_id, void (*put)(const IdemWhy *why, void *arg),
+					  void *arg)
+{
+	Explanation why = {
+		.jobs = jobs, .job_id = job_id, .now = idem_clock_now(), .put = put, .arg = arg};
+	IdemLookup lookup = idem_jobtable_by_id(jobs, job_id);
+	IdemProbeResult probe;
+	OpenVersion open;
+
+	if (!idem_shard_has_job(idem_shard_get(), job_id))
+	{
+		explain_shard(&why);
+		return;
+	}
+	idem_holders_refresh();
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		find_open(jobs, &lookup, &open);
+		idem_probe_latest(jobs, &lookup, &probe);
+		if (probe.found == IDEM_FOUND_ROW)
+			explain_row(&why, open.is_fetched);
+		else if (probe.found == IDEM_FOUND_OPEN)
+		{
+			find_open(jobs, &lookup, &open);
+			if (TransactionIdIsValid(open.xid))
+				explain_open(&why, open.xid);
+		}
+		else if (!explain_end(&why))
+			add_reason(&why, "gone", 0,
+					   pstrdup("There is no such job: it is done and was not kept, was removed from the history, or was never enqueued."),
+					   NULL);
+		/* no reason: the transaction in the way has ended meanwhile */
+	} while (why.n == 0);
+}

@@ -1,0 +1,232 @@
+/*
+ * holder.c
+ *		SQL function that tells who holds a key: idem_holder.
+ *
+ * It reads the latest state of the key, takes no lock and waits for no transaction, and works
+ * on a standby.  A key is held by an open transaction that has claimed it, or changes its
+ * row; by a lease; and by an open transaction that has fenced the lease (H3).
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+
+#include "keys/keys.h"
+
+#define HOLDER_NATTS 8
+
+static const Oid holder_types[HOLDER_NATTS] = {
+	TEXTOID, INT4OID, TEXTOID, TIMESTAMPTZOID, TEXTOID, TIMESTAMPTZOID, TEXTOID, TEXTOID};
+
+IDEM_FUNCTION(idem_holder, RECORDOID, TEXTOID, TEXTOID);
+
+/* The version of the row of the key that another open transaction has inserted */
+typedef struct OpenVersion
+{
+	TransactionId xid; /* invalid: there is none */
+	Oid owner;
+	bool is_leased;
+	bool is_later; /* it replaces a committed version */
+} OpenVersion;
+
+/* H3: the role that owns the key may ask, and those that may read idem.key_status */
+static void
+check_owner(Oid owner)
+{
+	if (!idem_holders_may_read("key_status"))
+		idem_keyrow_check_owner(owner);
+}
+
+static void
+put_row(ReturnSetInfo *rsinfo, const char *kind, const IdemHolder *holder, IdemTable *lease,
+		const char *detail, const char *fix)
+{
+	Datum values[HOLDER_NATTS] = {0};
+	bool nulls[HOLDER_NATTS];
+
+	memset(nulls, true, sizeof(nulls));
+#define PUT(i, value) (values[i] = (value), nulls[i] = false)
+	PUT(0, CStringGetTextDatum(kind));
+	if (holder != NULL && holder->pid != 0)
+		PUT(1, Int32GetDatum(holder->pid));
+	if (holder != NULL && holder->application_name != NULL)
+		PUT(2, CStringGetTextDatum(holder->application_name));
+	if (holder != NULL && holder->since != 0)
+		PUT(3, TimestampTzGetDatum(holder->since));
+	if (lease != NULL)
+	{
+		PUT(3, TimestampTzGetDatum(idem_row_timestamp(lease, IDEM_KEYS_LEASED_AT)));
+		if (!idem_row_isnull(lease, IDEM_KEYS_WORKER))
+			PUT(4, PointerGetDatum(idem_row_text(lease, IDEM_KEYS_WORKER)));
+		PUT(5, TimestampTzGetDatum(idem_row_timestamp(lease, IDEM_KEYS_LEASE_UNTIL)));
+	}
+	PUT(6, CStringGetTextDatum(detail));
+	if (fix != NULL)
+		PUT(7, CStringGetTextDatum(fix));
+#undef PUT
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+}
+
+/* H3: an open transaction */
+static void
+put_transaction(ReturnSetInfo *rsinfo, const char *kind, const IdemHolder *holder, const char *what)
+{
+	put_row(rsinfo, kind, holder, NULL, psprintf("%s %s", what, idem_holders_describe(holder)),
+			idem_holders_fix(holder));
+}
+
+/* Find the version of the key that is not committed, and what it says */
+static void
+find_open(IdemTable *table, IdemLookup *lookup, OpenVersion *open)
+{
+	SnapshotData dirty;
+	IdemLeafWalk walk;
+
+	memset(open, 0, sizeof(*open));
+	InitDirtySnapshot(dirty);
+	idem_probe_walk(&walk, table, lookup, &dirty);
+	while (!TransactionIdIsValid(open->xid) && idem_leaf_next_row(&walk))
+	{
+		if (!TransactionIdIsValid(dirty.xmin) || !lookup->matches(table, lookup))
+			continue;
+		open->xid = dirty.xmin;
+		open->owner = idem_row_oid(table, IDEM_KEYS_OWNER);
+		open->is_leased = idem_keyrow_is_leased(table);
+		open->is_later = idem_row_is_later_version(table);
+	}
+	idem_leaf_end(&walk);
+}
+
+static const char *
+describe_version(const OpenVersion *open)
+{
+	if (!open->is_leased)
+		return "An open transaction has claimed the key.";
+	return open->is_later ? "An open transaction has taken, renewed or finished the lease." :
+							"An open transaction has leased the key.";
+}
+
+/* A command that ends the lease of the row found, for the role that owns it and for operators */
+static char *
+make_lease_fix(IdemTable *table, const IdemKey *key, IdemKeyStatus state)
+{
+	char *name = quote_literal_cstr(text_to_cstring(key->key));
+	char *scope = quote_literal_cstr(text_to_cstring(key->scope));
+
+	if (!has_privs_of_role(GetUserId(), idem_row_oid(table, IDEM_KEYS_OWNER)))
+		return psprintf("SELECT pg_catalog.idem_forget(%s, scope => %s)", name, scope);
+	if (state != IDEM_KEY_EXHAUSTED)
+		return psprintf("SELECT pg_catalog.idem_release(%s, " INT64_FORMAT ", scope => %s)", name,
+						idem_row_int64(table, IDEM_KEYS_TOKEN), scope);
+	/* the lease of this command is an attempt, too */
+	return psprintf("SELECT pg_catalog.idem_release(%s, (pg_catalog.idem_lease(%s, '1 s', max_attempts => %d, scope => %s)).token, scope => %s)",
+					name, name, idem_row_int32(table, IDEM_KEYS_ATTEMPT) + 4, scope, scope);
+}
+
+/* The row found has a lease that is not finished */
+static void
+put_lease(ReturnSetInfo *rsinfo, IdemTable *table, const IdemKey *key, IdemKeyStatus state)
+{
+	char *fix = make_lease_fix(table, key, state);
+
+	if (state == IDEM_KEY_LIVE)
+		put_row(rsinfo, "lease", NULL, table, "A worker has a lease of the key.", fix);
+	else if (state == IDEM_KEY_PARKED)
+		put_row(rsinfo, "lease", NULL, table, "The lease has expired, and the key is parked: an operator must decide whether the work happened.", fix);
+	else if (state == IDEM_KEY_EXHAUSTED)
+		put_row(rsinfo, "lease", NULL, table, "The lease of the last attempt has expired.", fix);
+}
+
+/* What a transaction does that has this lock on the row of the key */
+static void
+put_lock(ReturnSetInfo *rsinfo, IdemTable *table, const IdemRowLock *lock, const OpenVersion *open)
+{
+	IdemHolder holder;
+
+	if (!idem_holders_find(lock->xid, &holder))
+		return;
+	if (lock->status != MultiXactStatusUpdate && lock->status != MultiXactStatusNoKeyUpdate)
+		put_transaction(rsinfo, "fence", &holder, "An open transaction has locked the key, as a fence does.");
+	else if (TransactionIdEquals(open->xid, lock->xid))
+		put_transaction(rsinfo, "claim", &holder, describe_version(open));
+	else
+		put_transaction(rsinfo, "claim", &holder, "An open transaction is removing the key.");
+}
+
+/* The row found is committed, or this transaction has written it */
+static void
+put_holders(ReturnSetInfo *rsinfo, IdemTable *table, const IdemKey *key, const OpenVersion *open)
+{
+	IdemKeyStatus state = idem_keyrow_judge(table, 0);
+	bool mine = idem_row_is_mine(table);
+	IdemRowLocks locks;
+	IdemHolder holder;
+
+	if (TransactionIdIsValid(open->xid))
+		check_owner(open->owner);
+	else if (state != IDEM_KEY_GONE)
+		check_owner(idem_row_oid(table, IDEM_KEYS_OWNER));
+	if (mine && idem_holders_find(GetTopTransactionId(), &holder))
+		put_transaction(rsinfo, "claim", &holder,
+						idem_keyrow_is_leased(table) ? "An open transaction has leased the key." :
+													   "An open transaction has claimed the key.");
+	idem_row_list_locks(table, &locks);
+	for (int i = 0; i < locks.n; i++)
+	{
+		if (!mine || !TransactionIdEquals(locks.locks[i].xid, GetTopTransactionIdIfAny()))
+			put_lock(rsinfo, table, &locks.locks[i], open);
+	}
+	if (state == IDEM_KEY_LIVE || state == IDEM_KEY_PARKED || state == IDEM_KEY_EXHAUSTED)
+		put_lease(rsinfo, table, key, state);
+}
+
+/* Find out who holds the key; returns false if a transaction has ended meanwhile */
+static bool
+look_at_key(ReturnSetInfo *rsinfo, IdemTable *table, const IdemKey *key)
+{
+	IdemLookup lookup = idem_keytable_lookup(table, key);
+	IdemProbeResult probe;
+	OpenVersion open;
+	IdemHolder holder;
+
+	find_open(table, &lookup, &open);
+	idem_probe_latest(table, &lookup, &probe);
+	if (probe.found == IDEM_FOUND_ROW)
+		put_holders(rsinfo, table, key, &open);
+	else if (probe.found == IDEM_FOUND_OPEN)
+	{
+		if (!TransactionIdIsValid(open.xid))
+			return false;
+		check_owner(open.owner);
+		if (!idem_holders_find(open.xid, &holder))
+			return false;
+		put_transaction(rsinfo, "claim", &holder, describe_version(&open));
+	}
+	return true;
+}
+
+Datum
+idem_holder(PG_FUNCTION_ARGS)
+{
+	static IdemRowDesc row_desc;
+	ReturnSetInfo *rsinfo;
+	IdemTable table;
+	IdemKey key;
+
+	idem_fn_begin(fcinfo, &idem_holder_signature, NULL);
+	rsinfo = idem_fn_row_set(fcinfo, holder_types, HOLDER_NATTS, &row_desc);
+	idem_args_key(fcinfo, 0, 1, &key);
+
+	idem_keytable_open(&table, AccessShareLock);
+	idem_holders_refresh();
+	while (!look_at_key(rsinfo, &table, &key))
+		CHECK_FOR_INTERRUPTS();
+	idem_table_close(&table);
+	return (Datum) 0;
+}
