@@ -181,6 +181,8 @@ REGRESS = \
 	schedule_privileges \
 	schedule_shape \
 	wait
+	why \
+	report
 REGRESS_OPTS = \
 	--temp-instance=tmp_check_regress \
 	--temp-config=$(srcdir)/test/temp.conf \
@@ -274,6 +276,8 @@ ISOLATION = \
 	wait-count \
 	wait-race \
 	wait-end \
+	why \
+	holder \
 	verify \
 	reset \
 	subscription \

@@ -124,6 +124,26 @@ explain_pause(Explanation *why)
 			   psprintf("SELECT pg_catalog.idem_resume(%s)", queue));
 }
 
+/* When a worker last asked for jobs of the queue, in words */
+static char *
+describe_workers(Explanation *why)
+{
+	bool is_shared;
+	IdemSkips *skips = idem_counters_get_skips(why->queue.name, &is_shared);
+	TimestampTz last = idem_skips_last_fetch(skips);
+	const char *waiting = idem_waiters_exist(idem_waiters_queue(why->queue.name)) ?
+		" A session waits for the queue." :
+		"";
+
+	if (!is_shared)
+		return psprintf("It is not known when a worker last fetched from the queue.%s", waiting);
+	if (last == 0)
+		return psprintf("No worker has fetched from the queue since the server was started.%s",
+						waiting);
+	return psprintf("The last fetch from the queue was %s ago.%s", format_span(why->now - last),
+					waiting);
+}
+
 /* The job found has a lease, which may have expired */
 static void
 explain_lease(Explanation *why)
@@ -149,7 +169,8 @@ explain_lease(Explanation *why)
 	else
 	{
 		add_reason(why, "expired", lease_until,
-				   psprintf("%s had a lease, which has expired. The next fetch gets the job.", worker),
+				   psprintf("%s had a lease, which has expired. The next fetch gets the job. %s", worker,
+							describe_workers(why)),
 				   NULL);
 		why->ready = true;
 	}
@@ -205,7 +226,7 @@ describe_lock(IdemTable *jobs, MultiXactStatus status, bool is_fetched)
 				return "An open transaction has fetched the job.";
 			if (idem_row_is_last_version(jobs))
 				return "An open transaction is ending the job.";
-			return "An open transaction has changed the job.";
+			return "An open transaction has changed or ended the job.";
 		default:
 			return "An open transaction has locked the job.";
 	}
@@ -215,7 +236,7 @@ describe_lock(IdemTable *jobs, MultiXactStatus status, bool is_fetched)
 typedef struct OpenVersion
 {
 	TransactionId xid; /* invalid: there is none */
-	bool is_fetched;   /* it shows that the transaction has fetched the job */
+	int64 token;	   /* of the fetch, if it is leased; else 0 */
 } OpenVersion;
 
 /* Find a version of the job that is not committed, and leave it as the row found */
@@ -231,7 +252,7 @@ find_open(IdemTable *jobs, IdemLookup *lookup, OpenVersion *open)
 	while (!TransactionIdIsValid(open->xid) && idem_leaf_next_row(&walk))
 	{
 		open->xid = dirty.xmin;
-		open->is_fetched = TransactionIdIsValid(dirty.xmin) && idem_jobrow_is_leased(jobs);
+		open->token = idem_jobrow_is_leased(jobs) ? idem_row_int64(jobs, IDEM_JOBS_TOKEN) : 0;
 	}
 	idem_leaf_end(&walk);
 }
@@ -355,68 +376,49 @@ count_before(Explanation *why, const IdemPosition *end, bool *is_least)
 	return n;
 }
 
-/* When a worker last asked for jobs of the queue, in words */
-static char *
-describe_workers(Explanation *why)
-{
-	bool is_shared;
-	IdemSkips *skips = idem_counters_get_skips(why->queue.name, &is_shared);
-	TimestampTz last = idem_skips_last_fetch(skips);
-	const char *waiting = idem_waiters_exist(idem_waiters_queue(why->queue.name)) ?
-		" A session waits for the queue." :
-		"";
-
-	if (!is_shared)
-		return psprintf("It is not known when a worker last fetched from the queue.%s", waiting);
-	if (last == 0)
-		return psprintf("No worker has fetched from the queue since the server was started.%s",
-						waiting);
-	return psprintf("The last fetch from the queue was %s ago.%s", format_span(why->now - last),
-					waiting);
-}
-
-/* Nothing but time or other jobs is in the way */
+/* Only other jobs may be in the way */
 static void
-explain_ready(Explanation *why, const IdemPosition *position)
+explain_order(Explanation *why, const IdemPosition *position, bool has_expired)
 {
-	TimestampTz since = position->run_at;
 	bool is_least;
 	int n = count_before(why, position, &is_least);
 
 	if (n > 0)
-		add_reason(why, "behind", since,
+		add_reason(why, "behind", position->run_at,
 				   psprintf("Jobs of the queue that can be fetched before it: %s%d. %s",
 							is_least ? "at least " : "", n, describe_workers(why)),
 				   NULL);
-	else
-		add_reason(why, "ready", since,
+	else if (!has_expired)
+		add_reason(why, "ready", position->run_at,
 				   psprintf("Nothing is in the way: the next fetch gets it. %s", describe_workers(why)),
 				   NULL);
 }
 
 /* The job found has a committed version, or this transaction has written it */
 static void
-explain_row(Explanation *why, bool is_fetched)
+explain_row(Explanation *why, const OpenVersion *open)
 {
 	IdemTable *jobs = why->jobs;
+	bool is_fetched = TransactionIdIsValid(open->xid) && open->token != 0 &&
+		open->token != idem_row_int64(jobs, IDEM_JOBS_TOKEN);
 	IdemPosition position = {
 		.priority = idem_row_int32(jobs, IDEM_JOBS_PRIORITY),
 		.run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT),
 		.job_id = why->job_id};
+	bool is_leased = idem_jobrow_is_leased(jobs);
 	int n;
 
 	use_queue(why, jobs, IDEM_JOBS_QUEUE);
 	explain_pause(why);
-	if (idem_jobrow_is_leased(jobs))
+	if (is_leased)
 		explain_lease(why);
 	else
 		explain_wait(why);
 	n = why->n;
 	explain_locks(why, is_fetched);
 	explain_cancels(why);
-	/* an expired lease is a reason, but it keeps no worker from the job */
 	if (why->ready && why->n == n && !why->queue.paused)
-		explain_ready(why, &position);
+		explain_order(why, &position, is_leased);
 }
 
 /* The job has ended, and its queue keeps it; false: there is no such row */
@@ -488,7 +490,7 @@ idem_whystore_explain(IdemTable *jobs, int64 job_id, void (*put)(const IdemWhy *
 		find_open(jobs, &lookup, &open);
 		idem_probe_latest(jobs, &lookup, &probe);
 		if (probe.found == IDEM_FOUND_ROW)
-			explain_row(&why, open.is_fetched);
+			explain_row(&why, &open);
 		else if (probe.found == IDEM_FOUND_OPEN)
 		{
 			find_open(jobs, &lookup, &open);
