@@ -169,7 +169,7 @@ explain_lease(Explanation *why)
 	else
 	{
 		add_reason(why, "expired", lease_until,
-				   psprintf("%s had a lease, which has expired. The next fetch gets the job. %s", worker,
+				   psprintf("%s had the job, and its lease has expired. The next fetch gets the job. %s", worker,
 							describe_workers(why)),
 				   NULL);
 		why->ready = true;

@@ -10,6 +10,7 @@
  */
 #include "postgres.h"
 
+#include "access/subtrans.h"
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/namespace.h"
@@ -106,12 +107,12 @@ find_prepared(TransactionId xid, IdemHolder *holder)
 	return found;
 }
 
-/* H3: the holder that is this open transaction; false if it has ended meanwhile */
+/* H3: the holder that is this open transaction, or has this subtransaction; false if it has ended */
 bool
 idem_holders_find(TransactionId xid, IdemHolder *holder)
 {
 	memset(holder, 0, sizeof(*holder));
-	if (TransactionIdEquals(xid, GetTopTransactionIdIfAny()))
+	if (TransactionIdIsCurrentTransactionId(xid))
 	{
 		holder->kind = IDEM_HOLDER_MINE;
 		holder->pid = MyProcPid;
@@ -119,18 +120,23 @@ idem_holders_find(TransactionId xid, IdemHolder *holder)
 		holder->application_name = application_name[0] != '\0' ? application_name : NULL;
 		return true;
 	}
+	if (!TransactionIdIsInProgress(xid))
+		return false;
 	if (RecoveryInProgress())
 	{
 		holder->kind = IDEM_HOLDER_PRIMARY;
 		return true;
 	}
+	xid = SubTransGetTopmostTransaction(xid);
 	if (find_process(xid, 0, holder) || find_prepared(xid, holder))
 		return true;
 	if (!TransactionIdIsInProgress(xid))
 		return false;
 	/* it began after the list of processes was read */
 	idem_holders_refresh();
-	return find_process(xid, 0, holder) || find_prepared(xid, holder);
+	if (!find_process(xid, 0, holder) && !find_prepared(xid, holder))
+		holder->kind = IDEM_HOLDER_HIDDEN;
+	return true;
 }
 
 /* H3: the holder that is this process; false if it has ended meanwhile */
