@@ -10,6 +10,7 @@
  */
 #include "postgres.h"
 
+#include "access/xlog.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -135,7 +136,7 @@ describe_workers(Explanation *why)
 		" A session waits for the queue." :
 		"";
 
-	if (!is_shared)
+	if (!is_shared || RecoveryInProgress())
 		return psprintf("It is not known when a worker last fetched from the queue.%s", waiting);
 	if (last == 0)
 		return psprintf("No worker has fetched from the queue since the server was started.%s",

@@ -10,6 +10,7 @@
 #include "access/multixact.h"
 #include "access/subtrans.h"
 #include "access/xact.h"
+#include "access/xlog.h"
 #include "storage/bufmgr.h"
 #include "storage/procarray.h"
 
@@ -165,6 +166,28 @@ add_lock(IdemRowLocks *locks, TransactionId xid, MultiXactStatus status)
 	locks->locks[locks->n++].status = status;
 }
 
+/*
+ * Read the members of a multixact.  On a standby the server takes one that only locks for
+ * one that has ended, because no backend there is a member: ask for its members as if it did
+ * more.  Then one that has been removed is an error, so such ones are left out.
+ */
+static int
+read_members(const Xmax *xmax, MultiXactMember **members)
+{
+	bool only_locks = HEAP_XMAX_IS_LOCKED_ONLY(xmax->infomask);
+	MultiXactId oldest;
+	MultiXactId next;
+
+	if (only_locks && RecoveryInProgress())
+	{
+		ReadMultiXactIdRange(&oldest, &next);
+		if (MultiXactIdPrecedes(xmax->xid, oldest))
+			return 0;
+		only_locks = false;
+	}
+	return GetMultiXactIdMembers(xmax->xid, members, false, only_locks);
+}
+
 /* Every open transaction that has locked, updated or deleted the row found (H3) */
 void
 idem_row_list_locks(IdemTable *table, IdemRowLocks *locks)
@@ -182,7 +205,7 @@ idem_row_list_locks(IdemTable *table, IdemRowLocks *locks)
 		add_lock(locks, xmax.xid, get_single_status(xmax.infomask, xmax.infomask2));
 		return;
 	}
-	n = GetMultiXactIdMembers(xmax.xid, &members, false, HEAP_XMAX_IS_LOCKED_ONLY(xmax.infomask));
+	n = read_members(&xmax, &members);
 	locks->locks = palloc(Max(n, 1) * sizeof(IdemRowLock));
 	for (int i = 0; i < n; i++)
 		add_lock(locks, members[i].xid, members[i].status);
