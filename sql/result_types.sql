@@ -29,6 +29,8 @@ SELECT * FROM idem_fetch('q') \gdesc
 SELECT * FROM idem_complete_many('{}', '{}') \gdesc
 SELECT * FROM idem_heartbeat('{}', '{}') \gdesc
 SELECT * FROM idem_job(1) \gdesc
+SELECT * FROM idem_why(1) \gdesc
+SELECT * FROM idem_holder('k') \gdesc
 SELECT * FROM idem_verify('handler') \gdesc
 SELECT * FROM idem_drain('q', 'handler') \gdesc
 SELECT (idem_claim('k')).status, (idem_fetch('q')).* \gdesc

@@ -51,7 +51,7 @@ typedef struct PrivilegeSet
 #define MONITOR_RELATIONS                                                     \
 	"key_summary", "queue_status", "schedule_status", "stats", "queue_stats", \
 		"cleanup_progress", "worker_status",                                  \
-		"workers", "checks", "checks_citus", "health", "report_jobs", "report_dead", "report_leases", "report_scopes", "report_hours"
+		"workers", "checks", "checks_citus", "health", "report_jobs", "report_waiting", "report_dead", "report_leases", "report_scopes", "report_hours"
 
 enum
 {

@@ -33,6 +33,7 @@ GRANT SELECT ON
 	idem.checks_citus,
 	idem.health,
 	idem.report_jobs,
+	idem.report_waiting,
 	idem.report_dead,
 	idem.report_leases,
 	idem.report_scopes,

@@ -290,6 +290,21 @@ BEGIN ATOMIC
 			  ELSE COALESCE(idem_report_html('<p class="more">Rates since %s: completed jobs per hour (within the first hour: so far), and the part of the attempts that failed.</p>',
 								to_char(min(c.stats_reset), 'YYYY-MM-DD HH24:MI TZH:TZM')),
 							'<p class="more">No rates: nothing was counted, because the library is not preloaded or the queues were not used since the last reset.</p>') END
+		   /* the command and not its answer: idem_why() may raise an error, and this page must not */
+		   || COALESCE((
+				SELECT '<h3>Due for more than a minute</h3>'
+					   || idem_report_table(ARRAY['Queue', '#Job', '#Due for', 'Why does it not run?'],
+							string_agg(idem_report_html('<tr><td class="w">%s</td><td class="n">%s</td><td class="n">%s</td><td><pre>%s</pre></td></tr>',
+									w.queue, w.job_id::text, idem_report_age(w.due_for),
+									format('SELECT * FROM pg_catalog.idem_why(%s);', w.job_id)),
+								'' ORDER BY w.due_for DESC, w.queue),
+							count(*), max(w.total), '')
+				  FROM (SELECT r.*, count(*) OVER () AS total
+						  FROM idem.report_waiting AS r
+						 WHERE r.due_for > interval '1 minute'
+						 ORDER BY r.due_for DESC, r.queue
+						 LIMIT 50) AS w
+				HAVING count(*) > 0), '')
 	  FROM (SELECT s.*, count(*) OVER () AS total,
 				   row_number() OVER (ORDER BY s.ready + s.running + s.expired + s.dead DESC, s.queue) AS ord
 			  FROM idem.queue_status AS s

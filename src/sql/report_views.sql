@@ -44,6 +44,19 @@ COMMENT ON COLUMN idem.report_jobs.error IS 'the last error; null for roles that
 COMMENT ON COLUMN idem.report_jobs.key IS 'the key; null for roles that may not read idem.job_status';
 COMMENT ON COLUMN idem.report_jobs.payload IS 'data for the worker; null for roles that may not read idem.job_status, or not this job with idem_job()';
 
+CREATE VIEW idem.report_waiting AS
+SELECT DISTINCT ON (s.queue)
+	   s.queue,
+	   s.job_id,
+	   idem_clock() - s.run_at AS due_for
+  FROM idem.job_status AS s
+ WHERE s.state = 'waiting'
+ ORDER BY s.queue, s.run_at, s.job_id;
+COMMENT ON VIEW idem.report_waiting IS 'for idem_report(): of each queue the job that has been due for the longest time';
+COMMENT ON COLUMN idem.report_waiting.queue IS 'name of the queue';
+COMMENT ON COLUMN idem.report_waiting.job_id IS 'number of the job';
+COMMENT ON COLUMN idem.report_waiting.due_for IS 'time since the job became due';
+
 CREATE VIEW idem.report_dead AS
 SELECT d.queue,
 	   d.error,
