@@ -270,11 +270,11 @@ SELECT section(idem_report(), 'queues') ~ '<td class="w">kept <span class="badge
 
 -- of each queue the job that has been due for the longest time, if that is more than a minute
 SELECT job_id FROM idem_enqueue('waits', run_at => idem_clock() - interval '1 h') \gset
-SELECT FROM idem_enqueue('waits', run_at => idem_clock() - interval '59 min'), idem_enqueue('soon', run_at => idem_clock() - interval '10 s');
+SELECT FROM idem_enqueue('waits', run_at => idem_clock() - interval '59 min') AS a, idem_enqueue('soon') AS b;
 SELECT queue, job_id = :job_id AS oldest, due_for > '1 h' AS since_due FROM idem.report_waiting WHERE queue = 'waits';
 SELECT c = format('SELECT * FROM pg_catalog.idem_why(%s);', :job_id) AS asks, (SELECT reason FROM run(c) AS reason) AS reason
   FROM commands(idem_report(), 'queues') AS c;
-SELECT idem_cancel(:job_id), idem_cancel(job_id) FROM idem.job_status WHERE queue IN ('waits', 'soon') AND state = 'waiting' AND job_id <> :job_id \g /dev/null
+SELECT bool_and(idem_cancel(job_id)) AS cancelled FROM idem.job_status WHERE queue = 'waits' AND state = 'waiting';
 SELECT section(idem_report(), 'queues') ~ 'Due for more' AS is_shown;
 
 -- every function of the report is in the sets admin and monitor, and needs no privileges of its owner
