@@ -99,7 +99,7 @@ SELECT job_id FROM idem_enqueue('chain', '1', 'k', 'until_executed');
 SELECT job_id, token FROM idem_fetch('chain', lease => '1 h', worker => 'w') \gset
 SELECT job_id, outcome FROM idem_enqueue('chain', '2', 'k', 'until_executed', if_running => 'rerun');
 SELECT * FROM why(2);
-SELECT fix FROM idem_why(2) \gset
+SELECT rtrim(fix, ';') AS fix FROM idem_why(2) \gset
 SELECT reason FROM (:fix) AS w;
 SELECT idem_complete(1, :token);
 SELECT reason FROM why(2);

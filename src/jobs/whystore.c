@@ -122,7 +122,7 @@ explain_pause(Explanation *why)
 	queue = quote_literal_cstr(text_to_cstring(why->queue.name));
 	add_reason(why, "paused", idem_queuestore_paused_at(why->queue.name),
 			   pstrdup("The queue is paused."),
-			   psprintf("SELECT pg_catalog.idem_resume(%s)", queue));
+			   psprintf("SELECT pg_catalog.idem_resume(%s);", queue));
 }
 
 /* When a worker last asked for jobs of the queue, in words */
@@ -166,7 +166,7 @@ explain_lease(Explanation *why)
 		add_reason(why, "spent", lease_until,
 				   psprintf("%s had the lease of the last attempt, which has expired. The next fetch or cleanup makes the job dead.",
 							worker),
-				   pstrdup("SELECT pg_catalog.idem_cleanup()"));
+				   pstrdup("SELECT pg_catalog.idem_cleanup();"));
 	else
 	{
 		add_reason(why, "expired", lease_until,
@@ -207,7 +207,7 @@ explain_wait(Explanation *why)
 	if (idem_jobrow_waits_for_other(jobs))
 		add_reason(why, "blocked", idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT),
 				   psprintf("Job " INT64_FORMAT " must end first.", after_job),
-				   psprintf("SELECT * FROM pg_catalog.idem_why(" INT64_FORMAT ")", after_job));
+				   psprintf("SELECT * FROM pg_catalog.idem_why(" INT64_FORMAT ");", after_job));
 	if (run_at > why->now)
 		explain_delay(why, run_at);
 	why->ready = why->n == n;
@@ -298,7 +298,7 @@ explain_cancels(Explanation *why)
 			continue;
 		add_holder(why, &holder, "A session waits to cancel the job.",
 				   holder.pid == 0 ? NULL :
-									 psprintf("SELECT pg_catalog.pg_cancel_backend(%d)", holder.pid));
+									 psprintf("SELECT pg_catalog.pg_cancel_backend(%d);", holder.pid));
 	}
 }
 
@@ -442,7 +442,7 @@ explain_end(Explanation *why)
 		state = text_to_cstring(idem_row_text(&log, IDEM_JOB_LOG_STATE));
 		detail = psprintf("It has ended. Attempts: %d.", idem_row_int32(&log, IDEM_JOB_LOG_ATTEMPT));
 		if (strcmp(state, "done") != 0)
-			fix = psprintf("SELECT pg_catalog.idem_retry(" INT64_FORMAT ")", why->job_id);
+			fix = psprintf("SELECT pg_catalog.idem_retry(" INT64_FORMAT ");", why->job_id);
 		if (strcmp(state, "dead") == 0)
 			detail = psprintf("%s %s", detail, format_error(&log, IDEM_JOB_LOG_ERROR));
 		add_reason(why, state, idem_row_timestamp(&log, IDEM_JOB_LOG_ENDED_AT), detail, fix);

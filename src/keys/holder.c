@@ -120,12 +120,12 @@ make_lease_fix(IdemTable *table, const IdemKey *key, IdemKeyStatus state)
 	char *scope = quote_literal_cstr(text_to_cstring(key->scope));
 
 	if (!has_privs_of_role(GetUserId(), idem_row_oid(table, IDEM_KEYS_OWNER)))
-		return psprintf("SELECT pg_catalog.idem_forget(%s, scope => %s)", name, scope);
+		return psprintf("SELECT pg_catalog.idem_forget(%s, scope => %s);", name, scope);
 	if (state != IDEM_KEY_EXHAUSTED)
-		return psprintf("SELECT pg_catalog.idem_release(%s, " INT64_FORMAT ", scope => %s)", name,
+		return psprintf("SELECT pg_catalog.idem_release(%s, " INT64_FORMAT ", scope => %s);", name,
 						idem_row_int64(table, IDEM_KEYS_TOKEN), scope);
 	/* the lease of this command is an attempt, too */
-	return psprintf("SELECT pg_catalog.idem_release(%s, (pg_catalog.idem_lease(%s, '1 s', max_attempts => %d, scope => %s)).token, scope => %s)",
+	return psprintf("SELECT pg_catalog.idem_release(%s, (pg_catalog.idem_lease(%s, '1 s', max_attempts => %d, scope => %s)).token, scope => %s);",
 					name, name, idem_row_int32(table, IDEM_KEYS_ATTEMPT) + 4, scope, scope);
 }
 

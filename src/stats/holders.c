@@ -177,11 +177,11 @@ idem_holders_fix(const IdemHolder *holder)
 	switch (holder->kind)
 	{
 		case IDEM_HOLDER_MINE:
-			return pstrdup("COMMIT");
+			return pstrdup("COMMIT;");
 		case IDEM_HOLDER_PROCESS:
-			return psprintf("SELECT pg_catalog.pg_terminate_backend(%d)", holder->pid);
+			return psprintf("SELECT pg_catalog.pg_terminate_backend(%d);", holder->pid);
 		case IDEM_HOLDER_PREPARED:
-			return psprintf("ROLLBACK PREPARED %s", quote_literal_cstr(holder->gid));
+			return psprintf("ROLLBACK PREPARED %s;", quote_literal_cstr(holder->gid));
 		case IDEM_HOLDER_PRIMARY:
 		case IDEM_HOLDER_HIDDEN:
 			return NULL;

@@ -63,7 +63,7 @@ foreach my $what (sort keys %holders)
 
 	$session->query("BEGIN; $holders{$what}");
 	is(run('SELECT pid FROM idem_why(1)'), $session->{pid}, "H3: the process that has $what");
-	like(why(1), qr/^held\|An open transaction .*\|SELECT pg_catalog\.pg_terminate_backend\(N\)$/,
+	like(why(1), qr/^held\|An open transaction .*\|SELECT pg_catalog\.pg_terminate_backend\(N\);$/,
 		"H3: and how to end it");
 	run_fixes('idem_why(1)');
 	$primary->poll_query_until('postgres', q{SELECT reason = 'ready' FROM idem_why(1)})
@@ -131,7 +131,7 @@ like(run(q{SET idem.clock_offset = '2 h'; SELECT detail FROM idem_why(2)}, node 
 # a crash: open transactions are gone, prepared ones stay; as after a promotion
 #
 
-my $prepared = "${absorbed}It is the prepared transaction p.|ROLLBACK PREPARED 'p'";
+my $prepared = "${absorbed}It is the prepared transaction p.|ROLLBACK PREPARED 'p';";
 
 is(scalar(split /\n/, why(1)), 2, 'H3: two absorbers before the crash');
 $primary->stop('immediate');
