@@ -108,7 +108,7 @@ find_prepared(TransactionId xid, IdemHolder *holder)
 	return found;
 }
 
-/* H3: the holder that is this open transaction, or has this subtransaction; false if it has ended */
+/* H3: the holder that is this open (sub)transaction, or runs it; false if it has ended */
 bool
 idem_holders_find(TransactionId xid, IdemHolder *holder)
 {
