@@ -180,9 +180,8 @@ REGRESS = \
 	schedule_cron \
 	schedule_privileges \
 	schedule_shape \
-	wait
 	why \
-	report
+	wait
 REGRESS_OPTS = \
 	--temp-instance=tmp_check_regress \
 	--temp-config=$(srcdir)/test/temp.conf \
