@@ -28,15 +28,15 @@ typedef struct PrivilegeSet
 	const char *relations[32];
 } PrivilegeSet;
 
-#define APP_FUNCTIONS                                                         \
-	"idem_claim", "idem_finish", "idem_release", "idem_get",                  \
-		"idem_call", "idem_claim_many", "idem_finish_many",                   \
-		"idem_lease", "idem_renew", "idem_checkpoint", "idem_fence",          \
-		"idem_enqueue", "idem_enqueue_many", "idem_fetch", "idem_complete",   \
-		"idem_complete_many", "idem_fail", "idem_heartbeat", "idem_snooze",   \
-		"idem_cancel", "idem_retry", "idem_job", "idem_verify", "idem_drain", \
-		"idem_wait", "idem_wait_any", "idem_wait_job", "idem_wait_key",       \
-		"idem_schedule", "idem_unschedule", "idem_schedule_pause",            \
+#define APP_FUNCTIONS                                                                         \
+	"idem_claim", "idem_finish", "idem_release", "idem_get",                                  \
+		"idem_call", "idem_claim_many", "idem_finish_many",                                   \
+		"idem_lease", "idem_renew", "idem_checkpoint", "idem_fence",                          \
+		"idem_enqueue", "idem_enqueue_many", "idem_fetch", "idem_fetch_any", "idem_complete", \
+		"idem_complete_many", "idem_fail", "idem_heartbeat", "idem_snooze",                   \
+		"idem_cancel", "idem_retry", "idem_job", "idem_verify", "idem_drain",                 \
+		"idem_wait", "idem_wait_any", "idem_wait_job", "idem_wait_key",                       \
+		"idem_schedule", "idem_unschedule", "idem_schedule_pause",                            \
 		"idem_schedule_resume", "idem_why", "idem_holder"
 #define VIEW_FUNCTIONS                                                            \
 	"idem_clock", "idem_key_state", "idem_doctor", "idem_checks", "idem_version", \

@@ -72,6 +72,36 @@ idem_arrays_check_length(const char *name, int n, const char *other, int nother)
 				errhint("Pass the same number of elements in both arrays."));
 }
 
+/* The names of queues; at least one */
+text **
+idem_arrays_queues(FunctionCallInfo fcinfo, int arg, int *n)
+{
+	Datum *elems;
+	bool *nulls;
+	text **queues;
+
+	if (!idem_arrays_get(fcinfo, arg, "queues", &elems, &nulls, n))
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("array \"%s\" must not be null", "queues"),
+				errdetail("Every job belongs to a queue."),
+				errhint("Name the queues that this worker serves."));
+	if (*n < 1 || *n > IDEM_MAX_QUEUES)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid number of queues"),
+				errdetail("The array has %d queues; it must have between 1 and %d.", *n, IDEM_MAX_QUEUES),
+				errhint("Name the queues that this worker serves."));
+	queues = palloc_array(text *, *n);
+	for (int i = 0; i < *n; i++)
+	{
+		NullableDatum name = {.value = elems[i], .isnull = nulls[i]};
+
+		queues[i] = idem_value_queue(name);
+	}
+	return queues;
+}
+
 static int
 compare_keys(const void *a, const void *b, void *arg)
 {

@@ -13,6 +13,9 @@
 
 #define IDEM_MAX_ARGS 16
 
+/* The most queues that one call waits for or fetches from */
+#define IDEM_MAX_QUEUES 1000
+
 /*
  * A declaration: type of the result, types of the arguments, then zeros.  RECORDOID
  * stands for a row: OUT columns, or a composite type.
@@ -114,6 +117,7 @@ extern bool idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *name,
 extern void idem_arrays_require(FunctionCallInfo fcinfo, int arg, const char *name,
 								Datum **elems, bool **nulls, int *n);
 extern void idem_arrays_check_length(const char *name, int n, const char *other, int nother);
+extern text **idem_arrays_queues(FunctionCallInfo fcinfo, int arg, int *n);
 extern int *idem_arrays_order(text **keys, int n);
 extern void idem_arrays_say_element(void *arg);
 

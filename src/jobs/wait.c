@@ -14,8 +14,6 @@
 
 #include "jobs/jobs.h"
 
-#define MAX_WAIT_QUEUES 1000
-
 #define WAIT_NATTS	   1
 #define WAIT_ANY_NATTS 2
 #define WAIT_JOB_NATTS 2
@@ -91,37 +89,6 @@ idem_wait(PG_FUNCTION_ARGS)
 		idem_fn_row_desc(fcinfo, wait_types, WAIT_NATTS, &row_desc), values, nulls)));
 }
 
-/* The names of the queues, checked */
-static text **
-get_queues(FunctionCallInfo fcinfo, int arg, int *n)
-{
-	Datum *elems;
-	bool *nulls;
-	text **queues;
-
-	if (!idem_arrays_get(fcinfo, arg, "queues", &elems, &nulls, n))
-		ereport(ERROR,
-				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				errmsg("array \"%s\" must not be null", "queues"),
-				errdetail("Every job belongs to a queue."),
-				errhint("Name the queues that this worker serves."));
-	if (*n < 1 || *n > MAX_WAIT_QUEUES)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid number of queues"),
-				errdetail("The array has %d queues; it must have between 1 and %d.", *n, MAX_WAIT_QUEUES),
-				errhint("Name the queues that this worker serves."));
-	queues = palloc_array(text *, *n);
-	for (int i = 0; i < *n; i++)
-	{
-		NullableDatum name = {.value = elems[i], .isnull = nulls[i]};
-
-		queues[i] = idem_value_queue(name);
-	}
-	return queues;
-}
-
-/* A8: as idem_wait(), and the first queue in which a look has seen a job */
 Datum
 idem_wait_any(PG_FUNCTION_ARGS)
 {
@@ -136,7 +103,7 @@ idem_wait_any(PG_FUNCTION_ARGS)
 	idem_fn_begin(fcinfo, &idem_wait_any_signature, "idem_wait_any()");
 	(void) idem_fn_row_desc(fcinfo, wait_any_types, WAIT_ANY_NATTS, &row_desc);
 	idem_sleep_check(fcinfo, "idem_wait_any()");
-	queues = get_queues(fcinfo, 0, &n);
+	queues = idem_arrays_queues(fcinfo, 0, &n);
 	timeout = idem_args_timeout(fcinfo, 1);
 
 	answer = wait_for_queues("idem_wait_any()", queues, n, timeout);

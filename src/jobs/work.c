@@ -1,6 +1,6 @@
 /*
  * work.c
- *		SQL functions for workers: idem_fetch, idem_complete,
+ *		SQL functions for workers: idem_fetch, idem_fetch_any, idem_complete,
  *		idem_complete_many, idem_fail, idem_heartbeat, idem_snooze.
  *
  * They check their arguments, call the store, and form the rows to return.
@@ -11,6 +11,7 @@
 
 #include "access/xact.h"
 #include "catalog/pg_type.h"
+#include "common/pg_prng.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
@@ -30,6 +31,7 @@ static const Oid complete_many_types[COMPLETE_MANY_NATTS] = {INT4OID, INT8OID, T
 static const Oid heartbeat_types[HEARTBEAT_NATTS] = {INT4OID, INT8OID, TEXTOID, TIMESTAMPTZOID};
 
 IDEM_FUNCTION(idem_fetch, RECORDOID, TEXTOID, INT4OID, INTERVALOID, TEXTOID);
+IDEM_FUNCTION(idem_fetch_any, RECORDOID, TEXTARRAYOID, INT4OID, INTERVALOID, TEXTOID);
 IDEM_FUNCTION(idem_complete, BOOLOID, INT8OID, INT8OID, JSONBOID);
 IDEM_FUNCTION(idem_complete_many, RECORDOID, INT8ARRAYOID, INT8ARRAYOID);
 IDEM_FUNCTION(idem_fail, TEXTOID, INT8OID, INT8OID, TEXTOID, INTERVALOID, BOOLOID);
@@ -87,6 +89,31 @@ put_fetched(const IdemFetched *job, void *arg)
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 
+/* Check the arguments about a queue */
+static void
+get_fetch(FunctionCallInfo fcinfo, text *queue, IdemFetch *fetch)
+{
+	idem_queuestore_use(queue, &fetch->queue);
+	fetch->batch = get_batch_size(fcinfo, 1);
+	fetch->lease = PG_ARGISNULL(2) ?
+		fetch->queue.lease :
+		idem_value_span(PG_GETARG_DATUM(2), "lease", IDEM_SPAN_LEASE_OR_NONE);
+	fetch->worker = idem_args_worker(fcinfo, 3);
+	if (fetch->lease == 0)
+		check_isolation();
+}
+
+/* Jobs were fetched with a lease, and the transaction is not about to commit */
+static void
+note_open_leases(void)
+{
+	if (IsTransactionBlock())
+		ereport(NOTICE,
+				errmsg("other sessions cannot see these leases before the transaction commits"),
+				errdetail("If the transaction rolls back, the leases are lost, even if work was done under them."),
+				errhint("Commit before you do the work, or fetch without a lease to do it in this transaction."));
+}
+
 Datum
 idem_fetch(PG_FUNCTION_ARGS)
 {
@@ -97,24 +124,105 @@ idem_fetch(PG_FUNCTION_ARGS)
 
 	idem_fn_begin(fcinfo, &idem_fetch_signature, "idem_fetch()");
 	rsinfo = idem_fn_row_set(fcinfo, fetch_types, FETCH_NATTS, &row_desc);
-	idem_queuestore_use(idem_args_queue(fcinfo, 0), &fetch.queue);
-	fetch.batch = get_batch_size(fcinfo, 1);
-	fetch.lease = PG_ARGISNULL(2) ?
-		fetch.queue.lease :
-		idem_value_span(PG_GETARG_DATUM(2), "lease", IDEM_SPAN_LEASE_OR_NONE);
-	fetch.worker = idem_args_worker(fcinfo, 3);
-	if (fetch.lease == 0)
-		check_isolation();
+	get_fetch(fcinfo, idem_args_queue(fcinfo, 0), &fetch);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
 	idem_fetchstore_fetch(&jobs, &fetch, put_fetched, rsinfo);
 	idem_table_close(&jobs);
 
-	if (fetch.lease > 0 && IsTransactionBlock() && tuplestore_tuple_count(rsinfo->setResult) > 0)
-		ereport(NOTICE,
-				errmsg("other sessions cannot see these leases before the transaction commits"),
-				errdetail("If the transaction rolls back, the leases are lost, even if work was done under them."),
-				errhint("Commit before you do the work, or fetch without a lease to do it in this transaction."));
+	if (fetch.lease > 0 && tuplestore_tuple_count(rsinfo->setResult) > 0)
+		note_open_leases();
+	return (Datum) 0;
+}
+
+/* The queues of a call of idem_fetch_any() */
+typedef struct FetchAny
+{
+	ReturnSetInfo *rsinfo;
+	IdemFetch *fetches;
+	bool *is_empty; /* the queue had fewer jobs than it was asked for */
+	int n;
+	int first; /* the queue that is asked first */
+	int left;  /* so many jobs are still wanted */
+	bool has_leased;
+} FetchAny;
+
+/* Ask a queue for its share: what is left, divided by the number of queues that are still to be asked */
+static void
+fetch_share(FetchAny *any, IdemTable *jobs, int i, int nqueues)
+{
+	IdemFetch *fetch = &any->fetches[i];
+	int64 before = tuplestore_tuple_count(any->rsinfo->setResult);
+	int got;
+
+	fetch->batch = (any->left + nqueues - 1) / nqueues;
+	idem_fetchstore_fetch(jobs, fetch, put_fetched, any->rsinfo);
+	got = tuplestore_tuple_count(any->rsinfo->setResult) - before;
+	any->left -= got;
+	any->is_empty[i] = got < fetch->batch;
+	any->has_leased |= got > 0 && fetch->lease > 0;
+}
+
+/*
+ * J15: ask the queues in turn, each for an equal share of what is left.  What a queue does not
+ * have is divided among those that may have more.
+ */
+static void
+fetch_from_all(FetchAny *any, IdemTable *jobs)
+{
+	int nqueues = any->n;
+
+	while (any->left > 0 && nqueues > 0)
+	{
+		int still = nqueues;
+
+		for (int i = 0; i < any->n && any->left > 0; i++)
+		{
+			int queue = (any->first + i) % any->n;
+
+			CHECK_FOR_INTERRUPTS();
+			if (any->is_empty[queue])
+				continue;
+			fetch_share(any, jobs, queue, still--);
+			nqueues -= any->is_empty[queue];
+		}
+	}
+}
+
+/* J15: each call of a session begins with another queue, so that none starves */
+static int
+choose_first(int n)
+{
+	static uint32 turn = 0;
+
+	if (turn == 0)
+		turn = pg_prng_uint32(&pg_global_prng_state);
+	return turn++ % n;
+}
+
+Datum
+idem_fetch_any(PG_FUNCTION_ARGS)
+{
+	static IdemRowDesc row_desc;
+	FetchAny any = {0};
+	text **queues;
+	IdemTable jobs;
+
+	idem_fn_begin(fcinfo, &idem_fetch_any_signature, "idem_fetch_any()");
+	any.rsinfo = idem_fn_row_set(fcinfo, fetch_types, FETCH_NATTS, &row_desc);
+	queues = idem_arrays_queues(fcinfo, 0, &any.n);
+	any.left = get_batch_size(fcinfo, 1);
+	any.fetches = palloc_array(IdemFetch, any.n);
+	any.is_empty = palloc0_array(bool, any.n);
+	for (int i = 0; i < any.n; i++)
+		get_fetch(fcinfo, queues[i], &any.fetches[i]);
+	any.first = choose_first(any.n);
+
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	fetch_from_all(&any, &jobs);
+	idem_table_close(&jobs);
+	if (any.has_leased)
+		note_open_leases();
 	return (Datum) 0;
 }
 

@@ -137,6 +137,17 @@ AS 'MODULE_PATHNAME', 'idem_fetch';
 COMMENT ON FUNCTION pg_catalog.idem_fetch IS
 	'fetch jobs that are due, until this transaction ends or with a lease; returns a fencing token for each';
 
+CREATE FUNCTION pg_catalog.idem_fetch_any(
+	queues text[],
+	batch integer DEFAULT 1,
+	lease interval DEFAULT NULL,
+	worker text DEFAULT NULL)
+RETURNS SETOF idem.fetch_result
+LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 1
+AS 'MODULE_PATHNAME', 'idem_fetch_any';
+COMMENT ON FUNCTION pg_catalog.idem_fetch_any IS
+	'fetch jobs that are due from several queues, a fair share from each; otherwise like idem_fetch()';
+
 CREATE FUNCTION pg_catalog.idem_complete(
 	job_id bigint,
 	token bigint,
