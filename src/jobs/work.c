@@ -147,7 +147,7 @@ typedef struct FetchAny
 	bool has_leased;
 } FetchAny;
 
-/* Ask a queue for its share: what is left, divided by the number of queues that are still to be asked */
+/* Ask a queue for its share: what is left, divided by the number of queues still to be asked */
 static void
 fetch_share(FetchAny *any, IdemTable *jobs, int i, int nqueues)
 {
