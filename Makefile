@@ -151,6 +151,7 @@ REGRESS = \
 	job_enqueue \
 	job_scheduled \
 	job_fetch \
+	job_fetch_any \
 	job_skip \
 	job_end \
 	job_many \

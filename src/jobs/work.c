@@ -147,25 +147,25 @@ typedef struct FetchAny
 	bool has_leased;
 } FetchAny;
 
-/* Ask a queue for its share: what is left, divided by the number of queues still to be asked */
+/* Ask a queue for at most so many jobs */
 static void
-fetch_share(FetchAny *any, IdemTable *jobs, int i, int nqueues)
+fetch_share(FetchAny *any, IdemTable *jobs, int i, int share)
 {
 	IdemFetch *fetch = &any->fetches[i];
 	int64 before = tuplestore_tuple_count(any->rsinfo->setResult);
 	int got;
 
-	fetch->batch = (any->left + nqueues - 1) / nqueues;
+	fetch->batch = share;
 	idem_fetchstore_fetch(jobs, fetch, put_fetched, any->rsinfo);
 	got = tuplestore_tuple_count(any->rsinfo->setResult) - before;
 	any->left -= got;
-	any->is_empty[i] = got < fetch->batch;
+	any->is_empty[i] = got < share;
 	any->has_leased |= got > 0 && fetch->lease > 0;
 }
 
 /*
- * J15: ask the queues in turn, each for an equal share of what is left.  What a queue does not
- * have is divided among those that may have more.
+ * J15: ask all queues for an equal share.  What some of them do not have is divided in the same way
+ * among the others, in further rounds.
  */
 static void
 fetch_from_all(FetchAny *any, IdemTable *jobs)
@@ -174,7 +174,7 @@ fetch_from_all(FetchAny *any, IdemTable *jobs)
 
 	while (any->left > 0 && nqueues > 0)
 	{
-		int still = nqueues;
+		int share = Max(any->left / nqueues, 1);
 
 		for (int i = 0; i < any->n && any->left > 0; i++)
 		{
@@ -183,7 +183,7 @@ fetch_from_all(FetchAny *any, IdemTable *jobs)
 			CHECK_FOR_INTERRUPTS();
 			if (any->is_empty[queue])
 				continue;
-			fetch_share(any, jobs, queue, still--);
+			fetch_share(any, jobs, queue, share);
 			nqueues -= any->is_empty[queue];
 		}
 	}
