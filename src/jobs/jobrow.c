@@ -63,6 +63,19 @@ idem_jobrow_is_leased(IdemTable *jobs)
 	return !idem_row_isnull(jobs, IDEM_JOBS_LEASE_UNTIL);
 }
 
+/*
+ * When the worker that has the job found fetched it; 0: no worker has it.  The fetch has made the
+ * token from the clock, so the row needs no column for this.  The time is wrong, and may be in
+ * the future, if the clock was set back before the fetch.
+ */
+TimestampTz
+idem_jobrow_started_at(IdemTable *jobs)
+{
+	if (!idem_jobrow_is_leased(jobs))
+		return 0;
+	return idem_clock_token_time(idem_row_int64(jobs, IDEM_JOBS_TOKEN));
+}
+
 int
 idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue)
 {

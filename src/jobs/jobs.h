@@ -388,6 +388,7 @@ extern Relation idem_jobtable_fetch_index(IdemTable *jobs);
 extern bool idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key,
 								IdemSameHash *others);
 extern bool idem_jobrow_is_leased(IdemTable *jobs);
+extern TimestampTz idem_jobrow_started_at(IdemTable *jobs);
 extern int idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_waits_for_other(IdemTable *jobs);
