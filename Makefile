@@ -55,6 +55,8 @@ OBJS = \
 	src/jobs/queuecache.o \
 	src/jobs/queuestore.o \
 	src/jobs/change.o \
+	src/jobs/errors.o \
+	src/jobs/headers.o \
 	src/jobs/joblog.o \
 	src/jobs/dead.o \
 	src/jobs/jobstore.o \

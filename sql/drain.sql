@@ -31,7 +31,7 @@ SELECT * FROM idem_drain('mail', 'send');
 SELECT * FROM sent ORDER BY id;
 -- as after idem_complete() and idem_fail(): done, dead with its error, waiting for a retry, scheduled, in another queue
 SELECT job_id, state, attempt, error FROM unnest(ARRAY[1, 2, 3, 4, 5, 6]) AS id,
-	   LATERAL (SELECT id AS job_id, * FROM idem_job(id)) AS j;
+	   LATERAL idem_job(id) AS j;
 SELECT * FROM idem_drain('mail', 'send');
 -- what is due later
 SET LOCAL idem.clock_offset = '2 h';

@@ -11,7 +11,7 @@ CREATE TABLE fetched AS SELECT job_id, token FROM idem_fetch('h', 3, lease => '1
 SELECT idem_complete(job_id, token, '"ok"') FROM fetched WHERE job_id = 1;
 SELECT idem_fail(job_id, token, 'no', dead => true) FROM fetched WHERE job_id = 2;
 SELECT idem_cancel(3);
-SELECT job_id, state, queue, key, payload, result, priority, attempt, max_attempts, worker, error, expires_at - ended_at AS kept FROM idem.job_log ORDER BY job_id;
+SELECT job_id, state, queue, key, payload, result, priority, attempt, max_attempts, worker, errors -> -1 ->> 'error' AS error, expires_at - ended_at AS kept FROM idem.job_log ORDER BY job_id;
 SELECT bool_and(enqueued_at < ended_at AND ended_at <= idem_clock()) AS in_order FROM idem.job_log;
 SELECT idem_cleanup();
 SET idem.clock_offset = '167 h';
@@ -30,7 +30,7 @@ CALL anew();
 SELECT idem_queue_set('kept', keep => '1 h');
 SELECT job_id FROM idem_enqueue('kept', '{"a": 1}', 'k');
 SELECT idem_complete(job_id, token, '{"b": 2}') FROM idem_fetch('kept', worker => 'w1');
-SELECT job_id, state, queue, key, payload, result, attempt, max_attempts, worker, error, expires_at - ended_at AS kept FROM idem.job_log;
+SELECT job_id, state, queue, key, payload, result, attempt, max_attempts, worker, errors -> -1 ->> 'error' AS error, expires_at - ended_at AS kept FROM idem.job_log;
 SELECT state, result, max_attempts FROM idem_job(1);
 -- also with idem_complete_many, and with the error of an earlier attempt
 SELECT job_id FROM idem_enqueue('kept', '2');
@@ -135,7 +135,7 @@ SELECT job_id FROM idem_fetch('old', 2, lease => '1 us');
 SET idem.clock_offset = '10000 h';
 SELECT idem_cleanup();
 SELECT job_id FROM idem.jobs ORDER BY job_id;
-SELECT job_id, state, error FROM idem.job_log WHERE queue = 'old';
+SELECT job_id, state, errors -> -1 ->> 'error' AS error FROM idem.job_log WHERE queue = 'old';
 SELECT count(*) FROM idem.queues;
 -- works from a transaction with an old snapshot
 SELECT idem_cancel(3);

@@ -88,7 +88,7 @@ RETURNS SETOF record LANGUAGE sql AS $$
 		LATERAL idem_enqueue_many(queue, payloads, keys) WITH ORDINALITY AS e (ord, job_id, outcome, result, o) GROUP BY 1 ORDER BY 1
 $$;
 CREATE FUNCTION fetched(queue text, OUT count bigint, OUT in_order bool) LANGUAGE sql AS $$
-	SELECT count(*), bool_and(o::text = trim('x' FROM payload #>> '{}')) FROM idem_fetch(queue, 10000, lease => '1 h') WITH ORDINALITY AS f (id, token, attempt, max, queue, payload, key, at, lsn, o)
+	SELECT count(*), bool_and(o::text = trim('x' FROM payload #>> '{}')) FROM idem_fetch(queue, 10000, lease => '1 h') WITH ORDINALITY AS f (id, token, attempt, max, queue, payload, key, at, lsn, progress, headers, links, o)
 $$;
 SELECT n, e.* FROM unnest('{1,2,31,32,33,63,64,65,1023,1024,1025,3000}'::int[]) AS n, LATERAL enqueue_some('run ' || n, n) AS e ORDER BY n;
 SELECT n, e.* FROM unnest('{1,2,31,32,33,63,64,65,1023,1024,1025,3000}'::int[]) AS n, LATERAL enqueue_some('run ' || n, n) AS e ORDER BY n;

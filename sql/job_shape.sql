@@ -59,7 +59,7 @@ ROLLBACK;
 -- a not-null constraint on a column that is null in the row of a waiting job
 BEGIN;
 DELETE FROM idem.jobs;
-ALTER TABLE idem.jobs ALTER COLUMN error SET NOT NULL;
+ALTER TABLE idem.jobs ALTER COLUMN errors SET NOT NULL;
 SELECT enqueue, many, fetched, cancel FROM all_refused();
 ROLLBACK;
 -- expression, partial and unique indexes, exclusion constraints: for functions that need an entry there

@@ -236,7 +236,7 @@ SELECT id, (SELECT count(*) FROM regexp_matches(section(:'page', id), '<tr>', 'g
   FROM unnest('{queues,running,dead,decisions,duplicates}'::text[]) AS id;
 SELECT length(:'page') < 200000 AS is_small, :'page' ~ 'x{150}' AS has_payloads, :'page' ~ 'x{201}' AS has_long_ones;
 -- jobs with an equal beginning of the error are one group
-UPDATE idem.job_log SET error = repeat('long ', 100) || job_id;
+UPDATE idem.job_log SET errors = jsonb_build_array(jsonb_build_object('error', repeat('long ', 100) || job_id));
 SELECT count(*), sum(jobs) FROM (SELECT error, sum(jobs) AS jobs FROM idem.report_dead GROUP BY error) AS g;
 SELECT run(c) AS retried FROM commands(idem_report(), 'dead') AS c LIMIT 1;
 -- without an error

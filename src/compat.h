@@ -13,6 +13,8 @@
 #include "access/nbtree.h"
 #include "access/tableam.h"
 #include "catalog/pg_database.h"
+#include "common/jsonapi.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "storage/ipc.h"
@@ -44,6 +46,20 @@
 #if PG_VERSION_NUM >= 190000
 #include "utils/tuplestore.h"
 #endif
+
+/* 17: the caller can pass the context of the JSON parser */
+static inline bool
+idem_compat_is_json(char *json)
+{
+	JsonLexContext *lex;
+
+#if PG_VERSION_NUM >= 170000
+	lex = makeJsonLexContextCstringLen(NULL, json, strlen(json), GetDatabaseEncoding(), true);
+#else
+	lex = makeJsonLexContextCstringLen(json, strlen(json), GetDatabaseEncoding(), true);
+#endif
+	return pg_parse_json(lex, &nullSemAction) == JSON_SUCCESS;
+}
 
 /* 18: name and version in the magic block */
 #if PG_VERSION_NUM < 180000

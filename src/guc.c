@@ -16,6 +16,7 @@ int idem_guc_ttl;
 char *idem_guc_scope;
 char *idem_guc_owner;
 int idem_guc_max_result_size;
+char *idem_guc_headers;
 bool idem_guc_cleanup = true;
 int idem_guc_cleanup_naptime = 60;
 int idem_guc_cleanup_batch_size = 1000;
@@ -45,6 +46,19 @@ check_scope(char **newval, void **extra, GucSource source)
 		return false;
 	}
 	return true;
+}
+
+/* Check that idem.headers is empty or a JSON object (J16) */
+static bool
+check_headers(char **newval, void **extra, GucSource source)
+{
+	const char *first = *newval + strspn(*newval, " \t\r\n");
+
+	if (**newval == '\0' || (*first == '{' && idem_compat_is_json(*newval)))
+		return true;
+	GUC_check_errdetail("Headers must be a JSON object.");
+	GUC_check_errhint("Set an object such as {\"traceparent\": \"00-...\"}, or an empty string for none.");
+	return false;
 }
 
 /* Defaults and limits of arguments */
@@ -79,6 +93,15 @@ define_key_settings(void)
 							   PGC_USERSET,
 							   0,
 							   NULL, NULL, NULL);
+
+	DefineCustomStringVariable("idem.headers",
+							   "Sets default headers of new jobs, a JSON object.",
+							   "Headers that a call passes are added, and replace defaults of the same name.",
+							   &idem_guc_headers,
+							   "",
+							   PGC_USERSET,
+							   0,
+							   check_headers, NULL, NULL);
 
 	DefineCustomIntVariable("idem.max_result_size",
 							"Sets the maximum size of a stored result, checkpoint or payload.",

@@ -38,6 +38,7 @@ typedef enum IdemRequire
 /* guc.c */
 extern int idem_guc_ttl;
 extern char *idem_guc_scope;
+extern char *idem_guc_headers;
 extern char *idem_guc_owner;
 extern int idem_guc_max_result_size;
 extern int idem_guc_clock_offset;

@@ -33,7 +33,7 @@ typedef struct PrivilegeSet
 		"idem_call", "idem_claim_many", "idem_finish_many",                                   \
 		"idem_lease", "idem_renew", "idem_checkpoint", "idem_fence",                          \
 		"idem_enqueue", "idem_enqueue_many", "idem_fetch", "idem_fetch_any", "idem_complete", \
-		"idem_complete_many", "idem_fail", "idem_heartbeat", "idem_snooze",                   \
+		"idem_complete_many", "idem_fail", "idem_heartbeat", "idem_progress", "idem_snooze",  \
 		"idem_cancel", "idem_retry", "idem_job", "idem_verify", "idem_drain",                 \
 		"idem_wait", "idem_wait_any", "idem_wait_job", "idem_wait_key",                       \
 		"idem_schedule", "idem_unschedule", "idem_schedule_pause",                            \

@@ -106,22 +106,11 @@ idem_change_note_move(IdemTable *jobs)
 	note_position(get_written_queue(jobs), &position, due);
 }
 
-/*
- * Has this transaction fetched the job found without a lease?  Then the job has a lease of
- * length zero.
- */
-static bool
-was_fetched(IdemTable *jobs)
-{
-	return idem_row_is_mine(jobs) && idem_jobrow_is_leased(jobs) &&
-		idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) <= idem_clock_now();
-}
-
 /* A2: this transaction has given back the job found: it waits again */
 void
 idem_change_note_given_back(IdemTable *jobs)
 {
-	idem_touched_done(get_written_queue(jobs), false, was_fetched(jobs));
+	idem_touched_done(get_written_queue(jobs), false, idem_jobrow_was_fetched_here(jobs));
 	idem_change_note_job(jobs);
 }
 
@@ -223,7 +212,7 @@ idem_change_note_end(IdemTable *jobs, const text *queue)
 	bool is_shared;
 	IdemSkips *skips;
 
-	idem_touched_done(queue, has_key, was_fetched(jobs));
+	idem_touched_done(queue, has_key, idem_jobrow_was_fetched_here(jobs));
 	idem_touched_end(idem_waiters_job(idem_row_int64(jobs, IDEM_JOBS_JOB_ID)));
 	if (!has_key)
 		return;

@@ -52,12 +52,20 @@
 
 #include "jobs/jobs.h"
 
-/* A job with a smaller payload needs no TOAST table, whatever its queue and its key */
+/* A job with a smaller payload, headers included, needs no TOAST table, whatever its key */
 #define LARGE_PAYLOAD 512
 
 StaticAssertDecl(LARGE_PAYLOAD + IDEM_MAX_KEY_LEN + IDEM_MAX_QUEUE_LEN + 128 <
 					 TOAST_TUPLE_THRESHOLD,
 				 "the row of a job without a large payload is not toasted");
+
+/* What a duplicate changes in the job that absorbs it */
+typedef enum Change
+{
+	CHANGE_NOTHING,
+	CHANGE_LINKS, /* only the links */
+	CHANGE_JOB
+} Change;
 
 const char *
 idem_dedup_outcome_name(IdemOutcome outcome)
@@ -98,10 +106,15 @@ idem_dedup_fill_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJo
 	idem_row_set(slot, IDEM_JOBS_QUEUE, PointerGetDatum(enqueue->queue.name));
 	if (takes_key)
 		idem_row_set(slot, IDEM_JOBS_KEY_HASH, Int64GetDatum(key_hash));
+	else if (job->key != NULL)
+		idem_row_set(slot, IDEM_JOBS_IGNORED_KEY_HASH,
+					 Int64GetDatum(idem_hash_name(enqueue->queue.name, job->key)));
 	if (job->key != NULL)
 		idem_row_set(slot, IDEM_JOBS_KEY, PointerGetDatum(job->key));
 	if (!job->payload.isnull)
 		idem_row_set(slot, IDEM_JOBS_PAYLOAD, job->payload.value);
+	if (job->headers != NULL)
+		idem_row_set(slot, IDEM_JOBS_HEADERS, JsonbPGetDatum(job->headers));
 	if (enqueue->max_attempts != 0)
 		idem_row_set(slot, IDEM_JOBS_MAX_ATTEMPTS, Int32GetDatum(enqueue->max_attempts));
 	if (with_ttl)
@@ -297,14 +310,26 @@ choose_priority(IdemTable *jobs, const IdemEnqueue *enqueue)
 	return idem_row_isnull(jobs, IDEM_JOBS_TOKEN) ? Min(priority, enqueue->priority) : priority;
 }
 
+/* J16: the links of the job found after it has absorbed the duplicate; NULL: as they are */
+static Jsonb *
+make_links(IdemTable *jobs, const IdemNewJob *duplicate)
+{
+	if (duplicate->headers == NULL)
+		return NULL;
+	return idem_headers_add_link(idem_row_jsonb(jobs, IDEM_JOBS_LINKS),
+								 idem_row_jsonb(jobs, IDEM_JOBS_HEADERS), duplicate->headers);
+}
+
 /*
- * What the duplicate changes in the waiting job that absorbs it (J1, J4, J8): the row to
- * write, or NULL if nothing changes (J12).
+ * What the duplicate changes in the waiting job that absorbs it (J1, J4, J8, J16).  The row to
+ * write is filled if something changes (J12).
  */
-static TupleTableSlot *
+static Change
 change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
 			   IdemOutcome *outcome)
 {
+	Jsonb *links = make_links(jobs, job);
+	Change change = CHANGE_JOB;
 	TimestampTz run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
 	TimestampTz new_run_at = run_at;
 	int priority = choose_priority(jobs, enqueue);
@@ -337,7 +362,9 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 		new_run_at = run_at;
 	if (!new_payload && new_run_at == run_at &&
 		priority == idem_row_int32(jobs, IDEM_JOBS_PRIORITY))
-		return NULL;
+		change = links == NULL ? CHANGE_NOTHING : CHANGE_LINKS;
+	if (change == CHANGE_NOTHING)
+		return change;
 
 	slot = idem_write_copy_row(jobs);
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(new_run_at));
@@ -346,7 +373,9 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 		idem_row_clear(slot, IDEM_JOBS_PAYLOAD);
 	else if (new_payload)
 		idem_row_set(slot, IDEM_JOBS_PAYLOAD, job->payload.value);
-	return slot;
+	if (links != NULL)
+		idem_row_set(slot, IDEM_JOBS_LINKS, JsonbPGetDatum(links));
+	return change;
 }
 
 /* Another transaction is in the way: the enqueue of a tick does not wait for it (T6) */
@@ -363,22 +392,28 @@ check_may_wait(const IdemEnqueue *enqueue)
 
 /*
  * J1: let the waiting job, which this transaction has locked FOR KEY SHARE, absorb the
- * duplicate.  Returns false if another transaction has changed the job meanwhile.
+ * duplicate.  Returns false if another transaction has changed the job meanwhile.  J16: a link
+ * is not worth a wait; there is none if another open transaction has written the job.
  */
 static bool
 absorb_waiting(IdemTable *jobs, IdemKeyedEnqueue *keyed, const IdemKeyScan *scan,
 			   IdemEnqueued *answer)
 {
+	Change change;
 	TM_Result result;
 
 	if (keyed->enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_ERROR)
 		refuse_duplicate(keyed, scan->job_id, "waits");
 	answer->job_id = scan->job_id;
-	if (change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome) == NULL)
+	change = change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome);
+	if (change == CHANGE_NOTHING)
 		return true;
 	/* no worker can fetch the job now, but another enqueue may be changing it: wait for that */
 	result = idem_table_lock_row(jobs, scan->tid, LockTupleNoKeyExclusive,
-								 keyed->enqueue->nowait ? LockWaitSkip : LockWaitBlock);
+								 change == CHANGE_LINKS || keyed->enqueue->nowait ? LockWaitSkip :
+																					LockWaitBlock);
+	if (result == TM_WouldBlock && change == CHANGE_LINKS)
+		return true;
 	if (result == TM_WouldBlock)
 		check_may_wait(keyed->enqueue);
 	if (result != TM_Ok)
@@ -387,7 +422,7 @@ absorb_waiting(IdemTable *jobs, IdemKeyedEnqueue *keyed, const IdemKeyScan *scan
 		return false;
 	}
 	/* decide again: the answer may have changed during the wait */
-	if (change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome) != NULL)
+	if (change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome) != CHANGE_NOTHING)
 	{
 		idem_jobrow_store(jobs);
 		idem_change_note_absorbed(jobs);
@@ -474,7 +509,13 @@ enqueue_keyed(IdemTable *jobs, IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 void
 idem_dedup_lock_toast(IdemTable *jobs, const IdemNewJob *job)
 {
-	if (!job->payload.isnull && VARSIZE_ANY(DatumGetPointer(job->payload.value)) > LARGE_PAYLOAD)
+	Size size = 0;
+
+	if (!job->payload.isnull)
+		size += VARSIZE_ANY(DatumGetPointer(job->payload.value));
+	if (job->headers != NULL)
+		size += VARSIZE_ANY(job->headers);
+	if (size > LARGE_PAYLOAD)
 		idem_table_lock_toast(jobs);
 }
 

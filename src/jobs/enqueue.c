@@ -40,14 +40,16 @@ enum EnqueueArg
 	ARG_RUN_AT,
 	ARG_PRIORITY,
 	ARG_MAX_ATTEMPTS,
-	ARG_SCOPE
+	ARG_SCOPE,
+	ARG_HEADERS
 };
 
 IDEM_FUNCTION(idem_enqueue, RECORDOID, TEXTOID, JSONBOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID,
-			  INTERVALOID, BOOLOID, INTERVALOID, TIMESTAMPTZOID, INT4OID, INT4OID, TEXTOID);
+			  INTERVALOID, BOOLOID, INTERVALOID, TIMESTAMPTZOID, INT4OID, INT4OID, TEXTOID,
+			  JSONBOID);
 IDEM_FUNCTION(idem_enqueue_many, RECORDOID, TEXTOID, JSONBARRAYOID, TEXTARRAYOID, TEXTOID, TEXTOID,
 			  TEXTOID, INTERVALOID, BOOLOID, INTERVALOID, TIMESTAMPTZOID, INT4OID, INT4OID,
-			  TEXTOID);
+			  TEXTOID, JSONBARRAYOID);
 
 pg_noreturn static void
 reject_combination(const char *arg, const char *detail, const char *hint)
@@ -201,6 +203,7 @@ idem_enqueue(PG_FUNCTION_ARGS)
 		check_policy(fcinfo, &enqueue.policy);
 	}
 	set_payload(&job, PG_GETARG_DATUM(ARG_PAYLOAD), PG_ARGISNULL(ARG_PAYLOAD));
+	job.headers = idem_headers_get(idem_headers_defaults(), fcinfo->args[ARG_HEADERS]);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
 	idem_dedup_enqueue(&jobs, &enqueue, &job, &answer);
@@ -233,13 +236,39 @@ get_keys(FunctionCallInfo fcinfo, int n)
 	return keys;
 }
 
+/* J16: set the headers of each job; without the array all have the defaults */
+static void
+set_headers(FunctionCallInfo fcinfo, IdemNewJob *news, int n)
+{
+	Jsonb *defaults = idem_headers_defaults();
+	NullableDatum none = {.isnull = true};
+	Datum *elems;
+	bool *nulls;
+	int nheaders;
+	bool has_array = idem_arrays_get(fcinfo, ARG_HEADERS, "headers", &elems, &nulls, &nheaders);
+	IdemElement element = {.array = "headers"};
+	ErrorContextCallback context = {
+		.previous = error_context_stack, .callback = idem_arrays_say_element, .arg = &element};
+
+	if (has_array)
+		idem_arrays_check_length("payloads", n, "headers", nheaders);
+	error_context_stack = &context;
+	for (element.ord = 0; element.ord < n; element.ord++)
+	{
+		int i = element.ord;
+
+		CHECK_FOR_INTERRUPTS();
+		news[i].headers =
+			idem_headers_get(defaults, has_array ? (NullableDatum){elems[i], nulls[i]} : none);
+	}
+	error_context_stack = context.previous;
+}
+
 /* Check and number the jobs, and enqueue them */
 static void
-enqueue_jobs(const IdemEnqueue *enqueue, text **keys, const Datum *payloads, const bool *nulls,
-			 IdemEnqueued *answers, int n)
+enqueue_jobs(const IdemEnqueue *enqueue, IdemNewJob *news, text **keys, const Datum *payloads,
+			 const bool *nulls, IdemEnqueued *answers, int n)
 {
-	IdemNewJob *news = MemoryContextAllocExtended(
-		CurrentMemoryContext, n * sizeof(IdemNewJob), MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
 	IdemElement element = {.array = "payloads"};
 	ErrorContextCallback context = {
 		.previous = error_context_stack, .callback = idem_arrays_say_element, .arg = &element};
@@ -270,6 +299,7 @@ idem_enqueue_many(PG_FUNCTION_ARGS)
 	Datum *payloads;
 	bool *nulls;
 	text **keys;
+	IdemNewJob *news;
 	IdemEnqueued *answers;
 	int n;
 
@@ -282,11 +312,14 @@ idem_enqueue_many(PG_FUNCTION_ARGS)
 		check_no_policy(fcinfo);
 	else
 		check_policy(fcinfo, &enqueue.policy);
+	news = MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(IdemNewJob),
+									  MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
+	set_headers(fcinfo, news, n);
 	answers =
 		MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(IdemEnqueued), MCXT_ALLOC_HUGE);
 
 	if (n > 0)
-		enqueue_jobs(&enqueue, keys, payloads, nulls, answers, n);
+		enqueue_jobs(&enqueue, news, keys, payloads, nulls, answers, n);
 	for (int i = 0; i < n; i++)
 	{
 		Datum row[ENQUEUE_MANY_NATTS];

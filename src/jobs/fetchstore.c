@@ -214,6 +214,9 @@ take_job(Fetch *fetch, IdemFetched *job)
 	job->payload = idem_row_jsonb(jobs, IDEM_JOBS_PAYLOAD);
 	job->key = idem_row_text(jobs, IDEM_JOBS_KEY);
 	job->enqueued_at = idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT);
+	job->progress = idem_row_jsonb(jobs, IDEM_JOBS_PROGRESS);
+	job->headers = idem_row_jsonb(jobs, IDEM_JOBS_HEADERS);
+	job->links = idem_row_jsonb(jobs, IDEM_JOBS_LINKS);
 	update_job(fetch, job);
 	idem_touched_fetched(job->queue, fetch->args->lease, fetch->now + fetch->args->lease);
 	/* J10: later than the commits of the absorbed enqueues */

@@ -13,11 +13,12 @@
 
 #include "jobs/jobs.h"
 
-#define JOB_NATTS 14
+#define JOB_NATTS 20
 
 static const Oid job_types[JOB_NATTS] = {
-	TEXTOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, INT4OID, INT4OID,
-	INT4OID, TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
+	INT8OID, TEXTOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, INT4OID,
+	INT4OID, INT4OID, TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
+	TIMESTAMPTZOID, TIMESTAMPTZOID, JSONBOID, JSONBOID, JSONBOID, JSONBOID};
 
 IDEM_FUNCTION(idem_cancel, BOOLOID, INT8OID);
 IDEM_FUNCTION(idem_retry, BOOLOID, INT8OID);
@@ -55,34 +56,55 @@ idem_retry(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(retried);
 }
 
+/* A column of a row to return, null if there is no value */
+static void
+set_jsonb(Datum *value, bool *isnull, Jsonb *jsonb)
+{
+	*value = JsonbPGetDatum(jsonb);
+	*isnull = jsonb == NULL;
+}
+
+static void
+set_text(Datum *value, bool *isnull, text *text)
+{
+	*value = PointerGetDatum(text);
+	*isnull = text == NULL;
+}
+
+static void
+set_time(Datum *value, bool *isnull, TimestampTz time)
+{
+	*value = TimestampTzGetDatum(time);
+	*isnull = time == 0;
+}
+
 static void
 put_job(ReturnSetInfo *rsinfo, const IdemJobInfo *info)
 {
 	Datum values[JOB_NATTS] = {0};
 	bool nulls[JOB_NATTS] = {false};
 
-	values[0] = PointerGetDatum(info->queue);
-	values[1] = CStringGetTextDatum(info->state);
-	values[2] = PointerGetDatum(info->key);
-	values[3] = JsonbPGetDatum(info->payload);
-	values[4] = JsonbPGetDatum(info->result);
-	values[5] = Int32GetDatum(info->priority);
-	values[6] = Int32GetDatum(info->attempt);
-	values[7] = Int32GetDatum(info->max_attempts);
-	values[8] = PointerGetDatum(info->worker);
-	values[9] = PointerGetDatum(info->error);
-	values[10] = TimestampTzGetDatum(info->enqueued_at);
-	values[11] = TimestampTzGetDatum(info->run_at);
-	values[12] = TimestampTzGetDatum(info->lease_until);
-	values[13] = TimestampTzGetDatum(info->ended_at);
-	nulls[2] = info->key == NULL;
-	nulls[3] = info->payload == NULL;
-	nulls[4] = info->result == NULL;
-	nulls[8] = info->worker == NULL;
-	nulls[9] = info->error == NULL;
-	nulls[11] = info->ended_at != 0;
-	nulls[12] = info->lease_until == 0;
-	nulls[13] = info->ended_at == 0;
+	values[0] = Int64GetDatum(info->job_id);
+	values[1] = PointerGetDatum(info->queue);
+	values[2] = CStringGetTextDatum(info->state);
+	set_text(&values[3], &nulls[3], info->key);
+	set_jsonb(&values[4], &nulls[4], info->payload);
+	set_jsonb(&values[5], &nulls[5], info->result);
+	values[6] = Int32GetDatum(info->priority);
+	values[7] = Int32GetDatum(info->attempt);
+	values[8] = Int32GetDatum(info->max_attempts);
+	set_text(&values[9], &nulls[9], info->worker);
+	set_text(&values[10], &nulls[10], idem_errors_get_last(info->errors));
+	values[11] = TimestampTzGetDatum(info->enqueued_at);
+	values[12] = TimestampTzGetDatum(info->run_at);
+	nulls[12] = info->ended_at != 0;
+	set_time(&values[13], &nulls[13], info->started_at);
+	set_time(&values[14], &nulls[14], info->lease_until);
+	set_time(&values[15], &nulls[15], info->ended_at);
+	set_jsonb(&values[16], &nulls[16], info->headers);
+	set_jsonb(&values[17], &nulls[17], info->links);
+	set_jsonb(&values[18], &nulls[18], info->errors);
+	set_jsonb(&values[19], &nulls[19], info->progress);
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 

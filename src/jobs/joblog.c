@@ -131,24 +131,35 @@ fill_log(IdemTable *jobs, TupleTableSlot *slot, const char *state, int64 keep)
 				 Int32GetDatum(idem_row_int32(jobs, IDEM_JOBS_ATTEMPT)));
 	idem_row_copy_column(jobs, IDEM_JOBS_MAX_ATTEMPTS, slot, IDEM_JOB_LOG_MAX_ATTEMPTS);
 	idem_row_copy_column(jobs, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_LOG_KEY_UNTIL);
+	if (idem_jobrow_is_leased(jobs))
+		idem_row_set(slot, IDEM_JOB_LOG_STARTED_AT,
+					 TimestampTzGetDatum(idem_jobrow_started_at(jobs)));
+	idem_row_copy_column(jobs, IDEM_JOBS_IGNORED_KEY_HASH, slot, IDEM_JOB_LOG_KEY_HASH);
 	if (!idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
+	{
+		idem_row_copy_column(jobs, IDEM_JOBS_KEY_HASH, slot, IDEM_JOB_LOG_KEY_HASH);
 		idem_row_set(slot, IDEM_JOB_LOG_TOOK_KEY, BoolGetDatum(true));
+	}
 	idem_row_set(slot, IDEM_JOB_LOG_STATE, CStringGetTextDatum(state));
 	idem_row_copy_column(jobs, IDEM_JOBS_QUEUE, slot, IDEM_JOB_LOG_QUEUE);
 	idem_row_copy_column(jobs, IDEM_JOBS_KEY, slot, IDEM_JOB_LOG_KEY);
 	idem_row_copy_column(jobs, IDEM_JOBS_WORKER, slot, IDEM_JOB_LOG_WORKER);
-	idem_row_copy_column(jobs, IDEM_JOBS_ERROR, slot, IDEM_JOB_LOG_ERROR);
 	idem_row_copy_column(jobs, IDEM_JOBS_PAYLOAD, slot, IDEM_JOB_LOG_PAYLOAD);
+	idem_row_copy_column(jobs, IDEM_JOBS_HEADERS, slot, IDEM_JOB_LOG_HEADERS);
+	idem_row_copy_column(jobs, IDEM_JOBS_LINKS, slot, IDEM_JOB_LOG_LINKS);
+	idem_row_copy_column(jobs, IDEM_JOBS_ERRORS, slot, IDEM_JOB_LOG_ERRORS);
+	idem_row_copy_column(jobs, IDEM_JOBS_PROGRESS, slot, IDEM_JOB_LOG_PROGRESS);
 }
 
 /*
- * Write the job found into the history, unless its queue keeps none (keep is 0).
+ * Write the job found into the history, unless its queue keeps none (keep is 0).  errors NULL:
+ * the list that the job has.
  * With in_the_way NULL, this waits for a transaction that is changing an older row
  * with the same number.  Else it does not wait: it writes nothing, sets
  * *in_the_way to that transaction, and returns false.
  */
 bool
-idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result, text *error,
+idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result, Jsonb *errors,
 				  TransactionId *in_the_way)
 {
 	int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
@@ -162,8 +173,8 @@ idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result,
 	idem_jobtable_open_log(&log, RowExclusiveLock);
 	slot = idem_write_new_row(&log);
 	fill_log(jobs, slot, state, keep);
-	if (error != NULL)
-		idem_row_set(slot, IDEM_JOB_LOG_ERROR, PointerGetDatum(error));
+	if (errors != NULL)
+		idem_row_set(slot, IDEM_JOB_LOG_ERRORS, JsonbPGetDatum(errors));
 	if (result != NULL)
 		idem_row_set(slot, IDEM_JOB_LOG_RESULT, JsonbPGetDatum(result));
 	lookup = idem_jobtable_by_id(&log, job_id);

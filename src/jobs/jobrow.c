@@ -76,6 +76,17 @@ idem_jobrow_started_at(IdemTable *jobs)
 	return idem_clock_token_time(idem_row_int64(jobs, IDEM_JOBS_TOKEN));
 }
 
+/*
+ * Has this transaction fetched the job found without a lease?  Then the job has a lease of
+ * length zero.
+ */
+bool
+idem_jobrow_was_fetched_here(IdemTable *jobs)
+{
+	return idem_row_is_mine(jobs) && idem_jobrow_is_leased(jobs) &&
+		idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) <= idem_clock_now();
+}
+
 int
 idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue)
 {

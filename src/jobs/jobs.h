@@ -12,6 +12,7 @@
  *					workstore.c (complete, fail, snooze, heartbeat), which finds the job
  *					through jobstore.c (cancel, retry, the state of a job)
  *	shared by these	dead.c (make a job dead), joblog.c (history, kept keys),
+ *					errors.c (the last errors of a job), headers.c (headers and links),
  *					change.c (note that a job can be fetched),
  *					queuestore.c (settings and owners of queues), which caches settings
  *					in queuecache.c,
@@ -28,6 +29,7 @@
 
 #define IDEM_MAX_FETCH_BATCH 10000
 #define IDEM_MAX_ERROR_LEN	 8192
+#define IDEM_MAX_ERRORS		 10
 
 /* How often a job may be fetched if neither the job nor its queue has a limit of its own */
 #define IDEM_DEFAULT_MAX_ATTEMPTS 25
@@ -43,6 +45,8 @@ enum IdemJobColumn
 	IDEM_JOBS_QUEUE,
 	IDEM_JOBS_KEY,
 	IDEM_JOBS_PAYLOAD,
+	IDEM_JOBS_HEADERS,
+	IDEM_JOBS_IGNORED_KEY_HASH,
 	IDEM_JOBS_MAX_ATTEMPTS,
 	IDEM_JOBS_KEY_UNTIL,
 	IDEM_JOBS_AFTER_JOB,
@@ -50,8 +54,10 @@ enum IdemJobColumn
 	IDEM_JOBS_TOKEN,
 	IDEM_JOBS_LEASE_UNTIL,
 	IDEM_JOBS_WORKER,
-	IDEM_JOBS_ERROR,
-	IDEM_JOBS_NATTS = IDEM_JOBS_ERROR
+	IDEM_JOBS_LINKS,
+	IDEM_JOBS_ERRORS,
+	IDEM_JOBS_PROGRESS,
+	IDEM_JOBS_NATTS = IDEM_JOBS_PROGRESS
 };
 
 /* Columns of idem.job_keys */
@@ -73,6 +79,8 @@ enum IdemJobLogColumn
 	IDEM_JOB_LOG_ENDED_AT,
 	IDEM_JOB_LOG_EXPIRES_AT,
 	IDEM_JOB_LOG_ENQUEUED_AT,
+	IDEM_JOB_LOG_STARTED_AT,
+	IDEM_JOB_LOG_KEY_HASH,
 	IDEM_JOB_LOG_PRIORITY,
 	IDEM_JOB_LOG_ATTEMPT,
 	IDEM_JOB_LOG_MAX_ATTEMPTS,
@@ -82,10 +90,13 @@ enum IdemJobLogColumn
 	IDEM_JOB_LOG_QUEUE,
 	IDEM_JOB_LOG_KEY,
 	IDEM_JOB_LOG_WORKER,
-	IDEM_JOB_LOG_ERROR,
 	IDEM_JOB_LOG_PAYLOAD,
 	IDEM_JOB_LOG_RESULT,
-	IDEM_JOB_LOG_NATTS = IDEM_JOB_LOG_RESULT
+	IDEM_JOB_LOG_HEADERS,
+	IDEM_JOB_LOG_LINKS,
+	IDEM_JOB_LOG_ERRORS,
+	IDEM_JOB_LOG_PROGRESS,
+	IDEM_JOB_LOG_NATTS = IDEM_JOB_LOG_PROGRESS
 };
 
 /* Columns of idem.queues */
@@ -181,6 +192,7 @@ typedef struct IdemNewJob
 	int slot;	  /* to be carried by the number, or IDEM_NO_SLOT */
 	text *key;	  /* NULL: none */
 	NullableDatum payload;
+	Jsonb *headers; /* NULL: none */
 } IdemNewJob;
 
 typedef enum IdemOutcome
@@ -281,6 +293,9 @@ typedef struct IdemFetched
 	text *key;
 	TimestampTz enqueued_at;
 	XLogRecPtr lsn; /* WAL position that a replica waits for (J10) */
+	Jsonb *progress;
+	Jsonb *headers;
+	Jsonb *links;
 } IdemFetched;
 
 /* Why and until when a fetch skips an entry of the index */
@@ -337,6 +352,7 @@ typedef enum IdemDeadOutcome
 /* What idem_job() returns about a job, live or in the history */
 typedef struct IdemJobInfo
 {
+	int64 job_id;
 	text *queue;
 	const char *state;
 	text *key;
@@ -346,9 +362,13 @@ typedef struct IdemJobInfo
 	int attempt;
 	int max_attempts;
 	text *worker;
-	text *error;
+	Jsonb *errors;
+	Jsonb *headers;
+	Jsonb *links;
+	Jsonb *progress;
 	TimestampTz enqueued_at;
-	TimestampTz run_at;		 /* 0: none */
+	TimestampTz run_at;		 /* of a live job only */
+	TimestampTz started_at;	 /* 0: none */
 	TimestampTz lease_until; /* 0: none */
 	TimestampTz ended_at;	 /* 0: none */
 } IdemJobInfo;
@@ -382,12 +402,15 @@ extern IdemLookup idem_jobtable_by_id(IdemTable *table, int64 job_id);
 extern IdemLookup idem_jobtable_by_number(IdemTable *table, int64 job_id);
 extern IdemLookup idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash);
 extern Relation idem_jobtable_key_index(IdemTable *jobs);
+extern Relation idem_jobtable_ignored_key_index(IdemTable *jobs);
+extern Relation idem_jobtable_log_key_index(IdemTable *log);
 extern Relation idem_jobtable_fetch_index(IdemTable *jobs);
 
 /* jobrow.c */
 extern bool idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key,
 								IdemSameHash *others);
 extern bool idem_jobrow_is_leased(IdemTable *jobs);
+extern bool idem_jobrow_was_fetched_here(IdemTable *jobs);
 extern TimestampTz idem_jobrow_started_at(IdemTable *jobs);
 extern int idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue);
@@ -424,9 +447,13 @@ extern void idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id);
 extern void idem_change_note_found(IdemTable *jobs);
 extern void idem_change_note_end(IdemTable *jobs, const text *queue);
 
+/* errors.c */
+extern Jsonb *idem_errors_add(Jsonb *errors, int attempt, const text *error);
+extern text *idem_errors_get_last(Jsonb *errors);
+
 /* joblog.c */
 extern bool idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result,
-							  text *error, TransactionId *in_the_way);
+							  Jsonb *errors, TransactionId *in_the_way);
 extern void idem_joblog_keep_key(IdemTable *jobs, Jsonb *result);
 extern void idem_joblog_warn_skipped(int64 job_id);
 
@@ -442,6 +469,11 @@ extern bool idem_jobstore_cancel(IdemTable *jobs, int64 job_id);
 extern bool idem_jobstore_retry(IdemTable *jobs, int64 job_id);
 extern bool idem_jobstore_get(IdemTable *jobs, int64 job_id, IdemJobInfo *info);
 
+/* headers.c */
+extern Jsonb *idem_headers_defaults(void);
+extern Jsonb *idem_headers_get(Jsonb *defaults, NullableDatum value);
+extern Jsonb *idem_headers_add_link(Jsonb *links, Jsonb *own, Jsonb *duplicate);
+
 /* workstore.c */
 extern IdemHold idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result,
 										IdemQueue *queue);
@@ -451,6 +483,8 @@ extern IdemHold idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token
 									  TimestampTz *run_at);
 extern IdemHold idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease,
 										 IdemQueue *queue, TimestampTz *lease_until);
+extern IdemHold idem_workstore_progress(IdemTable *jobs, int64 job_id, int64 token, Jsonb *data,
+										int64 lease, TimestampTz *lease_until);
 pg_noreturn extern void idem_workstore_refuse(IdemHold hold, int64 job_id);
 
 /* fetchskip.c */

@@ -82,7 +82,10 @@ insert_again(IdemTable *jobs, IdemTable *log)
 	idem_row_copy_column(log, IDEM_JOB_LOG_PAYLOAD, slot, IDEM_JOBS_PAYLOAD);
 	idem_row_copy_column(log, IDEM_JOB_LOG_MAX_ATTEMPTS, slot, IDEM_JOBS_MAX_ATTEMPTS);
 	idem_row_copy_column(log, IDEM_JOB_LOG_KEY_UNTIL, slot, IDEM_JOBS_KEY_UNTIL);
-	idem_row_copy_column(log, IDEM_JOB_LOG_ERROR, slot, IDEM_JOBS_ERROR);
+	idem_row_copy_column(log, IDEM_JOB_LOG_HEADERS, slot, IDEM_JOBS_HEADERS);
+	idem_row_copy_column(log, IDEM_JOB_LOG_LINKS, slot, IDEM_JOBS_LINKS);
+	idem_row_copy_column(log, IDEM_JOB_LOG_ERRORS, slot, IDEM_JOBS_ERRORS);
+	idem_row_copy_column(log, IDEM_JOB_LOG_PROGRESS, slot, IDEM_JOBS_PROGRESS);
 	/* so that no earlier token matches (J11) */
 	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(idem_clock_next_token(0, now)));
 	if (takes_key)
@@ -94,6 +97,8 @@ insert_again(IdemTable *jobs, IdemTable *log)
 		idem_table_lock_toast(jobs);
 		idem_table_lock_hash(jobs, key_hash);
 	}
+	else
+		idem_row_copy_column(log, IDEM_JOB_LOG_KEY_HASH, slot, IDEM_JOBS_IGNORED_KEY_HASH);
 	if (!idem_write_insert(jobs))
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -167,6 +172,7 @@ static void
 read_job(IdemTable *jobs, const IdemQueue *queue, IdemJobInfo *info)
 {
 	memset(info, 0, sizeof(*info));
+	info->job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
 	info->queue = queue->name;
 	info->state = idem_jobrow_state_name(jobs);
 	info->key = idem_row_text(jobs, IDEM_JOBS_KEY);
@@ -175,9 +181,13 @@ read_job(IdemTable *jobs, const IdemQueue *queue, IdemJobInfo *info)
 	info->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT);
 	info->max_attempts = idem_jobrow_max_attempts(jobs, queue);
 	info->worker = idem_row_text(jobs, IDEM_JOBS_WORKER);
-	info->error = idem_row_text(jobs, IDEM_JOBS_ERROR);
+	info->errors = idem_row_jsonb(jobs, IDEM_JOBS_ERRORS);
+	info->headers = idem_row_jsonb(jobs, IDEM_JOBS_HEADERS);
+	info->links = idem_row_jsonb(jobs, IDEM_JOBS_LINKS);
+	info->progress = idem_row_jsonb(jobs, IDEM_JOBS_PROGRESS);
 	info->enqueued_at = idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT);
 	info->run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
+	info->started_at = idem_jobrow_started_at(jobs);
 	info->lease_until = idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
 }
 
@@ -187,6 +197,7 @@ read_log(IdemTable *log, const IdemQueue *queue, IdemJobInfo *info)
 	int max_attempts = idem_row_int32(log, IDEM_JOB_LOG_MAX_ATTEMPTS);
 
 	memset(info, 0, sizeof(*info));
+	info->job_id = idem_row_int64(log, IDEM_JOB_LOG_JOB_ID);
 	info->queue = queue->name;
 	info->state = text_to_cstring(idem_row_text(log, IDEM_JOB_LOG_STATE));
 	info->key = idem_row_text(log, IDEM_JOB_LOG_KEY);
@@ -196,7 +207,11 @@ read_log(IdemTable *log, const IdemQueue *queue, IdemJobInfo *info)
 	info->attempt = idem_row_int32(log, IDEM_JOB_LOG_ATTEMPT);
 	info->max_attempts = max_attempts != 0 ? max_attempts : queue->max_attempts;
 	info->worker = idem_row_text(log, IDEM_JOB_LOG_WORKER);
-	info->error = idem_row_text(log, IDEM_JOB_LOG_ERROR);
+	info->errors = idem_row_jsonb(log, IDEM_JOB_LOG_ERRORS);
+	info->headers = idem_row_jsonb(log, IDEM_JOB_LOG_HEADERS);
+	info->links = idem_row_jsonb(log, IDEM_JOB_LOG_LINKS);
+	info->progress = idem_row_jsonb(log, IDEM_JOB_LOG_PROGRESS);
+	info->started_at = idem_row_timestamp(log, IDEM_JOB_LOG_STARTED_AT);
 	info->enqueued_at = idem_row_timestamp(log, IDEM_JOB_LOG_ENQUEUED_AT);
 	info->ended_at = idem_row_timestamp(log, IDEM_JOB_LOG_ENDED_AT);
 }

@@ -26,8 +26,9 @@
 static const Oid jobs_types[IDEM_JOBS_NATTS] = {
 	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID,
 	INT4OID, TEXTOID, TEXTOID, JSONBOID,
-	INT4OID, TIMESTAMPTZOID, INT8OID, INT4OID,
-	INT8OID, TIMESTAMPTZOID, TEXTOID, TEXTOID};
+	JSONBOID, INT8OID, INT4OID, TIMESTAMPTZOID,
+	INT8OID, INT4OID, INT8OID, TIMESTAMPTZOID,
+	TEXTOID, JSONBOID, JSONBOID, JSONBOID};
 
 static IdemTableCache jobs_cache;
 
@@ -58,9 +59,11 @@ static const IdemTableDef job_keys_def = {
 
 static const Oid job_log_types[IDEM_JOB_LOG_NATTS] = {
 	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
-	INT4OID, INT4OID, INT4OID, TIMESTAMPTZOID,
-	BOOLOID, TEXTOID, TEXTOID, TEXTOID,
-	TEXTOID, TEXTOID, JSONBOID, JSONBOID};
+	TIMESTAMPTZOID, INT8OID, INT4OID, INT4OID,
+	INT4OID, TIMESTAMPTZOID, BOOLOID, TEXTOID,
+	TEXTOID, TEXTOID, TEXTOID, JSONBOID,
+	JSONBOID, JSONBOID, JSONBOID, JSONBOID,
+	JSONBOID};
 
 static IdemTableCache job_log_cache;
 
@@ -68,7 +71,8 @@ static const IdemTableDef job_log_def = {
 	.name = "job_log",
 	.types = job_log_types,
 	.natts = IDEM_JOB_LOG_NATTS,
-	.nullable = IDEM_COLUMNS_FROM(IDEM_JOB_LOG_KEY) | IDEM_COLUMN(IDEM_JOB_LOG_MAX_ATTEMPTS) |
+	.nullable = IDEM_COLUMNS_FROM(IDEM_JOB_LOG_KEY) | IDEM_COLUMN(IDEM_JOB_LOG_STARTED_AT) |
+		IDEM_COLUMN(IDEM_JOB_LOG_KEY_HASH) | IDEM_COLUMN(IDEM_JOB_LOG_MAX_ATTEMPTS) |
 		IDEM_COLUMN(IDEM_JOB_LOG_KEY_UNTIL) | IDEM_COLUMN(IDEM_JOB_LOG_TOOK_KEY),
 	.pkey = {IDEM_JOB_LOG_JOB_ID},
 	.npkey = 1,
@@ -329,6 +333,28 @@ idem_jobtable_key_index(IdemTable *jobs)
 	return idem_table_find_index(jobs, columns, lengthof(columns),
 								 "There is no index that finds the jobs of a key.",
 								 "Run CREATE INDEX CONCURRENTLY ON idem.jobs (key_hash) WHERE key_hash IS NOT NULL.");
+}
+
+/* The index that finds the jobs of a key that enqueues ignore (J8) */
+Relation
+idem_jobtable_ignored_key_index(IdemTable *jobs)
+{
+	static const AttrNumber columns[] = {IDEM_JOBS_IGNORED_KEY_HASH};
+
+	return idem_table_find_index(jobs, columns, lengthof(columns),
+								 "There is no index that finds the jobs of a key that enqueues ignore.",
+								 "Run CREATE INDEX CONCURRENTLY ON idem.jobs (ignored_key_hash) WHERE ignored_key_hash IS NOT NULL.");
+}
+
+/* The index that finds the jobs of a key in the history, in the order in which they ended */
+Relation
+idem_jobtable_log_key_index(IdemTable *log)
+{
+	static const AttrNumber columns[] = {IDEM_JOB_LOG_KEY_HASH, IDEM_JOB_LOG_ENDED_AT};
+
+	return idem_table_find_index(log, columns, lengthof(columns),
+								 "There is no index that finds the jobs of a key in the history.",
+								 "Run CREATE INDEX CONCURRENTLY ON idem.job_log (key_hash, ended_at) WHERE key_hash IS NOT NULL.");
 }
 
 /* The index that has the jobs of a queue in the order of fetch */

@@ -85,7 +85,7 @@ format_span(int64 usecs)
 static char *
 format_error(IdemTable *table, AttrNumber attno)
 {
-	text *error = idem_row_text(table, attno);
+	text *error = idem_errors_get_last(idem_row_jsonb(table, attno));
 	int len;
 
 	if (error == NULL)
@@ -191,7 +191,7 @@ explain_delay(Explanation *why, TimestampTz run_at)
 		add_reason(why, "retry", get_touched_at(jobs),
 				   psprintf("It is due again in %s, after attempt %d of %d. %s", span, attempt,
 							idem_jobrow_max_attempts(jobs, &why->queue),
-							format_error(jobs, IDEM_JOBS_ERROR)),
+							format_error(jobs, IDEM_JOBS_ERRORS)),
 				   NULL);
 }
 
@@ -444,7 +444,7 @@ explain_end(Explanation *why)
 		if (strcmp(state, "done") != 0)
 			fix = psprintf("SELECT pg_catalog.idem_retry(" INT64_FORMAT ");", why->job_id);
 		if (strcmp(state, "dead") == 0)
-			detail = psprintf("%s %s", detail, format_error(&log, IDEM_JOB_LOG_ERROR));
+			detail = psprintf("%s %s", detail, format_error(&log, IDEM_JOB_LOG_ERRORS));
 		add_reason(why, state, idem_row_timestamp(&log, IDEM_JOB_LOG_ENDED_AT), detail, fix);
 	}
 	idem_table_close(&log);

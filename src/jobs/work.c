@@ -1,7 +1,7 @@
 /*
  * work.c
  *		SQL functions for workers: idem_fetch, idem_fetch_any, idem_complete,
- *		idem_complete_many, idem_fail, idem_heartbeat, idem_snooze.
+ *		idem_complete_many, idem_fail, idem_heartbeat, idem_progress, idem_snooze.
  *
  * They check their arguments, call the store, and form the rows to return.
  * idem_complete_many() and idem_heartbeat() return a status for each job.  The
@@ -21,12 +21,13 @@
 
 #include "jobs/jobs.h"
 
-#define FETCH_NATTS			9
+#define FETCH_NATTS			12
 #define COMPLETE_MANY_NATTS 3
 #define HEARTBEAT_NATTS		4
 
 static const Oid fetch_types[FETCH_NATTS] = {
-	INT8OID, INT8OID, INT4OID, INT4OID, TEXTOID, JSONBOID, TEXTOID, TIMESTAMPTZOID, PG_LSNOID};
+	INT8OID, INT8OID, INT4OID, INT4OID, TEXTOID, JSONBOID, TEXTOID, TIMESTAMPTZOID,
+	PG_LSNOID, JSONBOID, JSONBOID, JSONBOID};
 static const Oid complete_many_types[COMPLETE_MANY_NATTS] = {INT4OID, INT8OID, TEXTOID};
 static const Oid heartbeat_types[HEARTBEAT_NATTS] = {INT4OID, INT8OID, TEXTOID, TIMESTAMPTZOID};
 
@@ -36,6 +37,7 @@ IDEM_FUNCTION(idem_complete, BOOLOID, INT8OID, INT8OID, JSONBOID);
 IDEM_FUNCTION(idem_complete_many, RECORDOID, INT8ARRAYOID, INT8ARRAYOID);
 IDEM_FUNCTION(idem_fail, TEXTOID, INT8OID, INT8OID, TEXTOID, INTERVALOID, BOOLOID);
 IDEM_FUNCTION(idem_heartbeat, RECORDOID, INT8ARRAYOID, INT8ARRAYOID, INTERVALOID);
+IDEM_FUNCTION(idem_progress, TIMESTAMPTZOID, INT8OID, INT8OID, JSONBOID, INTERVALOID);
 IDEM_FUNCTION(idem_snooze, TIMESTAMPTZOID, INT8OID, INT8OID, INTERVALOID);
 
 static int
@@ -84,8 +86,14 @@ put_fetched(const IdemFetched *job, void *arg)
 	values[6] = PointerGetDatum(job->key);
 	values[7] = TimestampTzGetDatum(job->enqueued_at);
 	values[8] = LSNGetDatum(job->lsn);
+	values[9] = JsonbPGetDatum(job->progress);
+	values[10] = JsonbPGetDatum(job->headers);
+	values[11] = JsonbPGetDatum(job->links);
 	nulls[5] = job->payload == NULL;
 	nulls[6] = job->key == NULL;
+	nulls[9] = job->progress == NULL;
+	nulls[10] = job->headers == NULL;
+	nulls[11] = job->links == NULL;
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 
@@ -297,6 +305,34 @@ idem_snooze(PG_FUNCTION_ARGS)
 	if (hold != IDEM_HOLD_OK)
 		idem_workstore_refuse(hold, job_id);
 	PG_RETURN_TIMESTAMPTZ(run_at);
+}
+
+Datum
+idem_progress(PG_FUNCTION_ARGS)
+{
+	IdemTable jobs;
+	int64 job_id;
+	int64 token;
+	Jsonb *data;
+	int64 lease;
+	IdemHold hold;
+	TimestampTz lease_until = 0;
+
+	idem_fn_begin(fcinfo, &idem_progress_signature, "idem_progress()");
+	job_id = idem_args_job_id(fcinfo, 0);
+	token = idem_args_token(fcinfo, 1);
+	idem_args_require(fcinfo, 2, "data", "Pass what the next attempt needs to continue, as jsonb.");
+	data = idem_value_jsonb(PG_GETARG_DATUM(2), "data");
+	lease = PG_ARGISNULL(3) ? -1 : idem_args_lease(fcinfo, 3);
+
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	hold = idem_workstore_progress(&jobs, job_id, token, data, lease, &lease_until);
+	idem_table_close(&jobs);
+	if (hold != IDEM_HOLD_OK)
+		idem_workstore_refuse(hold, job_id);
+	if (lease_until == 0)
+		PG_RETURN_NULL();
+	PG_RETURN_TIMESTAMPTZ(lease_until);
 }
 
 /* The jobs of a call of idem_complete_many() or idem_heartbeat() */

@@ -15,7 +15,6 @@
 #include "postgres.h"
 
 #include "common/pg_prng.h"
-#include "mb/pg_wchar.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
@@ -100,7 +99,7 @@ idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *resul
  * ends the token of the worker that had the job (J11).
  */
 static void
-give_back(IdemTable *jobs, TimestampTz run_at, int attempt, text *error)
+give_back(IdemTable *jobs, TimestampTz run_at, int attempt, Jsonb *errors)
 {
 	TupleTableSlot *slot = idem_write_copy_row(jobs);
 
@@ -111,8 +110,8 @@ give_back(IdemTable *jobs, TimestampTz run_at, int attempt, text *error)
 													 idem_clock_now())));
 	idem_row_clear(slot, IDEM_JOBS_LEASE_UNTIL);
 	idem_row_clear(slot, IDEM_JOBS_WORKER);
-	if (error != NULL)
-		idem_row_set(slot, IDEM_JOBS_ERROR, PointerGetDatum(error));
+	if (errors != NULL)
+		idem_row_set(slot, IDEM_JOBS_ERRORS, JsonbPGetDatum(errors));
 	idem_jobrow_store(jobs);
 	idem_change_note_given_back(jobs);
 }
@@ -133,18 +132,6 @@ compute_retry_delay(const IdemQueue *queue, int attempt)
 	return delay * (0.75 + 0.5 * pg_prng_double(&pg_global_prng_state));
 }
 
-/* A long error is truncated, not refused: the job must be given back in any case */
-static text *
-clip_error(text *error)
-{
-	int len;
-
-	if (error == NULL || VARSIZE_ANY_EXHDR(error) <= IDEM_MAX_ERROR_LEN)
-		return error;
-	len = pg_mbcliplen(VARDATA_ANY(error), VARSIZE_ANY_EXHDR(error), IDEM_MAX_ERROR_LEN);
-	return cstring_to_text_with_len(VARDATA_ANY(error), len);
-}
-
 /* Give the job back for a retry, or make it dead.  retry_in NULL: as the queue declares. */
 IdemHold
 idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, const int64 *retry_in,
@@ -157,7 +144,6 @@ idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, con
 
 	if (hold != IDEM_HOLD_OK)
 		return hold;
-	error = clip_error(error);
 	attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT);
 	*is_dead = dead || attempt >= idem_jobrow_max_attempts(jobs, &queue);
 	if (*is_dead)
@@ -165,7 +151,8 @@ idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, con
 	else
 	{
 		delay = retry_in != NULL ? *retry_in : compute_retry_delay(&queue, attempt);
-		give_back(jobs, idem_clock_now() + delay, attempt, error);
+		give_back(jobs, idem_clock_now() + delay, attempt,
+				  idem_errors_add(idem_row_jsonb(jobs, IDEM_JOBS_ERRORS), attempt, error));
 	}
 	idem_counters_add_queue(queue.name, IDEM_QUEUE_COUNTER_FAILED);
 	return hold;
@@ -186,31 +173,70 @@ idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, T
 	return hold;
 }
 
-/* Renew the lease of the job.  lease -1: as the queue declares. */
-IdemHold
-idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease, IdemQueue *queue,
-						 TimestampTz *lease_until)
+/* The end of a lease that is renewed now.  lease -1: as the queue declares. */
+static TimestampTz
+compute_lease_until(const IdemQueue *queue, int64 lease)
 {
-	IdemHold hold = lock_held(jobs, job_id, token, queue);
-	bool is_shorter;
-
-	if (hold != IDEM_HOLD_OK)
-		return hold;
 	if (lease < 0 && queue->lease == 0)
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("\"%s\" must not be null", "lease"),
 				errdetail("The queue does not declare a lease, either."),
 				errhint("Pass the longest time that the work can still take, such as '90 s', or declare it with idem_queue_set()."));
-	*lease_until = idem_clock_now() + (lease < 0 ? queue->lease : lease);
-	idem_row_set(idem_write_copy_row(jobs), IDEM_JOBS_LEASE_UNTIL,
-				 TimestampTzGetDatum(*lease_until));
-	is_shorter = *lease_until < idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
+	return idem_clock_now() + (lease < 0 ? queue->lease : lease);
+}
+
+/* The job found has a new end of its lease in the row to be written: write it */
+static void
+store_renewed(IdemTable *jobs, const IdemQueue *queue, int64 lease, TimestampTz lease_until)
+{
+	bool is_shorter = lease_until < idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
+
+	idem_row_set(jobs->written, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(lease_until));
 	idem_jobrow_store(jobs);
-	idem_touched_fetched(queue->name, lease, *lease_until);
+	idem_touched_fetched(queue->name, lease, lease_until);
 	if (is_shorter)
 		idem_change_note_job(jobs);
 	else
 		idem_change_note_move(jobs);
+}
+
+/* Renew the lease of the job.  lease -1: as the queue declares. */
+IdemHold
+idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease, IdemQueue *queue,
+						 TimestampTz *lease_until)
+{
+	IdemHold hold = lock_held(jobs, job_id, token, queue);
+
+	if (hold != IDEM_HOLD_OK)
+		return hold;
+	*lease_until = compute_lease_until(queue, lease);
+	(void) idem_write_copy_row(jobs);
+	store_renewed(jobs, queue, lease, *lease_until);
+	return hold;
+}
+
+/*
+ * J17: store a recovery point, and renew the lease, as heartbeat does.  A job without a lease has
+ * nothing to renew: this transaction holds it until it ends, and *lease_until stays as it is.
+ */
+IdemHold
+idem_workstore_progress(IdemTable *jobs, int64 job_id, int64 token, Jsonb *data, int64 lease,
+						TimestampTz *lease_until)
+{
+	IdemQueue queue = {0};
+	IdemHold hold = lock_held(jobs, job_id, token, &queue);
+
+	if (hold != IDEM_HOLD_OK)
+		return hold;
+	idem_row_set(idem_write_copy_row(jobs), IDEM_JOBS_PROGRESS, JsonbPGetDatum(data));
+	if (lease < 0 && idem_jobrow_was_fetched_here(jobs))
+	{
+		idem_jobrow_store(jobs);
+		idem_change_note_move(jobs);
+		return hold;
+	}
+	*lease_until = compute_lease_until(&queue, lease);
+	store_renewed(jobs, &queue, lease, *lease_until);
 	return hold;
 }

@@ -23,6 +23,8 @@ CREATE TABLE idem.jobs (
 	queue text COLLATE "C" NOT NULL,
 	key text COLLATE "C",
 	payload jsonb,
+	headers jsonb,
+	ignored_key_hash bigint,
 	max_attempts integer,
 	key_until timestamp with time zone,
 	after_job bigint,
@@ -30,13 +32,16 @@ CREATE TABLE idem.jobs (
 	token bigint,
 	lease_until timestamp with time zone,
 	worker text COLLATE "C",
-	error text COLLATE "C",
+	links jsonb,
+	errors jsonb,
+	progress jsonb,
 	CONSTRAINT jobs_pkey PRIMARY KEY (job_id)
 ) USING heap WITH (fillfactor = 40, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02,
 	vacuum_truncate = off, toast.vacuum_truncate = off);
 ALTER TABLE idem.jobs ALTER COLUMN queue SET STORAGE MAIN, ALTER COLUMN key SET STORAGE MAIN;
 CREATE INDEX jobs_fetch_idx ON idem.jobs USING btree (queue, priority, run_at, job_id);
 CREATE INDEX jobs_key_idx ON idem.jobs USING btree (key_hash) WHERE key_hash IS NOT NULL;
+CREATE INDEX jobs_ignored_key_idx ON idem.jobs USING btree (ignored_key_hash) WHERE ignored_key_hash IS NOT NULL;
 
 COMMENT ON TABLE idem.jobs IS 'jobs that have not ended; read and written by the idem_* functions only';
 COMMENT ON COLUMN idem.jobs.job_id IS 'number of the job';
@@ -47,6 +52,8 @@ COMMENT ON COLUMN idem.jobs.priority IS 'lower numbers are fetched first';
 COMMENT ON COLUMN idem.jobs.queue IS 'name of the queue, 1 to 255 bytes';
 COMMENT ON COLUMN idem.jobs.key IS 'key by which duplicates are found, 1 to 1024 bytes; null: no key';
 COMMENT ON COLUMN idem.jobs.payload IS 'data for the worker';
+COMMENT ON COLUMN idem.jobs.headers IS 'what the enqueue passed beside the payload, such as a trace context';
+COMMENT ON COLUMN idem.jobs.ignored_key_hash IS 'hash of queue and key if enqueues ignore the key of this job; finds the job by its key';
 COMMENT ON COLUMN idem.jobs.max_attempts IS 'maximum number of fetches; null: the value of the queue';
 COMMENT ON COLUMN idem.jobs.key_until IS 'with until_expired: time until which duplicates are absorbed; otherwise null';
 COMMENT ON COLUMN idem.jobs.after_job IS 'for a follow-up job: the job that must end first; otherwise null';
@@ -54,11 +61,14 @@ COMMENT ON COLUMN idem.jobs.attempt IS 'number of fetches so far';
 COMMENT ON COLUMN idem.jobs.token IS 'fencing token of the last fetch, or a new token that no worker has';
 COMMENT ON COLUMN idem.jobs.lease_until IS 'when the lease of the worker expires; null if no worker holds a lease';
 COMMENT ON COLUMN idem.jobs.worker IS 'name of the worker, as given to idem_fetch()';
-COMMENT ON COLUMN idem.jobs.error IS 'error that idem_fail() stored last';
+COMMENT ON COLUMN idem.jobs.links IS 'the traceparent of each of the first duplicates that the job has absorbed';
+COMMENT ON COLUMN idem.jobs.errors IS 'the last errors, oldest first: attempt, time and text of each';
+COMMENT ON COLUMN idem.jobs.progress IS 'recovery point that idem_progress() stored';
 COMMENT ON CONSTRAINT jobs_pkey ON idem.jobs IS 'finds a job by its number';
 COMMENT ON INDEX idem.jobs_pkey IS 'finds a job by its number';
 COMMENT ON INDEX idem.jobs_fetch_idx IS 'gives the order in which jobs are fetched';
 COMMENT ON INDEX idem.jobs_key_idx IS 'finds the jobs of a key';
+COMMENT ON INDEX idem.jobs_ignored_key_idx IS 'finds the jobs of a key that enqueues ignore';
 
 CREATE TABLE idem.job_keys (
 	key_hash bigint NOT NULL,
@@ -88,6 +98,8 @@ CREATE TABLE idem.job_log (
 	ended_at timestamp with time zone NOT NULL,
 	expires_at timestamp with time zone NOT NULL,
 	enqueued_at timestamp with time zone NOT NULL,
+	started_at timestamp with time zone,
+	key_hash bigint,
 	priority integer NOT NULL,
 	attempt integer NOT NULL,
 	max_attempts integer,
@@ -97,11 +109,15 @@ CREATE TABLE idem.job_log (
 	queue text COLLATE "C" NOT NULL,
 	key text COLLATE "C",
 	worker text COLLATE "C",
-	error text COLLATE "C",
 	payload jsonb,
 	result jsonb,
+	headers jsonb,
+	links jsonb,
+	errors jsonb,
+	progress jsonb,
 	CONSTRAINT job_log_pkey PRIMARY KEY (job_id)
 ) USING heap;
+CREATE INDEX job_log_key_idx ON idem.job_log USING btree (key_hash, ended_at) WHERE key_hash IS NOT NULL;
 CREATE INDEX job_log_expires_at_idx ON idem.job_log USING btree (expires_at);
 
 COMMENT ON TABLE idem.job_log IS 'history: jobs that have ended, kept for as long as their queue says';
@@ -109,6 +125,8 @@ COMMENT ON COLUMN idem.job_log.job_id IS 'number of the job';
 COMMENT ON COLUMN idem.job_log.ended_at IS 'when the job ended';
 COMMENT ON COLUMN idem.job_log.expires_at IS 'time until which the row is kept';
 COMMENT ON COLUMN idem.job_log.enqueued_at IS 'when the job was enqueued';
+COMMENT ON COLUMN idem.job_log.started_at IS 'when the attempt began that the end of the job has ended; null if no worker had the job';
+COMMENT ON COLUMN idem.job_log.key_hash IS 'hash of queue and key; null: no key';
 COMMENT ON COLUMN idem.job_log.priority IS 'priority of the job';
 COMMENT ON COLUMN idem.job_log.attempt IS 'number of fetches so far';
 COMMENT ON COLUMN idem.job_log.max_attempts IS 'maximum number of fetches; null: the value of the queue';
@@ -118,11 +136,15 @@ COMMENT ON COLUMN idem.job_log.state IS 'done, dead or cancelled';
 COMMENT ON COLUMN idem.job_log.queue IS 'name of the queue';
 COMMENT ON COLUMN idem.job_log.key IS 'the key; null: no key';
 COMMENT ON COLUMN idem.job_log.worker IS 'name of the last worker, as given to idem_fetch()';
-COMMENT ON COLUMN idem.job_log.error IS 'error that idem_fail() stored last, or the reason why the job is dead';
 COMMENT ON COLUMN idem.job_log.payload IS 'data for the worker';
 COMMENT ON COLUMN idem.job_log.result IS 'result that idem_complete() stored';
+COMMENT ON COLUMN idem.job_log.headers IS 'what the enqueue passed beside the payload, such as a trace context';
+COMMENT ON COLUMN idem.job_log.links IS 'the traceparent of each of the first duplicates that the job has absorbed';
+COMMENT ON COLUMN idem.job_log.errors IS 'the last errors, oldest first: attempt, time and text of each';
+COMMENT ON COLUMN idem.job_log.progress IS 'recovery point that idem_progress() stored';
 COMMENT ON CONSTRAINT job_log_pkey ON idem.job_log IS 'finds a job by its number';
 COMMENT ON INDEX idem.job_log_pkey IS 'finds a job by its number';
+COMMENT ON INDEX idem.job_log_key_idx IS 'finds the jobs of a key, in the order in which they ended';
 COMMENT ON INDEX idem.job_log_expires_at_idx IS 'lets cleanup find expired rows, oldest first';
 
 CREATE TABLE idem.queues (

@@ -67,7 +67,8 @@ CREATE FUNCTION pg_catalog.idem_enqueue(
 	run_at timestamp with time zone DEFAULT NULL,
 	priority integer DEFAULT NULL,
 	max_attempts integer DEFAULT NULL,
-	scope text DEFAULT NULL)
+	scope text DEFAULT NULL,
+	headers jsonb DEFAULT NULL)
 RETURNS idem.enqueue_result
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_enqueue';
@@ -98,7 +99,8 @@ CREATE FUNCTION pg_catalog.idem_enqueue_many(
 	run_at timestamp with time zone DEFAULT NULL,
 	priority integer DEFAULT NULL,
 	max_attempts integer DEFAULT NULL,
-	scope text DEFAULT NULL)
+	scope text DEFAULT NULL,
+	headers jsonb[] DEFAULT NULL)
 RETURNS SETOF idem.enqueue_many_result
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
 AS 'MODULE_PATHNAME', 'idem_enqueue_many';
@@ -114,7 +116,10 @@ CREATE TYPE idem.fetch_result AS (
 	payload jsonb,
 	key text,
 	enqueued_at timestamp with time zone,
-	lsn pg_lsn);
+	lsn pg_lsn,
+	progress jsonb,
+	headers jsonb,
+	links jsonb);
 COMMENT ON TYPE idem.fetch_result IS 'a job that idem_fetch() has fetched';
 COMMENT ON COLUMN idem.fetch_result.job_id IS 'number of the job';
 COMMENT ON COLUMN idem.fetch_result.token IS 'fencing token, for idem_complete() and the like';
@@ -125,6 +130,9 @@ COMMENT ON COLUMN idem.fetch_result.payload IS 'data for the worker';
 COMMENT ON COLUMN idem.fetch_result.key IS 'the key; null: no key';
 COMMENT ON COLUMN idem.fetch_result.enqueued_at IS 'when the job was enqueued';
 COMMENT ON COLUMN idem.fetch_result.lsn IS 'WAL position; a replica that has replayed it shows everything that the job must see';
+COMMENT ON COLUMN idem.fetch_result.progress IS 'recovery point that an earlier attempt stored with idem_progress(); null: none';
+COMMENT ON COLUMN idem.fetch_result.headers IS 'what the enqueue passed beside the payload, such as a trace context; null: none';
+COMMENT ON COLUMN idem.fetch_result.links IS 'the traceparent of each of the first duplicates that the job has absorbed; null: none';
 
 CREATE FUNCTION pg_catalog.idem_fetch(
 	queue text,
@@ -209,6 +217,17 @@ AS 'MODULE_PATHNAME', 'idem_heartbeat';
 COMMENT ON FUNCTION pg_catalog.idem_heartbeat IS
 	'extend the leases of jobs to the given time from now; returns one row per element: renewed, stale or not_held';
 
+CREATE FUNCTION pg_catalog.idem_progress(
+	job_id bigint,
+	token bigint,
+	data jsonb,
+	lease interval DEFAULT NULL)
+RETURNS timestamp with time zone
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_progress';
+COMMENT ON FUNCTION pg_catalog.idem_progress IS
+	'store a recovery point of a job, which the next fetch returns, and renew its lease; returns when the lease expires';
+
 CREATE FUNCTION pg_catalog.idem_snooze(
 	job_id bigint,
 	token bigint,
@@ -236,6 +255,7 @@ COMMENT ON FUNCTION pg_catalog.idem_retry IS
 	'put a dead or cancelled job back into its queue, with all its attempts; returns false if there is no such job';
 
 CREATE TYPE idem.job_result AS (
+	job_id bigint,
 	queue text,
 	state text,
 	key text,
@@ -248,9 +268,15 @@ CREATE TYPE idem.job_result AS (
 	error text,
 	enqueued_at timestamp with time zone,
 	run_at timestamp with time zone,
+	started_at timestamp with time zone,
 	lease_until timestamp with time zone,
-	ended_at timestamp with time zone);
+	ended_at timestamp with time zone,
+	headers jsonb,
+	links jsonb,
+	errors jsonb,
+	progress jsonb);
 COMMENT ON TYPE idem.job_result IS 'a job, as idem_job() shows it';
+COMMENT ON COLUMN idem.job_result.job_id IS 'number of the job';
 COMMENT ON COLUMN idem.job_result.queue IS 'name of the queue';
 COMMENT ON COLUMN idem.job_result.state IS 'waiting, scheduled, blocked, running, expired, done, dead or cancelled, as in idem.job_status';
 COMMENT ON COLUMN idem.job_result.key IS 'the key; null: no key';
@@ -260,11 +286,16 @@ COMMENT ON COLUMN idem.job_result.priority IS 'lower numbers are fetched first';
 COMMENT ON COLUMN idem.job_result.attempt IS 'number of fetches so far';
 COMMENT ON COLUMN idem.job_result.max_attempts IS 'maximum number of fetches';
 COMMENT ON COLUMN idem.job_result.worker IS 'name of the worker, as given to idem_fetch()';
-COMMENT ON COLUMN idem.job_result.error IS 'error that idem_fail() stored last, or the reason why the job is dead';
+COMMENT ON COLUMN idem.job_result.error IS 'text of the last error, or the reason why the job is dead';
 COMMENT ON COLUMN idem.job_result.enqueued_at IS 'when the job was enqueued';
 COMMENT ON COLUMN idem.job_result.run_at IS 'time from which the job may be fetched; null if the job has ended';
+COMMENT ON COLUMN idem.job_result.started_at IS 'when the worker fetched the job that has it, or that had it when the job ended; otherwise null';
 COMMENT ON COLUMN idem.job_result.lease_until IS 'when the lease of the worker expires; null if no worker holds a lease';
 COMMENT ON COLUMN idem.job_result.ended_at IS 'when the job ended; null if it has not ended';
+COMMENT ON COLUMN idem.job_result.headers IS 'what the enqueue passed beside the payload, such as a trace context';
+COMMENT ON COLUMN idem.job_result.links IS 'the traceparent of each of the first duplicates that the job has absorbed';
+COMMENT ON COLUMN idem.job_result.errors IS 'the last errors, oldest first: attempt, time and text of each';
+COMMENT ON COLUMN idem.job_result.progress IS 'recovery point that idem_progress() stored';
 
 CREATE FUNCTION pg_catalog.idem_job(
 	job_id bigint)

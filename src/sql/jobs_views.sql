@@ -16,10 +16,15 @@ SELECT s.job_id,
 	   /* IDEM_DEFAULT_MAX_ATTEMPTS of jobs.h */
 	   COALESCE(s.max_attempts, q.max_attempts, 25) AS max_attempts,
 	   s.worker,
-	   s.last_error,
+	   s.errors -> -1 ->> 'error' AS last_error,
 	   s.run_at,
+	   s.started_at,
 	   s.lease_until,
-	   s.ended_at
+	   s.ended_at,
+	   CASE WHEN jsonb_typeof(s.progress -> 'percent') = 'number'
+			THEN round((s.progress -> 'percent')::numeric, 1) END AS percent,
+	   CASE WHEN jsonb_typeof(s.progress -> 'message') = 'string'
+			THEN left(s.progress ->> 'message', 200) END AS message
   FROM (SELECT j.job_id,
 			   j.queue,
 			   j.key,
@@ -36,10 +41,13 @@ SELECT s.job_id,
 			   COALESCE(j.attempt, 0) AS attempt,
 			   j.max_attempts,
 			   j.worker,
-			   j.error AS last_error,
+			   j.errors,
 			   j.run_at,
+			   CASE WHEN j.lease_until IS NOT NULL
+					THEN to_timestamp(j.token / 1000000.0) END AS started_at,
 			   j.lease_until,
-			   NULL::timestamp with time zone AS ended_at
+			   NULL::timestamp with time zone AS ended_at,
+			   j.progress
 		  FROM idem.jobs AS j
 		 CROSS JOIN (SELECT idem_clock() AS now OFFSET 0) AS c
 		UNION ALL
@@ -52,10 +60,12 @@ SELECT s.job_id,
 			   l.attempt,
 			   l.max_attempts,
 			   l.worker,
-			   l.error,
+			   l.errors,
 			   NULL,
+			   l.started_at,
 			   NULL,
-			   l.ended_at
+			   l.ended_at,
+			   l.progress
 		  FROM idem.job_log AS l
 		 CROSS JOIN (SELECT idem_clock() AS now OFFSET 0) AS c) AS s
   LEFT JOIN idem.queues AS q ON q.queue = s.queue;
@@ -69,10 +79,13 @@ COMMENT ON COLUMN idem.job_status.age IS 'time since the job was enqueued';
 COMMENT ON COLUMN idem.job_status.attempt IS 'number of fetches so far';
 COMMENT ON COLUMN idem.job_status.max_attempts IS 'maximum number of fetches';
 COMMENT ON COLUMN idem.job_status.worker IS 'name of the worker, as given to idem_fetch(); null if no worker holds the job';
-COMMENT ON COLUMN idem.job_status.last_error IS 'error that idem_fail() stored last, or the reason why the job is dead';
+COMMENT ON COLUMN idem.job_status.last_error IS 'text of the last error, or the reason why the job is dead';
 COMMENT ON COLUMN idem.job_status.run_at IS 'time from which the job may be fetched; null if the job has ended';
+COMMENT ON COLUMN idem.job_status.started_at IS 'when the worker fetched the job that has it, or that had it when the job ended; otherwise null';
 COMMENT ON COLUMN idem.job_status.lease_until IS 'when the lease of the worker expires; null if no worker holds a lease';
 COMMENT ON COLUMN idem.job_status.ended_at IS 'when the job ended; null if it has not ended';
+COMMENT ON COLUMN idem.job_status.percent IS 'member percent of what idem_progress() stored, if it is a number';
+COMMENT ON COLUMN idem.job_status.message IS 'member message of what idem_progress() stored, if it is a string; the first 200 characters';
 
 CREATE VIEW idem.queue_status AS
 SELECT COALESCE(j.queue, q.queue) AS queue,

@@ -187,7 +187,7 @@ foreach my $db (@three)
 		'gone attempts, gone declared',
 		"W1: $db: what has expired is gone");
 	is( run(q{
-			SELECT queue, state, attempt, worker, error, payload, count(*) FROM idem.job_log
+			SELECT queue, state, attempt, worker, errors -> -1 ->> 'error', payload, count(*) FROM idem.job_log
 			 WHERE queue LIKE 'gone%' GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1}, db => $db),
 		join("\n", map { qq{$_|dead|1|w|The lease of the last attempt ran out.|{"a": 1}|$n} }
 			  'gone attempts', 'gone declared'),

@@ -1,0 +1,115 @@
+/*
+ * headers.c
+ *		Headers of a job, and links to the traces of the duplicates that it has absorbed (J16).
+ *
+ * Headers are a JSON object that the enqueue stores beside the payload, usually the context of
+ * a trace.  idem.headers has defaults for a session or a transaction.  A link is the
+ * traceparent of a duplicate: tracing tools show it as a link from the run of the job to
+ * the request that enqueued the duplicate.
+ */
+#include "postgres.h"
+
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+#include "utils/json.h"
+
+#include "jobs/jobs.h"
+
+/* The first links are kept, so that a job that absorbs many duplicates is not written for each */
+#define MAX_LINKS 16
+
+/* A traceparent has 55 characters by the first version of the standard */
+#define MAX_LINK_LEN 256
+
+/* The headers of idem.headers; NULL: there are none */
+Jsonb *
+idem_headers_defaults(void)
+{
+	Jsonb *defaults;
+
+	if (idem_guc_headers[0] == '\0')
+		return NULL;
+	defaults = DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(idem_guc_headers)));
+	return JB_ROOT_COUNT(defaults) > 0 ? defaults : NULL;
+}
+
+/* The headers of a job: those passed, and the defaults that they do not replace; or NULL */
+Jsonb *
+idem_headers_get(Jsonb *defaults, NullableDatum value)
+{
+	Jsonb *headers;
+
+	if (value.isnull)
+		return defaults;
+	headers = idem_value_jsonb(value.value, "headers");
+	if (!JB_ROOT_IS_OBJECT(headers))
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid value of \"%s\"", "headers"),
+				errdetail("Headers must be a JSON object."),
+				errhint("Pass an object such as {\"traceparent\": \"00-...\"}."));
+	if (defaults != NULL)
+		headers = DatumGetJsonbP(DirectFunctionCall2(jsonb_concat, JsonbPGetDatum(defaults),
+													 JsonbPGetDatum(headers)));
+	return JB_ROOT_COUNT(headers) > 0 ? headers : NULL;
+}
+
+/* The traceparent of headers; NULL if there is none that can be a link */
+static JsonbValue *
+find_traceparent(Jsonb *headers)
+{
+	JsonbValue *value;
+
+	if (headers == NULL)
+		return NULL;
+	value = getKeyJsonValueFromContainer(&headers->root, "traceparent", strlen("traceparent"),
+										 NULL);
+	if (value == NULL || value->type != jbvString || value->val.string.len > MAX_LINK_LEN)
+		return NULL;
+	return value;
+}
+
+/* A list with one link */
+static Jsonb *
+make_list(const text *link)
+{
+	StringInfoData json;
+
+	initStringInfo(&json);
+	appendStringInfoChar(&json, '[');
+	escape_json(&json, text_to_cstring(link));
+	appendStringInfoChar(&json, ']');
+	return DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(json.data)));
+}
+
+static bool
+is_same_string(const JsonbValue *a, const JsonbValue *b)
+{
+	return a->val.string.len == b->val.string.len &&
+		memcmp(a->val.string.val, b->val.string.val, a->val.string.len) == 0;
+}
+
+/*
+ * J16: the links of a job with these headers after it has absorbed a duplicate with others.
+ * NULL: the links stay as they are, because the duplicate has no trace, or that of the job, or
+ * one that is linked already, or because the list is full.
+ */
+Jsonb *
+idem_headers_add_link(Jsonb *links, Jsonb *own, Jsonb *duplicate)
+{
+	JsonbValue *trace = find_traceparent(duplicate);
+	JsonbValue *own_trace = find_traceparent(own);
+	text *link;
+
+	if (trace == NULL || (own_trace != NULL && is_same_string(trace, own_trace)))
+		return NULL;
+	link = cstring_to_text_with_len(trace->val.string.val, trace->val.string.len);
+	if (links == NULL)
+		return make_list(link);
+	if (JB_ROOT_COUNT(links) >= MAX_LINKS ||
+		DatumGetBool(DirectFunctionCall2(jsonb_exists, JsonbPGetDatum(links),
+										 PointerGetDatum(link))))
+		return NULL;
+	return DatumGetJsonbP(DirectFunctionCall2(jsonb_concat, JsonbPGetDatum(links),
+											  JsonbPGetDatum(make_list(link))));
+}
