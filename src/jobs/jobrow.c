@@ -77,6 +77,19 @@ idem_jobrow_started_at(IdemTable *jobs)
 }
 
 /*
+ * Since when the job found, which can be fetched, has been due (S5).  A follow-up job was
+ * blocked for a part of this time; when the job that it follows ended is not known here.
+ */
+TimestampTz
+idem_jobrow_due_since(IdemTable *jobs)
+{
+	if (idem_jobrow_is_leased(jobs))
+		return idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
+	return Max(idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT),
+			   idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT));
+}
+
+/*
  * Has this transaction fetched the job found without a lease?  Then the job has a lease of
  * length zero.
  */
