@@ -170,6 +170,7 @@ REGRESS = \
 	job_edges \
 	job_hash \
 	stats \
+	latency \
 	subscription \
 	shard \
 	shard_move \
