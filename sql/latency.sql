@@ -136,7 +136,7 @@ SELECT * FROM moved();
 SET idem.clock_offset = '54 h';
 SELECT job_id, token FROM idem_fetch('q', lease => '9 h') \gset
 SELECT * FROM moved();
--- expired lease: due since its end; how long the worker ran, nobody knows
+-- expired lease: due since its end; how long the worker ran is not known
 SET idem.clock_offset = '66 h';
 SELECT job_id, token FROM idem_fetch('q', lease => '1 h') \gset
 SELECT * FROM moved();

@@ -46,7 +46,7 @@ find_bucket(uint64 usecs)
 	return Min(pg_leftmost_one_pos64(units) + 1, IDEM_HISTOGRAM_BUCKETS - 1);
 }
 
-/* Add the time between the two.  If the clock was set back, it is zero. */
+/* S5: add the time between the two.  If the clock was set back, it is zero. */
 void
 idem_histogram_add(IdemHistogram *histogram, TimestampTz from, TimestampTz to)
 {
@@ -103,7 +103,7 @@ idem_histogram_count(const IdemHistogramCopy *copy)
 }
 
 /*
- * Estimate the time, in seconds, that this part of all times does not exceed, as
+ * S5: estimate the time, in seconds, that this part of all times does not exceed, as
  * histogram_quantile() of Prometheus does: the times of a bucket are spread evenly over it, and
  * for the last bucket the answer is the bound before it.  The copy must not be empty.
  */

@@ -130,7 +130,7 @@ typedef struct IdemCounters
 	pg_atomic_uint64 values[IDEM_NCOUNTERS];
 } IdemCounters;
 
-/* The times of the jobs of a queue: a histogram of each kind, in the order of kind_names in views.c */
+/* What histograms of a queue there are, in the order of kind_names in views.c */
 typedef enum IdemHistogramKind
 {
 	IDEM_HISTOGRAM_WAIT, /* from when the job was due to its fetch */
@@ -158,7 +158,7 @@ typedef struct IdemCounterSlot
 {
 	IdemCounters *counters;	   /* NULL: there is no room, or no shared memory */
 	IdemHistogram *histograms; /* of a queue, by kind; NULL as above */
-	volatile bool *used;	   /* of a database: set when the functions are used (W5); may be NULL */
+	volatile bool *used;	   /* of a database: set when it is used (W5); may be NULL */
 	IdemSkips *skips;		   /* of a queue; NULL as above */
 } IdemCounterSlot;
 
