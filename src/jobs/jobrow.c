@@ -64,8 +64,8 @@ idem_jobrow_is_leased(IdemTable *jobs)
 }
 
 /*
- * When the worker that has the job found fetched it (S5); 0: no worker has it.  The fetch has made the
- * token from the clock, so the row needs no column for this.  The time is wrong, and may be in
+ * When the worker that has the job found fetched it (S5); 0: no worker has it.  The fetch has made
+ * the token from the clock, so the row needs no column for this.  The time is wrong, and may be in
  * the future, if the clock was set back before the fetch.
  */
 TimestampTz
