@@ -150,8 +150,8 @@ fill_log(IdemTable *jobs, TupleTableSlot *slot, const char *state, TimestampTz n
 }
 
 /*
- * Write the job found, which ends now, into the history, unless its queue keeps none (keep is 0).  errors NULL:
- * the list that the job has.
+ * Write the job found, which ends now, into the history, unless its queue keeps none (keep is
+ * 0).  errors NULL: the list that the job has.
  * With in_the_way NULL, this waits for a transaction that is changing an older row
  * with the same number.  Else it does not wait: it writes nothing, sets
  * *in_the_way to that transaction, and returns false.

@@ -6,16 +6,16 @@
  * There is shared memory only if the library is preloaded.  Only the counters and
  * the background worker depend on it; fetch is slower without it.
  *
- * The entries are in a hash table of the server.  Everything but the counters,
- * histograms, the flag "used" and the skip ranges is read and written under one LWLock.  A process holds
- * the lock for moments and never while it waits.  The postmaster takes no lock, because
- * it is alone when it loads and saves the counters.
+ * The entries are in a hash table of the server.  Everything but the counters, the
+ * histograms, the flag "used" and the skip ranges is read and written under one LWLock.  A
+ * process holds the lock for moments and never while it waits.  The postmaster takes no lock,
+ * because it is alone when it loads and saves the counters.
  *
- * Counters are added to without the lock.  A backend looks its entry up once,
- * and an entry stays in its place as long as its database exists.  Counters are
- * atomic variables.  There are several sets of them per entry, each in cache
- * lines of its own, so that two backends rarely write the same line.  Of the histograms,
- * to which a fetch and the end of an attempt add, there is one set, because of its size.
+ * Counters and histograms are added to without the lock.  A backend looks its entry up once,
+ * and an entry stays in its place as long as its database exists.  They are
+ * atomic variables.  There are several sets of counters per entry, each in cache
+ * lines of its own, so that two backends rarely write the same line.  There is one set of
+ * histograms: eight would take 4 kB.  A job adds to it only four times.
  *
  * During a visit only the worker writes the progress of cleanup in its database.
  * After the visit the launcher does, if the worker has not reported.
@@ -59,7 +59,7 @@ typedef struct StatsEntry
 	volatile bool used;
 	TimestampTz stats_reset;
 	IdemProgress progress;						/* of a database */
-	TimestampTz next_tick;						/* of a database: its earliest tick; DT_NOEND: none is known */
+	TimestampTz next_tick;						/* of a database: the earliest one; DT_NOEND: none known */
 	IdemSkips skips;							/* of a queue */
 	IdemHistogram histograms[IDEM_HISTOGRAM_N]; /* of a queue */
 	char stripes[NSTRIPES * sizeof(IdemCounters) + PG_CACHE_LINE_SIZE];
