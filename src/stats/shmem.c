@@ -59,7 +59,7 @@ typedef struct StatsEntry
 	volatile bool used;
 	TimestampTz stats_reset;
 	IdemProgress progress;						/* of a database */
-	TimestampTz next_tick;						/* of a database: the earliest one; DT_NOEND: none known */
+	TimestampTz next_tick;						/* of a database, the earliest; DT_NOEND: none */
 	IdemSkips skips;							/* of a queue */
 	IdemHistogram histograms[IDEM_HISTOGRAM_N]; /* of a queue */
 	char stripes[NSTRIPES * sizeof(IdemCounters) + PG_CACHE_LINE_SIZE];
