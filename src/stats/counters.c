@@ -220,7 +220,6 @@ idem_counters_add_queue_time(const text *queue, IdemQueueCounter counter, IdemHi
 {
 	QueueSlot *slot = add_to_queue(queue, counter);
 
-	Assert(!is_buffering);
 	if (slot != NULL && slot->histograms != NULL)
 		idem_histogram_add(&slot->histograms[kind], from, to);
 }
