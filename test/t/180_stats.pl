@@ -500,6 +500,31 @@ is( counters(queue => 'hot'),
 	'absorbed=' . $clients * 10 * 100 . ' enqueued=1',
 	'S1: nor of a queue');
 
+# nor of a bucket: the waits are so long that all are in the same one
+run(q{SELECT count(*) FROM idem_enqueue_many('flood', array_fill('1'::jsonb, '{4000}'))});
+ok( pgbench_run(
+		$node,
+		[ "--client=$clients", '--jobs=2', '--transactions=12' ],
+		[
+			[
+				q{
+SET idem.clock_offset = '3 h';
+BEGIN;
+SELECT count(*) FROM idem_fetch('flood', 250, lease => '1 h');
+ROLLBACK;
+}, 1
+			]
+		]),
+	"S5: $clients clients fetch at once");
+is( run(q{
+		SELECT s.fetched > 20000, s.fetched - l.count, s.fetched - b.count
+		  FROM idem.queue_stats AS s JOIN idem.queue_latency AS l USING (datid, queue)
+		  JOIN idem.queue_latency_buckets AS b USING (datid, queue, kind)
+		 WHERE queue = 'flood' AND kind = 'wait' AND b.le = 16384}),
+	't|0|0',
+	'S5: no wait is lost');
+run(q{SELECT count(idem_cancel(job_id)) FROM idem.job_status WHERE queue = 'flood'});
+
 #
 # S1: what the background worker removes is counted for the database
 #
