@@ -31,6 +31,7 @@ OBJS = \
 	src/stats/exchange.o \
 	src/stats/skips.o \
 	src/stats/keyskips.o \
+	src/stats/histogram.o \
 	src/stats/shmem.o \
 	src/stats/statsfile.o \
 	src/stats/counters.o \
@@ -169,6 +170,7 @@ REGRESS = \
 	job_edges \
 	job_hash \
 	stats \
+	latency \
 	subscription \
 	shard \
 	shard_move \

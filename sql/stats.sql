@@ -394,6 +394,7 @@ INSERT INTO tries
 SELECT n, x
   FROM unnest(ARRAY[
 	'SELECT * FROM idem.stats', 'SELECT * FROM idem.queue_stats', 'SELECT * FROM idem.cleanup_progress',
+	'SELECT * FROM idem.queue_latency', 'SELECT * FROM idem.queue_latency_buckets', 'SELECT * FROM idem_stat_latency()',
 	'SELECT * FROM idem.worker_status', 'SELECT * FROM idem.health', 'SELECT * FROM idem_doctor()',
 	'SELECT * FROM idem_stat_databases()', 'SELECT * FROM idem_stat_queues()', 'SELECT * FROM idem_stat_cleanup()',
 	'SELECT * FROM idem_stat_worker()',
@@ -447,6 +448,8 @@ SELECT idem_fail(job_id, token, 'secret error', dead => true) FROM idem_fetch('o
 CREATE VIEW shown AS
 SELECT to_jsonb(s)::text AS line FROM idem.stats AS s
 UNION ALL SELECT to_jsonb(s)::text FROM idem.queue_stats AS s
+UNION ALL SELECT to_jsonb(s)::text FROM idem.queue_latency AS s
+UNION ALL SELECT to_jsonb(s)::text FROM idem.queue_latency_buckets AS s
 UNION ALL SELECT to_jsonb(s)::text FROM idem.cleanup_progress AS s
 UNION ALL SELECT to_jsonb(s)::text FROM idem.worker_status AS s
 UNION ALL SELECT to_jsonb(s)::text FROM idem_doctor() AS s

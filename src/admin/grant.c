@@ -38,9 +38,9 @@ typedef struct PrivilegeSet
 		"idem_wait", "idem_wait_any", "idem_wait_job", "idem_wait_key",                       \
 		"idem_schedule", "idem_unschedule", "idem_schedule_pause",                            \
 		"idem_schedule_resume", "idem_why", "idem_holder"
-#define VIEW_FUNCTIONS                                                            \
-	"idem_clock", "idem_key_state", "idem_doctor", "idem_checks", "idem_version", \
-		"idem_stat_databases", "idem_stat_queues", "idem_stat_cleanup",           \
+#define VIEW_FUNCTIONS                                                                       \
+	"idem_clock", "idem_key_state", "idem_doctor", "idem_checks", "idem_version",            \
+		"idem_stat_databases", "idem_stat_queues", "idem_stat_latency", "idem_stat_cleanup", \
 		"idem_stat_worker", "idem_slot", "idem_checks_local", "idem_citus_table"
 #define REPORT_FUNCTIONS                                                                  \
 	"idem_report", "idem_report_html", "idem_report_number", "idem_report_cells",         \
@@ -50,6 +50,7 @@ typedef struct PrivilegeSet
 		"idem_report_decisions", "idem_report_duplicates", "idem_report_keys"
 #define MONITOR_RELATIONS                                                     \
 	"key_summary", "queue_status", "schedule_status", "stats", "queue_stats", \
+		"queue_latency", "queue_latency_buckets",                             \
 		"cleanup_progress", "worker_status",                                  \
 		"workers", "checks", "checks_citus", "health", "report_jobs", "report_waiting", "report_dead", "report_leases", "report_scopes", "report_hours"
 

@@ -224,6 +224,7 @@ take_job(Fetch *fetch, IdemFetched *job)
 	job->payload = idem_row_jsonb(jobs, IDEM_JOBS_PAYLOAD);
 	job->key = idem_row_text(jobs, IDEM_JOBS_KEY);
 	job->enqueued_at = idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT);
+	job->due_since = idem_jobrow_due_since(jobs);
 	job->progress = idem_row_jsonb(jobs, IDEM_JOBS_PROGRESS);
 	job->headers = idem_row_jsonb(jobs, IDEM_JOBS_HEADERS);
 	job->links = idem_row_jsonb(jobs, IDEM_JOBS_LINKS);
@@ -255,7 +256,8 @@ take_or_look(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void 
 	if (!take_job(fetch, &job))
 		return OUTCOME_HELD;
 	put(&job, arg);
-	idem_counters_add_queue(fetch->args->queue.name, IDEM_QUEUE_COUNTER_FETCHED);
+	idem_counters_add_queue_time(job.queue, IDEM_QUEUE_COUNTER_FETCHED, IDEM_HISTOGRAM_WAIT,
+								 job.due_since, fetch->now);
 	return OUTCOME_TAKEN;
 }
 

@@ -118,10 +118,8 @@ insert_over(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *i
 
 /* Fill the row of the history for the job found */
 static void
-fill_log(IdemTable *jobs, TupleTableSlot *slot, const char *state, int64 keep)
+fill_log(IdemTable *jobs, TupleTableSlot *slot, const char *state, TimestampTz now, int64 keep)
 {
-	TimestampTz now = idem_clock_now();
-
 	idem_row_copy_column(jobs, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_LOG_JOB_ID);
 	idem_row_set(slot, IDEM_JOB_LOG_ENDED_AT, TimestampTzGetDatum(now));
 	idem_row_set(slot, IDEM_JOB_LOG_EXPIRES_AT, TimestampTzGetDatum(now + keep));
@@ -150,15 +148,15 @@ fill_log(IdemTable *jobs, TupleTableSlot *slot, const char *state, int64 keep)
 }
 
 /*
- * Write the job found into the history, unless its queue keeps none (keep is 0).  errors NULL:
- * the list that the job has.
+ * Write the job found, which ends now, into the history, unless its queue keeps none (keep is
+ * 0).  errors NULL: the list that the job has.
  * With in_the_way NULL, this waits for a transaction that is changing an older row
  * with the same number.  Else it does not wait: it writes nothing, sets
  * *in_the_way to that transaction, and returns false.
  */
 bool
-idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result, Jsonb *errors,
-				  TransactionId *in_the_way)
+idem_joblog_write(IdemTable *jobs, const char *state, TimestampTz now, int64 keep, Jsonb *result,
+				  Jsonb *errors, TransactionId *in_the_way)
 {
 	int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
 	IdemTable log;
@@ -170,7 +168,7 @@ idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result,
 		return true;
 	idem_jobtable_open_log(&log, RowExclusiveLock);
 	slot = idem_write_new_row(&log);
-	fill_log(jobs, slot, state, keep);
+	fill_log(jobs, slot, state, now, keep);
 	if (errors != NULL)
 		idem_row_set(slot, IDEM_JOB_LOG_ERRORS, JsonbPGetDatum(errors));
 	if (result != NULL)
@@ -190,7 +188,7 @@ has_job_id(IdemTable *keys, IdemLookup *lookup)
 
 /* J5: keep the key of a job that is done, so that it absorbs duplicates until its ttl has passed */
 void
-idem_joblog_keep_key(IdemTable *jobs, Jsonb *result)
+idem_joblog_keep_key(IdemTable *jobs, TimestampTz now, Jsonb *result)
 {
 	int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
 	IdemTable keys;
@@ -198,7 +196,7 @@ idem_joblog_keep_key(IdemTable *jobs, Jsonb *result)
 	TupleTableSlot *slot;
 
 	if (idem_row_isnull(jobs, IDEM_JOBS_KEY_UNTIL) ||
-		idem_row_timestamp(jobs, IDEM_JOBS_KEY_UNTIL) <= idem_clock_now())
+		idem_row_timestamp(jobs, IDEM_JOBS_KEY_UNTIL) <= now)
 		return;
 	idem_jobtable_open_keys(&keys, RowExclusiveLock);
 	slot = idem_write_new_row(&keys);

@@ -95,8 +95,8 @@ idem_jobrow_is_leased(IdemTable *jobs)
 }
 
 /*
- * When the worker that has the job found fetched it; 0: no worker has it.  The fetch has made the
- * token from the clock, so the row needs no column for this.  The time is wrong, and may be in
+ * When the worker that has the job found fetched it (S5); 0: no worker has it.  The fetch has made
+ * the token from the clock, so the row needs no column for this.  The time is wrong, and may be in
  * the future, if the clock was set back before the fetch.
  */
 TimestampTz
@@ -105,6 +105,19 @@ idem_jobrow_started_at(IdemTable *jobs)
 	if (!idem_jobrow_is_leased(jobs))
 		return 0;
 	return idem_clock_token_time(idem_row_int64(jobs, IDEM_JOBS_TOKEN));
+}
+
+/*
+ * Since when the job found, which can be fetched, has been due (S5).  A follow-up job was
+ * blocked for a part of this time; when the job that it follows ended is not known here.
+ */
+TimestampTz
+idem_jobrow_due_since(IdemTable *jobs)
+{
+	if (idem_jobrow_is_leased(jobs))
+		return idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
+	return Max(idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT),
+			   idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT));
 }
 
 /*

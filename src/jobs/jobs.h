@@ -292,7 +292,8 @@ typedef struct IdemFetched
 	Jsonb *payload;
 	text *key;
 	TimestampTz enqueued_at;
-	XLogRecPtr lsn; /* WAL position that a replica waits for (J10) */
+	TimestampTz due_since; /* S5 */
+	XLogRecPtr lsn;		   /* WAL position that a replica waits for (J10) */
 	Jsonb *progress;
 	Jsonb *headers;
 	Jsonb *links;
@@ -414,6 +415,7 @@ extern int64 idem_jobrow_key_hash(IdemTable *jobs);
 extern bool idem_jobrow_is_leased(IdemTable *jobs);
 extern bool idem_jobrow_was_fetched_here(IdemTable *jobs);
 extern TimestampTz idem_jobrow_started_at(IdemTable *jobs);
+extern TimestampTz idem_jobrow_due_since(IdemTable *jobs);
 extern int idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_waits_for_other(IdemTable *jobs);
@@ -454,9 +456,9 @@ extern Jsonb *idem_errors_add(Jsonb *errors, int attempt, const text *error);
 extern text *idem_errors_get_last(Jsonb *errors);
 
 /* joblog.c */
-extern bool idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result,
-							  Jsonb *errors, TransactionId *in_the_way);
-extern void idem_joblog_keep_key(IdemTable *jobs, Jsonb *result);
+extern bool idem_joblog_write(IdemTable *jobs, const char *state, TimestampTz now, int64 keep,
+							  Jsonb *result, Jsonb *errors, TransactionId *in_the_way);
+extern void idem_joblog_keep_key(IdemTable *jobs, TimestampTz now, Jsonb *result);
 extern void idem_joblog_warn_skipped(int64 job_id);
 
 /* dead.c */

@@ -53,7 +53,8 @@ idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 	idem_jobtable_unmark_cancel(jobs, job_id);
 	if (!found)
 		return false;
-	(void) idem_joblog_write(jobs, "cancelled", queue.keep_dead, NULL, NULL, NULL);
+	(void) idem_joblog_write(jobs, "cancelled", idem_clock_now(), queue.keep_dead, NULL, NULL,
+							 NULL);
 	idem_change_note_end(jobs, queue.name);
 	idem_counters_add_queue(queue.name, IDEM_QUEUE_COUNTER_CANCELLED);
 	return true;

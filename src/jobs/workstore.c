@@ -79,6 +79,7 @@ IdemHold
 idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result, IdemQueue *queue)
 {
 	IdemHold hold;
+	TimestampTz now;
 
 	do
 	{
@@ -87,10 +88,12 @@ idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *resul
 			return hold;
 		idem_touched_held(queue->name, false);
 	} while (idem_write_delete(jobs, true) != TM_Ok);
-	(void) idem_joblog_write(jobs, "done", queue->keep, result, NULL, NULL);
-	idem_joblog_keep_key(jobs, result);
+	now = idem_clock_now();
+	(void) idem_joblog_write(jobs, "done", now, queue->keep, result, NULL, NULL);
+	idem_joblog_keep_key(jobs, now, result);
 	idem_change_note_end(jobs, queue->name);
-	idem_counters_add_queue(queue->name, IDEM_QUEUE_COUNTER_COMPLETED);
+	idem_counters_add_queue_time(queue->name, IDEM_QUEUE_COUNTER_COMPLETED, IDEM_HISTOGRAM_RUN,
+								 idem_jobrow_started_at(jobs), now);
 	return hold;
 }
 
@@ -99,15 +102,14 @@ idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *resul
  * ends the token of the worker that had the job (J11).
  */
 static void
-give_back(IdemTable *jobs, TimestampTz run_at, int attempt, Jsonb *errors)
+give_back(IdemTable *jobs, TimestampTz now, TimestampTz run_at, int attempt, Jsonb *errors)
 {
 	TupleTableSlot *slot = idem_write_copy_row(jobs);
 
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(run_at));
 	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(attempt));
 	idem_row_set(slot, IDEM_JOBS_TOKEN,
-				 Int64GetDatum(idem_clock_next_token(idem_row_int64(jobs, IDEM_JOBS_TOKEN),
-													 idem_clock_now())));
+				 Int64GetDatum(idem_clock_next_token(idem_row_int64(jobs, IDEM_JOBS_TOKEN), now)));
 	idem_row_clear(slot, IDEM_JOBS_LEASE_UNTIL);
 	idem_row_clear(slot, IDEM_JOBS_WORKER);
 	if (errors != NULL)
@@ -139,11 +141,15 @@ idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, con
 {
 	IdemQueue queue = {0};
 	IdemHold hold = lock_held(jobs, job_id, token, &queue);
+	TimestampTz started_at;
+	TimestampTz now;
 	int attempt;
 	int64 delay;
 
 	if (hold != IDEM_HOLD_OK)
 		return hold;
+	started_at = idem_jobrow_started_at(jobs);
+	now = idem_clock_now();
 	attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT);
 	*is_dead = dead || attempt >= idem_jobrow_max_attempts(jobs, &queue);
 	if (*is_dead)
@@ -151,10 +157,11 @@ idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, con
 	else
 	{
 		delay = retry_in != NULL ? *retry_in : compute_retry_delay(&queue, attempt);
-		give_back(jobs, idem_clock_now() + delay, attempt,
+		give_back(jobs, now, now + delay, attempt,
 				  idem_errors_add(idem_row_jsonb(jobs, IDEM_JOBS_ERRORS), attempt, error));
 	}
-	idem_counters_add_queue(queue.name, IDEM_QUEUE_COUNTER_FAILED);
+	idem_counters_add_queue_time(queue.name, IDEM_QUEUE_COUNTER_FAILED, IDEM_HISTOGRAM_RUN,
+								 started_at, now);
 	return hold;
 }
 
@@ -164,12 +171,17 @@ idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, T
 {
 	IdemQueue queue = {0};
 	IdemHold hold = lock_held(jobs, job_id, token, &queue);
+	TimestampTz started_at;
+	TimestampTz now;
 
 	if (hold != IDEM_HOLD_OK)
 		return hold;
-	*run_at = idem_clock_now() + delay;
-	give_back(jobs, *run_at, idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) - 1, NULL);
-	idem_counters_add_queue(queue.name, IDEM_QUEUE_COUNTER_SNOOZED);
+	started_at = idem_jobrow_started_at(jobs);
+	now = idem_clock_now();
+	*run_at = now + delay;
+	give_back(jobs, now, *run_at, idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) - 1, NULL);
+	idem_counters_add_queue_time(queue.name, IDEM_QUEUE_COUNTER_SNOOZED, IDEM_HISTOGRAM_RUN,
+								 started_at, now);
 	return hold;
 }
 

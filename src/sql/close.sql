@@ -26,6 +26,8 @@ GRANT SELECT ON
 	idem.schedule_status,
 	idem.stats,
 	idem.queue_stats,
+	idem.queue_latency,
+	idem.queue_latency_buckets,
 	idem.cleanup_progress,
 	idem.worker_status,
 	idem.workers,
@@ -42,6 +44,7 @@ TO pg_monitor;
 GRANT EXECUTE ON FUNCTION
 	pg_catalog.idem_stat_databases,
 	pg_catalog.idem_stat_queues,
+	pg_catalog.idem_stat_latency,
 	pg_catalog.idem_stat_cleanup,
 	pg_catalog.idem_stat_worker,
 	pg_catalog.idem_version,

@@ -132,6 +132,69 @@ COMMENT ON COLUMN idem.queue_stats.cancelled IS 'jobs that were cancelled';
 COMMENT ON COLUMN idem.queue_stats.retried IS 'dead or cancelled jobs that idem_retry() put back';
 COMMENT ON COLUMN idem.queue_stats.stats_reset IS 'when the counters were last reset';
 
+CREATE FUNCTION pg_catalog.idem_stat_latency(
+	OUT datid oid,
+	OUT queue text,
+	OUT kind text,
+	OUT count bigint,
+	OUT total_seconds double precision,
+	OUT p50_seconds double precision,
+	OUT p90_seconds double precision,
+	OUT p99_seconds double precision,
+	OUT bounds double precision[],
+	OUT counts bigint[],
+	OUT stats_reset timestamp with time zone)
+RETURNS SETOF record
+LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 200
+AS 'MODULE_PATHNAME', 'idem_stat_latency';
+COMMENT ON FUNCTION pg_catalog.idem_stat_latency IS
+	'rows of idem.queue_latency and idem.queue_latency_buckets; returns none if the library is not preloaded';
+
+CREATE VIEW idem.queue_latency AS
+SELECT s.datid,
+	   d.datname,
+	   s.queue,
+	   s.kind,
+	   s.count,
+	   s.total_seconds,
+	   s.p50_seconds,
+	   s.p90_seconds,
+	   s.p99_seconds,
+	   s.stats_reset
+  FROM idem_stat_latency() AS s
+  LEFT JOIN pg_database AS d ON d.oid = s.datid;
+COMMENT ON VIEW idem.queue_latency IS 'how long the jobs of each queue of the server waited and ran since stats_reset';
+COMMENT ON COLUMN idem.queue_latency.datid IS 'OID of the database';
+COMMENT ON COLUMN idem.queue_latency.datname IS 'name of the database';
+COMMENT ON COLUMN idem.queue_latency.queue IS 'name of the queue';
+COMMENT ON COLUMN idem.queue_latency.kind IS 'wait: from when a job was due to its fetch; run: from the fetch until the worker completed, failed or snoozed the job';
+COMMENT ON COLUMN idem.queue_latency.count IS 'number of times measured: each fetch, or each end of an attempt';
+COMMENT ON COLUMN idem.queue_latency.total_seconds IS 'their sum';
+COMMENT ON COLUMN idem.queue_latency.p50_seconds IS 'estimate of the median; null if there are none';
+COMMENT ON COLUMN idem.queue_latency.p90_seconds IS 'estimate: 90 % of the times are not longer';
+COMMENT ON COLUMN idem.queue_latency.p99_seconds IS 'estimate: 99 % of the times are not longer';
+COMMENT ON COLUMN idem.queue_latency.stats_reset IS 'when the histograms were last reset';
+
+CREATE VIEW idem.queue_latency_buckets AS
+SELECT s.datid,
+	   d.datname,
+	   s.queue,
+	   s.kind,
+	   b.le,
+	   b.count,
+	   s.total_seconds
+  FROM idem_stat_latency() AS s
+ CROSS JOIN LATERAL unnest(s.bounds, s.counts) AS b (le, count)
+  LEFT JOIN pg_database AS d ON d.oid = s.datid;
+COMMENT ON VIEW idem.queue_latency_buckets IS 'the histograms behind idem.queue_latency, as Prometheus counts: a row per bucket';
+COMMENT ON COLUMN idem.queue_latency_buckets.datid IS 'OID of the database';
+COMMENT ON COLUMN idem.queue_latency_buckets.datname IS 'name of the database';
+COMMENT ON COLUMN idem.queue_latency_buckets.queue IS 'name of the queue';
+COMMENT ON COLUMN idem.queue_latency_buckets.kind IS 'wait or run, as in idem.queue_latency';
+COMMENT ON COLUMN idem.queue_latency_buckets.le IS 'bound of the bucket in seconds, a power of two; Infinity in the last row';
+COMMENT ON COLUMN idem.queue_latency_buckets.count IS 'number of times that are less than or equal to le';
+COMMENT ON COLUMN idem.queue_latency_buckets.total_seconds IS 'sum of all times; the same in each row of a queue and kind';
+
 CREATE FUNCTION pg_catalog.idem_stat_cleanup(
 	OUT datid oid,
 	OUT phase text,

@@ -1,6 +1,6 @@
 /*
  * counters.c
- *		Count answers, and log duplicates.
+ *		Count answers and times of jobs, and log duplicates.
  *
  * Each answer is counted once, when it is given (S1).  The answer to a claim that is
  * rolled back later stays counted, as pg_stat_all_tables counts rows of an INSERT
@@ -29,9 +29,10 @@ typedef struct QueueSlot
 {
 	text *queue; /* hash key */
 	char status;
-	IdemCounters *counters; /* NULL: there is no room */
-	IdemSkips *skips;		/* shared if there is room, else of this backend; NULL: none yet */
-	uint32 nforgotten;		/* value of idem_shmem_nforgotten() when there was no room */
+	IdemCounters *counters;	   /* NULL: there is no room */
+	IdemHistogram *histograms; /* NULL as above */
+	IdemSkips *skips;		   /* shared if there is room, else of this backend; NULL: none yet */
+	uint32 nforgotten;		   /* value of idem_shmem_nforgotten() when there was no room */
 	uint32 buffered[IDEM_QUEUE_COUNTER_N];
 } QueueSlot;
 
@@ -131,6 +132,7 @@ look_up_entry(QueueSlot *slot)
 	slot->nforgotten = idem_shmem_nforgotten();
 	entry = idem_shmem_get_slot(MyDatabaseId, slot->queue);
 	slot->counters = entry.counters;
+	slot->histograms = entry.histograms;
 	if (entry.skips != NULL)
 		slot->skips = entry.skips;
 }
@@ -152,6 +154,7 @@ get_queue_slot(const text *queue)
 		memcpy(MemoryContextAlloc(queue_context, VARSIZE_ANY(queue)), queue, VARSIZE_ANY(queue));
 	slot = queueslots_insert(queue_slots, unconstify(text *, queue), &found);
 	slot->counters = NULL;
+	slot->histograms = NULL;
 	slot->skips = NULL;
 	slot->nforgotten = 0;
 	memset(slot->buffered, 0, sizeof(slot->buffered));
@@ -183,20 +186,42 @@ idem_counters_get_skips(const text *queue, bool *is_shared)
 	return slot->skips;
 }
 
-/* Add one to a counter of a queue (S1) */
-void
-idem_counters_add_queue(const text *queue, IdemQueueCounter counter)
+/* Add one to a counter of a queue; returns where this backend counts for it, or NULL */
+static QueueSlot *
+add_to_queue(const text *queue, IdemQueueCounter counter)
 {
 	QueueSlot *slot;
 
 	if (!idem_shmem_exists())
-		return;
+		return NULL;
 	idem_counters_note_use();
 	slot = get_queue_slot(queue);
 	if (unlikely(is_buffering))
 		slot->buffered[counter]++;
 	else if (slot->counters != NULL)
 		pg_atomic_fetch_add_u64(&slot->counters->values[counter], 1);
+	return slot;
+}
+
+/* Add one to a counter of a queue (S1) */
+void
+idem_counters_add_queue(const text *queue, IdemQueueCounter counter)
+{
+	(void) add_to_queue(queue, counter);
+}
+
+/*
+ * Add one to a counter of a queue, and the time between the two to a histogram of it (S1, S5).
+ * The background worker fetches no jobs and ends no attempts, so times are not buffered.
+ */
+void
+idem_counters_add_queue_time(const text *queue, IdemQueueCounter counter, IdemHistogramKind kind,
+							 TimestampTz from, TimestampTz to)
+{
+	QueueSlot *slot = add_to_queue(queue, counter);
+
+	if (slot != NULL && slot->histograms != NULL)
+		idem_histogram_add(&slot->histograms[kind], from, to);
 }
 
 /* Buffer all counts until idem_counters_flush() */

@@ -1,20 +1,21 @@
 /*
  * shmem.c
- *		The entries of databases and queues in shared memory: counters, the progress of
- *		cleanup, and the skip ranges of queues (skips.c).
+ *		The entries of databases and queues in shared memory: counters, histograms, the
+ *		progress of cleanup, and the skip ranges of queues (skips.c).
  *
  * There is shared memory only if the library is preloaded.  Only the counters and
  * the background worker depend on it; fetch is slower without it.
  *
  * The entries are in a hash table of the server.  Everything but the counters, the
- * flag "used" and the skip ranges is read and written under one LWLock.  A process holds
- * the lock for moments and never while it waits.  The postmaster takes no lock, because
- * it is alone when it loads and saves the counters.
+ * histograms, the flag "used" and the skip ranges is read and written under one LWLock.  A
+ * process holds the lock for moments and never while it waits.  The postmaster takes no lock,
+ * because it is alone when it loads and saves the counters.
  *
- * Counters are added to without the lock.  A backend looks its entry up once,
- * and an entry stays in its place as long as its database exists.  Counters are
- * atomic variables.  There are several sets of them per entry, each in cache
- * lines of its own, so that two backends rarely write the same line.
+ * Counters and histograms are added to without the lock.  A backend looks its entry up once,
+ * and an entry stays in its place as long as its database exists.  They are
+ * atomic variables.  There are several sets of counters per entry, each in cache
+ * lines of its own, so that two backends rarely write the same line.  There is one set of
+ * histograms: eight would take 4 kB.  A job adds to it only four times.
  *
  * During a visit only the worker writes the progress of cleanup in its database.
  * After the visit the launcher does, if the worker has not reported.
@@ -57,11 +58,14 @@ typedef struct StatsEntry
 	 */
 	volatile bool used;
 	TimestampTz stats_reset;
-	IdemProgress progress; /* of a database */
-	TimestampTz next_tick; /* of a database: its earliest tick; DT_NOEND: none is known */
-	IdemSkips skips;	   /* of a queue */
+	IdemProgress progress;						/* of a database */
+	TimestampTz next_tick;						/* of a database, the earliest; DT_NOEND: none */
+	IdemSkips skips;							/* of a queue */
+	IdemHistogram histograms[IDEM_HISTOGRAM_N]; /* of a queue */
 	char stripes[NSTRIPES * sizeof(IdemCounters) + PG_CACHE_LINE_SIZE];
 } StatsEntry;
+
+StaticAssertDecl(sizeof(StatsEntry) <= 4096, "a queue takes at most 4 kB of shared memory (S5)");
 
 typedef struct Shared
 {
@@ -203,6 +207,7 @@ make_entry(const EntryKey *key, TimestampTz stats_reset)
 	entry->progress.backlog = -1;
 	entry->next_tick = DT_NOEND;
 	idem_skips_init(&entry->skips);
+	idem_histogram_init(entry->histograms);
 	entry->used = true;
 	entry->stats_reset = stats_reset;
 	return entry;
@@ -270,6 +275,7 @@ idem_shmem_get_slot(Oid database, const text *queue)
 		slot.counters = &get_stripes(entry)[idem_compat_proc_number() % NSTRIPES];
 		slot.used = &entry->used;
 		slot.skips = &entry->skips;
+		slot.histograms = entry->histograms;
 	}
 	return slot;
 }
@@ -323,6 +329,7 @@ copy_entry(StatsEntry *entry, IdemStatsSnapshot *snapshot)
 		for (int j = 0; j < IDEM_NCOUNTERS; j++)
 			snapshot->counters[j] += pg_atomic_read_u64(&get_stripes(entry)[i].values[j]);
 	}
+	idem_histogram_copy(entry->histograms, snapshot->histograms);
 }
 
 /*
@@ -355,7 +362,7 @@ list_entries(bool of_queues, int *n)
 	return list;
 }
 
-/* Copies of the counters of all databases, or of all queues */
+/* Copies of the counters and histograms of all databases, or of all queues */
 IdemStatsSnapshot *
 idem_shmem_copy_counters(bool of_queues, int *n)
 {
@@ -386,6 +393,7 @@ idem_shmem_restore_counters(const IdemStatsSnapshot *snapshot)
 		return;
 	for (int i = 0; i < IDEM_NCOUNTERS; i++)
 		pg_atomic_write_u64(&get_stripes(entry)[0].values[i], snapshot->counters[i]);
+	idem_histogram_set(entry->histograms, snapshot->histograms);
 }
 
 static void
@@ -396,10 +404,11 @@ reset_entry(StatsEntry *entry, TimestampTz now)
 		for (int j = 0; j < IDEM_NCOUNTERS; j++)
 			pg_atomic_write_u64(&get_stripes(entry)[i].values[j], 0);
 	}
+	idem_histogram_set(entry->histograms, NULL);
 	entry->stats_reset = now;
 }
 
-/* Reset the counters of this database and its queues to zero */
+/* Reset the counters and histograms of this database and its queues to zero */
 void
 idem_shmem_reset_counters(void)
 {

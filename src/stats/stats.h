@@ -1,12 +1,12 @@
 /*
  * stats.h
- *		State that processes share if the library is preloaded: counters, the
- *		progress of cleanup, requests of the launcher and reports of the worker, and what
+ *		State that processes share if the library is preloaded: counters, histograms,
+ *		the progress of cleanup, requests of the launcher and reports of the worker, and what
  *		fetches skip.
  *
  * Only shmem.c, exchange.c and skips.c see the layout of the shared memory.  The other
- * files read and write it through the functions below.  Only counters are added to
- * directly, at the place that idem_shmem_get_slot() returns.
+ * files read and write it through the functions below.  Only counters and histograms are
+ * added to directly, at the place that idem_shmem_get_slot() returns.
  */
 #ifndef IDEM_STATS_H
 #define IDEM_STATS_H
@@ -130,15 +130,39 @@ typedef struct IdemCounters
 	pg_atomic_uint64 values[IDEM_NCOUNTERS];
 } IdemCounters;
 
+/* What histograms of a queue there are, in the order of kind_names in views.c */
+typedef enum IdemHistogramKind
+{
+	IDEM_HISTOGRAM_WAIT, /* from when the job was due to its fetch */
+	IDEM_HISTOGRAM_RUN,	 /* from the fetch until the worker has completed, failed or snoozed it */
+	IDEM_HISTOGRAM_N
+} IdemHistogramKind;
+
+#define IDEM_HISTOGRAM_BUCKETS 31
+
+/* See histogram.c */
+typedef struct IdemHistogram
+{
+	pg_atomic_uint64 counts[IDEM_HISTOGRAM_BUCKETS];
+	pg_atomic_uint64 usecs; /* sum of the times */
+} IdemHistogram;
+
+typedef struct IdemHistogramCopy
+{
+	uint64 counts[IDEM_HISTOGRAM_BUCKETS];
+	uint64 usecs;
+} IdemHistogramCopy;
+
 /* Where this backend counts for a database or a queue; it adds without a lock */
 typedef struct IdemCounterSlot
 {
-	IdemCounters *counters; /* NULL: there is no room, or no shared memory */
-	volatile bool *used;	/* of a database: set when the functions are used (W5); may be NULL */
-	IdemSkips *skips;		/* of a queue; NULL as above */
+	IdemCounters *counters;	   /* NULL: there is no room, or no shared memory */
+	IdemHistogram *histograms; /* of a queue, by kind; NULL as above */
+	volatile bool *used;	   /* of a database: set when it is used (W5); may be NULL */
+	IdemSkips *skips;		   /* of a queue; NULL as above */
 } IdemCounterSlot;
 
-/* Counters of a database or a queue, copied */
+/* Counters and histograms of a database or a queue, copied */
 typedef struct IdemStatsSnapshot
 {
 	Oid database;
@@ -146,6 +170,7 @@ typedef struct IdemStatsSnapshot
 	char queue[IDEM_MAX_QUEUE_LEN];
 	TimestampTz stats_reset;
 	uint64 counters[IDEM_NCOUNTERS];
+	IdemHistogramCopy histograms[IDEM_HISTOGRAM_N]; /* of a queue */
 } IdemStatsSnapshot;
 
 /* What cleanup is doing in a database; the order is that of phase_names in views.c */
@@ -348,6 +373,15 @@ extern void idem_keyskips_publish(IdemSkips *skips, const IdemKeySkip *skip, int
 extern void idem_keyskips_note(IdemSkips *skips, int64 key_hash, ItemPointer place);
 extern bool idem_keyskips_contains(const IdemKeySkip *skip, ItemPointer place);
 
+/* histogram.c */
+extern double idem_histogram_bound(int bucket);
+extern void idem_histogram_add(IdemHistogram *histogram, TimestampTz from, TimestampTz to);
+extern void idem_histogram_init(IdemHistogram *histograms);
+extern void idem_histogram_copy(IdemHistogram *histograms, IdemHistogramCopy *copies);
+extern void idem_histogram_set(IdemHistogram *histograms, const IdemHistogramCopy *copies);
+extern uint64 idem_histogram_count(const IdemHistogramCopy *copy);
+extern double idem_histogram_quantile(const IdemHistogramCopy *copy, double part);
+
 /* shmem.c */
 extern void idem_shmem_request(void);
 extern bool idem_shmem_attach(void);
@@ -378,6 +412,9 @@ extern void idem_statsfile_load(void);
 extern void idem_counters_note_use(void);
 extern void idem_counters_add(IdemDatabaseCounter counter);
 extern void idem_counters_add_queue(const text *queue, IdemQueueCounter counter);
+extern void idem_counters_add_queue_time(const text *queue, IdemQueueCounter counter,
+										 IdemHistogramKind kind, TimestampTz from,
+										 TimestampTz to);
 extern IdemSkips *idem_counters_get_skips(const text *queue, bool *is_shared);
 extern void idem_counters_buffer(void);
 extern void idem_counters_flush(bool committed);

@@ -1,6 +1,6 @@
 /*
  * statsfile.c
- *		The file that carries the counters over a restart of the server.
+ *		The file that carries the counters and histograms over a restart of the server.
  *
  * The postmaster writes the file when it stops and all other processes have
  * ended.  It reads the file when it starts, and then removes it.  So after a crash
@@ -18,7 +18,7 @@
 #include "stats/stats.h"
 
 #define STATS_FILE	PGSTAT_STAT_PERMANENT_DIRECTORY "/idem.stat"
-#define STATS_MAGIC UINT64CONST(0x6964656d00000400) /* changes with the format of the file */
+#define STATS_MAGIC UINT64CONST(0x6964656d00000500) /* changes with the format of the file */
 
 typedef struct SavedFile
 {
@@ -38,7 +38,7 @@ is_zero(const IdemStatsSnapshot *snapshot)
 	return true;
 }
 
-/* Entries without counts are left out */
+/* Entries without counts are left out; what adds to a histogram counts, too */
 static void
 add_entries(SavedFile *saved, const IdemStatsSnapshot *copies, int n)
 {

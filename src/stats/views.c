@@ -1,7 +1,7 @@
 /*
  * views.c
- *		SQL functions behind the views of statistics: counters, the progress of
- *		cleanup, the launcher.
+ *		SQL functions behind the views of statistics: counters, histograms, the
+ *		progress of cleanup, the launcher.
  *
  * They show no key, request, result or payload (S3).  If the library is not
  * preloaded, they return no rows, or a row that says so.
@@ -14,6 +14,7 @@
 #include "lib/stringinfo.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
+#include "utils/array.h"
 #include "utils/backend_status.h"
 #include "utils/builtins.h"
 #include "utils/syscache.h"
@@ -24,14 +25,17 @@
 
 #define CLEANUP_NATTS 9
 #define WORKER_NATTS  18
+#define LATENCY_NATTS 11
 
 static const char *const phase_names[] = {
 	"idle", "keys", "job keys", "job history", "jobs", "off", "failing", "not installed", "locked", "subscribed"};
 static const char *const state_names[] = {
 	"stopped", "sleeping", "working", "waiting for a free slot", "failing"};
+static const char *const kind_names[] = {"wait", "run"};
 
 StaticAssertDecl(lengthof(phase_names) == IDEM_PHASE_SUBSCRIBED + 1, "every phase has a name");
 StaticAssertDecl(lengthof(state_names) == IDEM_LAUNCHER_FAILING + 1, "every state has a name");
+StaticAssertDecl(lengthof(kind_names) == IDEM_HISTOGRAM_N, "every histogram has a name");
 
 static const Oid cleanup_types[CLEANUP_NATTS] = {
 	OIDOID, TEXTOID, INT8OID, FLOAT8OID, INT8OID, TIMESTAMPTZOID,
@@ -40,11 +44,15 @@ static const Oid worker_types[WORKER_NATTS] = {
 	BOOLOID, TEXTOID, TEXTOID, INT4OID, TIMESTAMPTZOID, INT8OID,
 	TIMESTAMPTZOID, OIDOID, INT4OID, INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID, FLOAT8OID,
 	INT8OID, BOOLOID, FLOAT8OID, TEXTOID, TIMESTAMPTZOID};
+static const Oid latency_types[LATENCY_NATTS] = {
+	OIDOID, TEXTOID, TEXTOID, INT8OID, FLOAT8OID, FLOAT8OID, FLOAT8OID, FLOAT8OID,
+	FLOAT8ARRAYOID, INT8ARRAYOID, TIMESTAMPTZOID};
 
 IDEM_FUNCTION(idem_version, TEXTOID);
 IDEM_FUNCTION(idem_clock, TIMESTAMPTZOID);
 IDEM_FUNCTION(idem_stat_databases, RECORDOID);
 IDEM_FUNCTION(idem_stat_queues, RECORDOID);
+IDEM_FUNCTION(idem_stat_latency, RECORDOID);
 IDEM_FUNCTION(idem_stat_cleanup, RECORDOID);
 IDEM_FUNCTION(idem_stat_worker, RECORDOID);
 IDEM_FUNCTION(idem_stats_reset, VOIDOID);
@@ -226,6 +234,86 @@ idem_stat_queues(PG_FUNCTION_ARGS)
 	return put_counters(fcinfo, &idem_stat_queues_signature, true);
 }
 
+/* The bounds of all buckets, as an array */
+static Datum
+make_bounds(void)
+{
+	Datum bounds[IDEM_HISTOGRAM_BUCKETS];
+
+	for (int i = 0; i < IDEM_HISTOGRAM_BUCKETS; i++)
+		bounds[i] = Float8GetDatum(idem_histogram_bound(i));
+	return PointerGetDatum(construct_array(bounds, IDEM_HISTOGRAM_BUCKETS, FLOAT8OID,
+										   sizeof(float8), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
+}
+
+/* How many times there are up to each bound, as an array */
+static Datum
+make_counts(const IdemHistogramCopy *histogram)
+{
+	Datum counts[IDEM_HISTOGRAM_BUCKETS];
+	int64 count = 0;
+
+	for (int i = 0; i < IDEM_HISTOGRAM_BUCKETS; i++)
+	{
+		count += histogram->counts[i];
+		counts[i] = Int64GetDatum(count);
+	}
+	return PointerGetDatum(construct_array(counts, IDEM_HISTOGRAM_BUCKETS, INT8OID, sizeof(int64),
+										   FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
+}
+
+static void
+add_quantile(Row *row, const IdemHistogramCopy *histogram, double part)
+{
+	bool is_empty = idem_histogram_count(histogram) == 0;
+
+	add_column(row, is_empty ? (Datum) 0 : Float8GetDatum(idem_histogram_quantile(histogram, part)),
+			   is_empty);
+}
+
+static void
+put_latency(Row *row, const IdemStatsSnapshot *snapshot, IdemHistogramKind kind, Datum bounds)
+{
+	const IdemHistogramCopy *histogram = &snapshot->histograms[kind];
+
+	add_column(row, ObjectIdGetDatum(snapshot->database), false);
+	add_text(row, snapshot->database, snapshot->queue, snapshot->queue_len);
+	add_column(row, CStringGetTextDatum(kind_names[kind]), false);
+	add_column(row, Int64GetDatum((int64) idem_histogram_count(histogram)), false);
+	add_column(row, Float8GetDatum(histogram->usecs / 1e6), false);
+	add_quantile(row, histogram, 0.5);
+	add_quantile(row, histogram, 0.9);
+	add_quantile(row, histogram, 0.99);
+	add_column(row, bounds, false);
+	add_column(row, make_counts(histogram), false);
+	add_time(row, snapshot->stats_reset);
+	put_row(row);
+}
+
+/* S5: two rows per queue, one for each histogram */
+Datum
+idem_stat_latency(PG_FUNCTION_ARGS)
+{
+	static IdemRowDesc row_desc;
+	Row row = {0};
+	Datum bounds = make_bounds();
+	int n;
+	IdemStatsSnapshot *copies;
+
+	idem_fn_begin(fcinfo, &idem_stat_latency_signature, NULL);
+	row.rsinfo = idem_fn_row_set(fcinfo, latency_types, LATENCY_NATTS, &row_desc);
+	if (!idem_shmem_exists())
+		return (Datum) 0;
+	copies = idem_shmem_copy_counters(true, &n);
+	for (int i = 0; i < n; i++)
+	{
+		for (IdemHistogramKind kind = 0; kind < IDEM_HISTOGRAM_N; kind++)
+			put_latency(&row, &copies[i], kind, bounds);
+	}
+	pfree(copies);
+	return (Datum) 0;
+}
+
 static void
 put_progress(Row *row, Oid database, const IdemProgress *progress)
 {
@@ -316,7 +404,7 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/* Reset the counters of this database and its queues to zero */
+/* Reset the counters and histograms of this database and its queues to zero */
 Datum
 idem_stats_reset(PG_FUNCTION_ARGS)
 {

@@ -38,18 +38,22 @@ counted_statements() {
 }
 
 # counts_of FILE NAME >>$samples: of one operation.  callgrind numbers the calls of a function
-# inside itself ('2).  The server has its own locks for buffers from 19 on.
+# inside itself ('2).  The server has its own locks for buffers from 19 on.  The line after calls=
+# has the instructions of these calls: with them _times is what the histograms of jobs cost (S5).
 counts_of() {
 	awk -v name="$2" -v n="$BENCH_COUNT" '
 		/^summary:/ { print name "_ir", $2 / n }
 		/^cfn=/ { callee = substr($0, 5); sub(/\x27[0-9]+$/, "", callee) }
-		/^calls=/ { calls[callee] += substr($1, 7) }
+		is_call { spent[callee] += $2; is_call = 0 }
+		/^calls=/ { calls[callee] += substr($1, 7); is_call = 1 }
 		END {
 			lw = calls["LWLockAcquire"] + calls["LWLockConditionalAcquire"] + calls["LWLockAcquireOrWait"]
 			if (calls["LockBufferInternal"])
 				lw += calls["LockBufferInternal"] + calls["ConditionalLockBuffer"]
 			print name "_lw", lw / n
 			print name "_lock", calls["LockAcquireExtended"] / n
+			print name "_times", (spent["idem_histogram_add"] + spent["idem_jobrow_due_since"] \
+				+ spent["idem_jobrow_started_at"]) / n
 		}' "$1"
 }
 
@@ -99,6 +103,14 @@ compare_counts() {
 	compare "$1_locks" "heavyweight lock acquisitions: $2" 'by hand' '' "$3_lock" "$4_lock"
 }
 
+# What the histograms cost a job: each fetch adds to one, and so does the end of each attempt
+compare_histograms() {
+	derive job_ir 'a + b' idem_enqueue_ir idem_drain_ir
+	derive job_share 'a / b' idem_drain_times job_ir
+	report histograms 'instructions: histograms of a job' 'enqueue + fetch + complete' '' \
+		"$(median idem_drain_times)" "$(median job_ir)" "$(median job_share)" '<= 0.01'
+}
+
 line_counts() {
 	local side unit counted_data
 	start_counting
@@ -117,4 +129,5 @@ line_counts() {
 	compare_counts enqueue 'enqueue + COMMIT' idem_enqueue hand_enqueue
 	compare_counts fetch 'fetch with a lease + COMMIT' idem_fetch hand_fetch
 	compare_counts complete 'complete + COMMIT' idem_complete hand_complete
+	compare_histograms
 }

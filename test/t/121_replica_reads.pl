@@ -60,7 +60,8 @@ run(qq{
 $primary->wait_for_catchup($standby);
 
 # Statistics and the state of the worker are those of each server.
-my @own = qw(checks checks_server checks_cleanup checks_replication health stats queue_stats worker_status);
+my @own = qw(checks checks_server checks_cleanup checks_replication health stats queue_stats queue_latency
+  queue_latency_buckets worker_status);
 my @views = split /\n/, run(q{SELECT viewname FROM pg_views WHERE schemaname = 'idem' ORDER BY 1});
 
 foreach my $view (@views)

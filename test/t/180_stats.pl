@@ -1,6 +1,6 @@
 # Statistics: the counters match the answers that 16 concurrent clients got (S1), what
 # a restart, a crash and a damaged file leave of them (S2), which roles see them and what
-# they do not show (S3), the log of duplicates (S4); and what idem_doctor() finds on
+# they do not show (S3), the log of duplicates (S4), the histograms (S5); and what idem_doctor() finds on
 # servers that are set up wrongly (H1).
 #
 # Clients record the answers that they got, in a separate transaction, so
@@ -49,7 +49,7 @@ sub counters
 		   WHERE c.value <> '0'});
 }
 
-# everything in the two views, to be compared; what is zero need not be kept
+# everything in the views, to be compared; what is zero need not be kept
 sub all_statistics
 {
 	my $something = q{WHERE EXISTS (SELECT FROM jsonb_each_text(
@@ -57,7 +57,11 @@ sub all_statistics
 
 	return run("SELECT * FROM idem.stats AS s $something ORDER BY datid")
 	  . "\n"
-	  . run("SELECT * FROM idem.queue_stats AS s $something ORDER BY datid, queue");
+	  . run("SELECT * FROM idem.queue_stats AS s $something ORDER BY datid, queue")
+	  . "\n"
+	  . run('SELECT * FROM idem.queue_latency WHERE count > 0 ORDER BY datid, queue, kind')
+	  . "\n"
+	  . run('SELECT * FROM idem.queue_latency_buckets WHERE count > 0 ORDER BY datid, queue, kind, le');
 }
 
 # the time since when is counted
@@ -420,6 +424,26 @@ foreach my $queue (qw(q1 q2))
 			"S1: $queue: there was something to be counted as $what");
 	}
 }
+
+# S5: each fetch and each end of an attempt is in a bucket of its histogram, and in its sum
+foreach my $queue (qw(q1 q2))
+{
+	my $of = "datname = 'postgres' AND queue = '$queue'";
+
+	is( run("SELECT kind, count FROM idem.queue_latency WHERE $of ORDER BY kind"),
+		run(qq{SELECT 'run', completed + failed + snoozed FROM idem.queue_stats WHERE $of
+				UNION ALL SELECT 'wait', fetched FROM idem.queue_stats WHERE $of}),
+		"S5: $queue: every fetch waited, every attempt that ended ran");
+	is( run(qq{
+			SELECT kind, max(total_seconds) >= sum(n * above) AND max(total_seconds) <= sum(n * le)
+			  FROM (SELECT kind, le, total_seconds, count - lag(count, 1, 0::bigint) OVER w AS n,
+						   lag(le, 1, 0::float8) OVER w AS above
+					  FROM idem.queue_latency_buckets WHERE $of
+					WINDOW w AS (PARTITION BY kind ORDER BY le)) AS b
+			 WHERE n > 0 GROUP BY kind ORDER BY kind}),
+		"run|t\nwait|t",
+		"S5: $queue: the sum of the times fits the buckets");
+}
 like(counters(queue => 'q1'),
 	qr/\bcancelled=.*\bretried=/, 'S1: q1: jobs were cancelled and retried');
 is(run('SELECT count(*) FROM pg_prepared_xacts'), '0', 'no prepared transaction is left');
@@ -475,6 +499,31 @@ is(counters(), 'claims=1 replays=' . $clients * 10 * 20_000, 'S1: none is lost o
 is( counters(queue => 'hot'),
 	'absorbed=' . $clients * 10 * 100 . ' enqueued=1',
 	'S1: nor of a queue');
+
+# nor of a bucket: the waits are so long that all are in the same one
+run(q{SELECT count(*) FROM idem_enqueue_many('flood', array_fill('1'::jsonb, '{4000}'))});
+ok( pgbench_run(
+		$node,
+		[ "--client=$clients", '--jobs=2', '--transactions=12' ],
+		[
+			[
+				q{
+SET idem.clock_offset = '3 h';
+BEGIN;
+SELECT count(*) FROM idem_fetch('flood', 250, lease => '1 h');
+ROLLBACK;
+}, 1
+			]
+		]),
+	"S5: $clients clients fetch at once");
+is( run(q{
+		SELECT s.fetched > 20000, s.fetched - l.count, s.fetched - b.count
+		  FROM idem.queue_stats AS s JOIN idem.queue_latency AS l USING (datid, queue)
+		  JOIN idem.queue_latency_buckets AS b USING (datid, queue, kind)
+		 WHERE queue = 'flood' AND kind = 'wait' AND b.le = 16384}),
+	't|0|0',
+	'S5: no wait is lost');
+run(q{SELECT count(idem_cancel(job_id)) FROM idem.job_status WHERE queue = 'flood'});
 
 #
 # S1: what the background worker removes is counted for the database
@@ -593,6 +642,17 @@ is( run(
 		q{SELECT count(*) > 5 FROM idem.queue_stats WHERE datname = 'postgres' AND length(queue) > 0},
 		db => 'latin'),
 	't', 'S3: and the other way round');
+foreach my $db (qw(postgres latin other))
+{
+	is( run(
+			q{SELECT count(*) > 10, count(*) FILTER (WHERE kinds <> '{run,wait}')
+				FROM (SELECT s.queue, array_agg(l.kind ORDER BY l.kind) AS kinds
+						FROM idem.queue_stats AS s LEFT JOIN idem.queue_latency AS l USING (datid, queue)
+					   GROUP BY s.datid, s.queue) AS q},
+			db => $db),
+		't|0',
+		"S3: the histograms of every queue have the same names, seen from $db");
+}
 
 run('CREATE ROLE watcher LOGIN IN ROLE pg_monitor');
 run(q{SELECT status FROM idem_claim('secret key', scope => 'secret scope')}, db => 'other');
@@ -607,6 +667,9 @@ foreach my $db (qw(other worked))
 		"S3: a member of pg_monitor sees all databases from $db");
 	is( $s->query(q{SELECT count(DISTINCT datname) FROM idem.queue_stats}),
 		'4', "S3: and their queues");
+	is( $s->query(q{SELECT count(DISTINCT l.datname), count(DISTINCT b.datname)
+					  FROM idem.queue_latency AS l CROSS JOIN idem.queue_latency_buckets AS b}),
+		'4|4', "S3: and their histograms");
 	is( $s->query(q{SELECT count(*) FROM idem.cleanup_progress WHERE datname = 'worked' AND phase = 'idle'}),
 		'1', 'S3: and cleanup there');
 	is($s->query('SELECT count(*) > 1 FROM idem_doctor()'), 't', 'S3: and calls idem_doctor()');
@@ -617,6 +680,8 @@ is( run(
 		q{SELECT count(*) FILTER (WHERE line LIKE '%secret%'), count(*) > 10
 			FROM (SELECT s::text AS line FROM idem.stats AS s
 				  UNION ALL SELECT s::text FROM idem.queue_stats AS s
+				  UNION ALL SELECT s::text FROM idem.queue_latency AS s
+				  UNION ALL SELECT s::text FROM idem.queue_latency_buckets AS s
 				  UNION ALL SELECT s::text FROM idem.cleanup_progress AS s
 				  UNION ALL SELECT s::text FROM idem.worker_status AS s
 				  UNION ALL SELECT a::text FROM pg_stat_activity AS a WHERE a.backend_type LIKE 'idem%'
@@ -740,6 +805,7 @@ unlike(slurp_file($node->logfile, $offset),
 my $before_restart = all_statistics();
 
 like($before_restart, qr/other/, 'S2: there are statistics');
+like($before_restart, qr/\|done\|$_\|1\|/, "S2: there are histograms: $_") foreach qw(wait run);
 $node->stop('fast');
 ok(-e $node->data_dir . '/pg_stat/idem.stat', 'S2: the statistics are in a file');
 $node->start;
@@ -767,8 +833,8 @@ $session->lost;
 is(counters(), '', 'S2: kill -9 of a server process: counting starts again');
 is(run("SELECT stats_reset > '$reset' FROM idem.stats WHERE datname = 'postgres'"),
 	't', 'S2: and says since when');
-is( run(q{SELECT count(*) FROM idem.queue_stats}),
-	'0', 'S2: also for queues and other databases');
+is( run(q{SELECT (SELECT count(*) FROM idem.queue_stats), (SELECT count(*) FROM idem.queue_latency)}),
+	'0|0', 'S2: also for queues and other databases');
 run(q{SELECT idem_claim('after the crash')});
 $reset = since();
 crash_postmaster($node);
@@ -778,15 +844,15 @@ is(run("SELECT stats_reset > '$reset' FROM idem.stats WHERE datname = 'postgres'
 	't', 'S2: and says since when');
 
 # The content of a file with another length of the name of its last queue, and a checksum that is
-# right anyway.  An entry has 400 bytes: database, length, name, since when, counters.
+# right anyway.  An entry has 912 bytes: database, length, name, since when, counters, histograms.
 sub with_length
 {
 	my ($content, $length) = @_;
 	my $entries = substr($content, 0, -4);
 	my $crc = 0xffffffff;
 
-	(length($entries) - 16) % 400 == 0 or die 'the format of the file has changed';
-	substr($entries, length($entries) - 400 + 4, 4) = pack 'l', $length;
+	(length($entries) - 16) % 912 == 0 or die 'the format of the file has changed';
+	substr($entries, length($entries) - 912 + 4, 4) = pack 'l', $length;
 	foreach my $byte (unpack 'C*', $entries)
 	{
 		$crc ^= $byte;
@@ -963,9 +1029,9 @@ is(doctor('preload', node => $other), 'warn', 'H1: not preloaded');
 is(doctor('worker', node => $other), 'warn', 'H1: so there is no worker');
 is(doctor('statistics', node => $other), 'ok', 'H1: and no statistics');
 is( $other->safe_psql('postgres',
-		'SELECT (SELECT count(*) FROM idem.stats), (SELECT count(*) FROM idem.queue_stats), (SELECT count(*) FROM idem.cleanup_progress), preloaded, state FROM idem.worker_status'
+		'SELECT (SELECT count(*) FROM idem.stats), (SELECT count(*) FROM idem.queue_stats), (SELECT count(*) FROM idem.queue_latency), (SELECT count(*) FROM idem.queue_latency_buckets), (SELECT count(*) FROM idem.cleanup_progress), preloaded, state FROM idem.worker_status'
 	),
-	'0|0|0|f|stopped',
+	'0|0|0|0|0|f|stopped',
 	'W6: the views work without preload');
 is(sqlstate($other, 'SELECT idem_stats_reset()'), '55000', 'W6: there is nothing to be reset');
 is(claim_status($other, q{'k'}), 'claimed|', 'W6: claims work without preload');

@@ -63,6 +63,24 @@ sub read_collector
 	return map { $queries{$_} } sort keys %queries;
 }
 
+# The metrics of a histogram of postgres_exporter: by their names and the label le it is one for
+# Prometheus, too
+sub histogram_metrics
+{
+	my ($name, $column, $help, $labels) = @_;
+
+	return map {
+		{
+			name => "${name}_${column}_$_",
+			type => 'counter',
+			help => $help,
+			labels => [ @$labels, $_ eq 'bucket' ? 'le' : () ],
+			histogram => $column,
+			columns => ["${column}_$_"]
+		}
+	} qw(bucket sum count);
+}
+
 # Queries for postgres_exporter: metrics are named after the query and the column
 sub read_queries
 {
@@ -85,13 +103,17 @@ sub read_queries
 			master => $yaml->{$name}{master} // 'false',
 			metrics => [
 				map {
-					{
+					my $column = $columns{$_};
+
+					$column->{usage} eq 'HISTOGRAM'
+					  ? histogram_metrics($name, $_, $column->{description}, \@labels)
+					  : {
 						name => "${name}_$_",
-						type => lc $columns{$_}{usage},
-						help => $columns{$_}{description},
+						type => lc $column->{usage},
+						help => $column->{description},
 						labels => \@labels,
 						columns => [$_]
-					}
+					  }
 				} grep { $columns{$_}{usage} ne 'LABEL' } sort keys %columns
 			]
 		  };
@@ -131,7 +153,7 @@ foreach my $format (sort keys %format)
 		};
 		like($metric->{type}, qr/^(?:counter|gauge)$/,
 			"$format: type of $metric->{name}");
-		is($metric->{name} =~ /_total$/ ? 'counter' : 'gauge',
+		is($metric->{name} =~ /_(?:total|bucket|sum|count)$/ ? 'counter' : 'gauge',
 			$metric->{type}, "$format: $metric->{name} ends as its type wants");
 	}
 }
@@ -191,6 +213,16 @@ $node->poll_query_until(
   or die 'the worker has not been everywhere';
 run('CHECKPOINT');
 
+# three hours of waiting, and twelve of work
+run(q{
+	SELECT idem_queue_set('slow', keep => '0');
+	SELECT count(*) FROM idem_enqueue('slow');
+	SET idem.clock_offset = '3 h';
+	CREATE TEMP TABLE fetched AS SELECT * FROM idem_fetch('slow', lease => '1 h');
+	SET idem.clock_offset = '15 h';
+	SELECT idem_complete(job_id, token) FROM fetched;
+});
+
 # The rows of a query, as a role
 sub rows
 {
@@ -205,6 +237,24 @@ sub rows
 		extra_params => [ '--username' => $role ]);
 }
 
+# The rows as they are after postgres_exporter has spread the arrays of a histogram: one more for each
+# bucket, and the last one, which it adds
+sub spread
+{
+	my ($metric, @rows) = @_;
+	my $column = $metric->{histogram};
+
+	return @rows unless defined $column && $metric->{columns}[0] eq "${column}_bucket";
+	return map {
+		my $row = $_;
+		my @counts = (@{ $row->{"${column}_bucket"} }, $row->{"${column}_count"});
+		my @bounds = (@{ $row->{$column} }, '+Inf');
+
+		@counts == @bounds or die "$metric->{name}: arrays of different lengths";
+		map { { %$row, le => "$bounds[$_]", "${column}_bucket" => $counts[$_] } } 0 .. $#bounds;
+	} @rows;
+}
+
 # What the exporter makes of the rows: samples by metric and labels, as Prometheus
 # writes them.  It is an error there if two have the same labels, or a value is
 # not a number.
@@ -214,9 +264,9 @@ sub samples
 	my %samples;
 	my @bad;
 
-	foreach my $row (@rows)
+	foreach my $metric (@{ $query->{metrics} })
 	{
-		foreach my $metric (@{ $query->{metrics} })
+		foreach my $row (spread($metric, @rows))
 		{
 			foreach my $column (@{ $metric->{columns} })
 			{
@@ -244,6 +294,35 @@ sub samples
 		}
 	}
 	return (\%samples, @bad);
+}
+
+# What is wrong with histograms: every one has a sum and a count, its buckets do not decrease, and the
+# last one is the count
+sub histogram_faults
+{
+	my ($samples) = @_;
+	my (%buckets, @faults);
+
+	foreach my $sample (keys %$samples)
+	{
+		next unless $sample =~ /^(\w+)_bucket\{(.*,|)le="([^"]+)"(?:,|(?=\}))(.*)\}$/;
+		$buckets{"$1\t" . ($2 . $4) =~ s/,$//r}{ $3 eq '+Inf' ? 9**9**9 : $3 } = $samples->{$sample};
+	}
+	foreach my $histogram (sort keys %buckets)
+	{
+		my ($name, $labels) = split /\t/, $histogram;
+		my %counts = %{ $buckets{$histogram} };
+		my @le = sort { $a <=> $b } keys %counts;
+
+		push @faults, "$histogram: no last bucket" if $le[-1] != 9**9**9;
+		push @faults, "$histogram: le=$le[$_] decreases"
+		  foreach grep { $counts{ $le[$_] } < $counts{ $le[ $_ - 1 ] } } 1 .. $#le;
+		push @faults, "$histogram: count"
+		  if $counts{ $le[-1] } != ($samples->{"${name}_count{$labels}"} // -1);
+		push @faults, "$histogram: sum" if ($samples->{"${name}_sum{$labels}"} // -1) < 0;
+	}
+	push @faults, 'no histograms' unless keys %buckets;
+	return @faults;
 }
 
 my %seen;
@@ -287,6 +366,9 @@ sub steady
 
 my $samples = $seen{sql_exporter}{ $roles[0] };
 
+is(join("\n", histogram_faults($seen{$_}{ $roles[0] })), '', "S5: $_: the histograms are whole")
+  foreach sort keys %format;
+
 foreach my $format (sort keys %format)
 {
 	is_deeply(steady($seen{$format}{$_}),
@@ -307,6 +389,16 @@ my %expected = (
 	'idem_enqueues_total{datname="postgres",outcome="absorbed",queue="mail"}' =>
 	  1,
 	'idem_jobs_total{datname="postgres",event="dead",queue="mail"}' => 1,
+	'idem_job_wait_seconds_bucket{datname="postgres",le="0.0009765625",queue="slow"}' => 0,
+	'idem_job_wait_seconds_bucket{datname="postgres",le="8192",queue="slow"}' => 0,
+	'idem_job_wait_seconds_bucket{datname="postgres",le="16384",queue="slow"}' => 1,
+	'idem_job_wait_seconds_bucket{datname="postgres",le="524288",queue="slow"}' => 1,
+	'idem_job_wait_seconds_bucket{datname="postgres",le="+Inf",queue="slow"}' => 1,
+	'idem_job_wait_seconds_count{datname="postgres",queue="slow"}' => 1,
+	'idem_job_run_seconds_bucket{datname="postgres",le="32768",queue="slow"}' => 0,
+	'idem_job_run_seconds_bucket{datname="postgres",le="65536",queue="slow"}' => 1,
+	'idem_job_run_seconds_count{datname="postgres",queue="slow"}' => 1,
+	'idem_job_run_seconds_count{datname="postgres",queue="mail"}' => 1,
 	'idem_stored_keys{datname="postgres",status="finished"}' => 1,
 	'idem_stored_keys{datname="postgres",status="live"}' => 1,
 	'idem_stored_keys{datname="postgres",status="parked"}' => 1,
@@ -330,6 +422,10 @@ my %expected = (
 	'idem_health_status{check="dead jobs",datname="postgres"}' => 1,);
 
 is($samples->{$_}, $expected{$_}, $_) foreach sort keys %expected;
+is(int($samples->{'idem_job_wait_seconds_sum{datname="postgres",queue="slow"}'} / 3600),
+	3, 'S5: the sum of the waits');
+is(int($samples->{'idem_job_run_seconds_sum{datname="postgres",queue="slow"}'} / 3600 + 0.5),
+	12, 'S5: the sum of the runs');
 
 # What is asked often reads no table of ours; what does is asked every five minutes.
 foreach my $query (@queries)
