@@ -124,6 +124,8 @@ CALL anew();
 BEGIN;
 SELECT job_id FROM idem_enqueue('why_q', key => 'k');
 SELECT * FROM why(1);
+SELECT outcome FROM idem_enqueue('why_q', '1', 'k', on_duplicate => 'replace');
+SELECT reason, detail FROM why(1);
 SAVEPOINT s;
 SELECT job_id, outcome FROM idem_enqueue('why_q', key => 'k');
 SELECT reason, detail FROM why(1);
@@ -183,6 +185,77 @@ PREPARE TRANSACTION 'retried';
 SELECT reason, detail FROM why(3);
 ROLLBACK PREPARED 'retried';
 SELECT reason FROM why(3);
+
+-- held by this transaction, which has written the job: a duplicate brings a payload, a link (J16), a more
+-- urgent priority (J8); a worker renews the lease, gives the job back
+SELECT job_id FROM idem_enqueue('why_own', key => 'k') \gset
+BEGIN;
+SELECT outcome FROM idem_enqueue('why_own', '1', 'k', on_duplicate => 'replace');
+SELECT reason, detail FROM why(:job_id);
+ROLLBACK;
+BEGIN;
+SELECT outcome FROM idem_enqueue('why_own', key => 'k', headers => '{"traceparent": "t"}');
+SELECT reason, detail FROM why(:job_id);
+ROLLBACK;
+BEGIN;
+SELECT outcome FROM idem_enqueue('why_own', key => 'k', priority => -1);
+SELECT reason, detail FROM why(:job_id);
+ROLLBACK;
+SELECT token FROM idem_fetch('why_own', lease => '1 h', worker => 'w') \gset
+BEGIN;
+SELECT status FROM idem_heartbeat(ARRAY[:job_id], ARRAY[:token], '2 h');
+SELECT reason, detail FROM why(:job_id);
+ROLLBACK;
+BEGIN;
+SELECT idem_snooze(:job_id, :token, '1 h') IS NOT NULL AS snoozed;
+SELECT reason, detail FROM why(:job_id);
+COMMIT;
+SELECT reason, detail FROM why(:job_id);
+SELECT idem_cancel(:job_id);
+
+-- a duplicate that has written the job is absorbed, too: its link (J16), its payload; in a subtransaction; beside another
+SELECT job_id FROM idem_enqueue('why_link', key => 'k') \gset
+BEGIN;
+SELECT outcome FROM idem_enqueue('why_link', key => 'k');
+PREPARE TRANSACTION 'plain';
+BEGIN;
+SAVEPOINT s;
+SELECT outcome FROM idem_enqueue('why_link', key => 'k', headers => '{"traceparent": "t"}');
+PREPARE TRANSACTION 'link';
+SELECT reason, detail FROM why(:job_id) ORDER BY detail;
+ROLLBACK PREPARED 'link';
+ROLLBACK PREPARED 'plain';
+BEGIN;
+SAVEPOINT s;
+SELECT outcome FROM idem_enqueue('why_link', '1', 'k', on_duplicate => 'replace');
+PREPARE TRANSACTION 'payload';
+SELECT reason, detail FROM why(:job_id);
+ROLLBACK PREPARED 'payload';
+-- fetched and given back; a user has locked the row
+BEGIN;
+SELECT job_id, token FROM idem_fetch('why_link') \gset
+SELECT idem_fail(:job_id, :token, 'oh', '1 h');
+PREPARE TRANSACTION 'given back';
+SELECT reason, detail FROM why(:job_id);
+ROLLBACK PREPARED 'given back';
+BEGIN;
+SELECT FROM idem.jobs WHERE job_id = :job_id FOR UPDATE;
+PREPARE TRANSACTION 'locked';
+SELECT reason, detail FROM why(:job_id);
+ROLLBACK PREPARED 'locked';
+SELECT reason FROM why(:job_id);
+
+-- many jobs: the count reads a limited number of entries
+CALL anew();
+SELECT count(*) FROM idem_enqueue_many('why_many', array_fill('1'::jsonb, ARRAY[10001]), delay => '1 h', priority => -1::smallint);
+SELECT job_id FROM idem_enqueue('why_many') \gset
+SELECT reason, detail FROM why(:job_id);
+SET idem.clock_offset = '2 h';
+SELECT reason, detail FROM why(:job_id);
+SELECT count(*) FROM idem_fetch('why_many', 10000, lease => '1 h');
+SELECT count(*) FROM idem_fetch('why_many', 1, lease => '1 h');
+SELECT reason FROM why(:job_id);
+RESET idem.clock_offset;
 
 -- another shard (M2); a number without a slot is not there
 CALL anew();
@@ -249,6 +322,29 @@ SELECT idem_forget('why:4');
 PREPARE TRANSACTION 'forgotten';
 SELECT kind, detail FROM idem_holder('why:4');
 COMMIT PREPARED 'forgotten';
+-- in a subtransaction: taken, renewed, finished, fenced; by this transaction, too
+SELECT token FROM idem_lease('why:sub', '4 h') \gset
+BEGIN;
+SAVEPOINT s;
+SELECT idem_renew('why:sub', :token, '5 h') IS NOT NULL AS renewed;
+SELECT kind, detail FROM idem_holder('why:sub') ORDER BY kind;
+PREPARE TRANSACTION 'renewed';
+SELECT kind, detail FROM idem_holder('why:sub') ORDER BY kind;
+ROLLBACK PREPARED 'renewed';
+BEGIN;
+SAVEPOINT s;
+SELECT idem_fence('why:sub', :token);
+PREPARE TRANSACTION 'fenced';
+SELECT kind, detail FROM idem_holder('why:sub') ORDER BY kind, detail;
+ROLLBACK PREPARED 'fenced';
+BEGIN;
+SAVEPOINT s;
+SELECT idem_finish('why:sub', '1', :token);
+SELECT kind, detail FROM idem_holder('why:sub') ORDER BY kind;
+PREPARE TRANSACTION 'finished';
+SELECT kind, detail FROM idem_holder('why:sub') ORDER BY kind;
+COMMIT PREPARED 'finished';
+SELECT kind, detail FROM idem_holder('why:sub') ORDER BY kind;
 -- parked and exhausted: the commands make the key free
 SELECT status FROM idem_lease('why:5', '1 s', on_expiry => 'park');
 SELECT status FROM idem_lease('why:6', '1 s', max_attempts => 1);
@@ -275,6 +371,17 @@ SELECT worker, queue, running, expired, oldest BETWEEN last_fetch AND '1 min' AS
 SET idem.clock_offset = '2 min';
 SELECT worker, running, expired, next_expiry < '0' AS is_late FROM idem.workers ORDER BY worker;
 RESET idem.clock_offset;
+-- one row per worker and queue, whatever the plan
+SET enable_hashagg = off;
+SET enable_material = off;
+SET enable_sort = off;
+SELECT count(*) FROM idem_enqueue_many('why_q', array_fill('1'::jsonb, ARRAY[1000]));
+SELECT count(*) FROM idem_fetch('why_q', 500, lease => '1 h', worker => 'w 1');
+ANALYZE idem.jobs;
+SELECT worker, queue, running FROM idem.workers ORDER BY worker;
+RESET enable_hashagg;
+RESET enable_material;
+RESET enable_sort;
 
 -- privileges: the owner of the queue or the key, and the set admin.  pid, application_name and since
 -- of another role's session only with pg_read_all_stats.
@@ -341,6 +448,17 @@ SELECT reason FROM idem_why(:job_id);
 SET ROLE why_admin;
 SELECT reason FROM idem_why(:job_id);
 RESET ROLE;
+-- a server where not every role may list prepared transactions: there is a holder
+BEGIN;
+SET LOCAL ROLE why_owner;
+SELECT status FROM idem_claim('why:revoked');
+PREPARE TRANSACTION 'revoked';
+REVOKE EXECUTE ON FUNCTION pg_prepared_xact() FROM PUBLIC;
+SET ROLE why_owner;
+SELECT kind, detail, since, fix FROM idem_holder('why:revoked');
+RESET ROLE;
+GRANT EXECUTE ON FUNCTION pg_prepared_xact() TO PUBLIC;
+ROLLBACK PREPARED 'revoked';
 -- roles that were dropped
 SET ROLE why_owner;
 SELECT status FROM idem_lease('why:10', '1 h', worker => 'w');
