@@ -422,14 +422,28 @@ explain_shard(Explanation *why)
 			   NULL);
 }
 
-/* Is the job there now?  A retry may have moved it from the history since the last look. */
+/*
+ * Is the job in neither table?  One snapshot for both: a retry or a cancel may move the job
+ * from one to the other between two looks.
+ */
 static bool
-exists(IdemTable *jobs, IdemLookup *lookup)
+is_gone(IdemTable *jobs, IdemLookup *lookup)
 {
-	IdemProbeResult probe;
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	bool found = idem_probe_shows(jobs, lookup, snapshot);
+	IdemTable log;
 
-	idem_probe_latest(jobs, lookup, &probe);
-	return probe.found != IDEM_FOUND_NONE;
+	if (!found)
+	{
+		IdemLookup log_lookup;
+
+		idem_jobtable_open_log(&log, AccessShareLock);
+		log_lookup = idem_jobtable_by_id(&log, DatumGetInt64(lookup->value));
+		found = idem_probe_shows(&log, &log_lookup, snapshot);
+		idem_table_close(&log);
+	}
+	UnregisterSnapshot(snapshot);
+	return !found;
 }
 
 /*
@@ -465,10 +479,10 @@ idem_whystore_explain(IdemTable *jobs, int64 job_id, void (*put)(const IdemWhy *
 			if (TransactionIdIsValid(open.xid))
 				explain_open(&why, open.xid);
 		}
-		else if (!explain_end(&why) && !exists(jobs, &lookup))
+		else if (!explain_end(&why) && is_gone(jobs, &lookup))
 			add_reason(&why, "gone", 0,
 					   pstrdup("There is no such job: it is done and was not kept, was removed from the history, or was never enqueued."),
 					   NULL);
-		/* no reason: the transaction in the way has ended meanwhile, or the job runs again */
+		/* no reason: the transaction in the way has ended meanwhile, or the job was moved */
 	} while (why.n == 0);
 }

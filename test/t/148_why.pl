@@ -98,6 +98,26 @@ is($waiter->{sqlstate}, '57014', 'the session no longer waits');
 $waiter->quit;
 
 #
+# beside a job that moves between the jobs and the history again and again: it is never gone
+#
+
+my $moves = run(q{SELECT job_id FROM idem_enqueue('moves')});
+my $mover = session($primary);
+$mover->send(qq{SET synchronous_commit = off;
+	DO \$\$ BEGIN FOR i IN 1 .. 1000 LOOP
+		PERFORM idem_cancel($moves);
+		COMMIT;
+		PERFORM idem_retry($moves);
+		COMMIT;
+	END LOOP; END \$\$});
+is(run(qq{SELECT count(DISTINCT i), count(*) FILTER (WHERE reason = 'gone')
+		FROM generate_series(1, 3000) AS i, LATERAL idem_why(CASE WHEN i > 0 THEN $moves END)}),
+	'3000|0', 'H3: a job that is cancelled and retried meanwhile is never gone');
+$mover->receive;
+$mover->quit;
+run("SELECT idem_cancel($moves)");
+
+#
 # a standby: the holders run on the primary.  Both versions of a row that is changed are there.
 #
 
