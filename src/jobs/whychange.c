@@ -79,7 +79,7 @@ find_replaced(IdemTable *jobs, IdemLookup *lookup)
 
 /* Does this column of the row found have another value?  One in TOAST keeps its place. */
 static bool
-differs(IdemTable *jobs, AttrNumber attno, const NullableDatum *value)
+differs_from(IdemTable *jobs, AttrNumber attno, const NullableDatum *value)
 {
 	NullableDatum column = idem_row_datum(jobs, attno);
 
@@ -88,8 +88,8 @@ differs(IdemTable *jobs, AttrNumber attno, const NullableDatum *value)
 }
 
 /*
- * What a transaction does that has updated or deleted the row found.  A duplicate writes the
- * waiting job that absorbs it if it brings a link (J16), a payload, or an earlier time or a
+ * H3: what a transaction does that has updated or deleted the row found.  A duplicate writes
+ * the waiting job that absorbs it if it brings a link (J16), a payload, or an earlier time or a
  * more urgent priority (J8).
  */
 static const char *
@@ -106,8 +106,8 @@ describe_change(IdemTable *jobs, const IdemOpenJob *open)
 							"An open transaction has renewed the lease of the job.";
 	if (is_fetched || idem_jobrow_is_leased(jobs))
 		return "An open transaction has given the job back, so that it runs again.";
-	if (differs(jobs, IDEM_JOBS_LINKS, &open->links) ||
-		differs(jobs, IDEM_JOBS_PAYLOAD, &open->payload))
+	if (differs_from(jobs, IDEM_JOBS_LINKS, &open->links) ||
+		differs_from(jobs, IDEM_JOBS_PAYLOAD, &open->payload))
 		return ABSORBED;
 	return "An open transaction has changed the time or the priority of the job.";
 }
