@@ -15,6 +15,13 @@ $$;
 SELECT * FROM why(1);
 SELECT * FROM why(-1);
 SELECT * FROM fails('SELECT * FROM idem_why(NULL)');
+-- a job that the same command has ended: in the history, or gone
+SELECT job_id FROM idem_enqueue('why_cmd') \gset
+SELECT idem_cancel(:job_id), (SELECT string_agg(reason, ' ') FROM idem_why(:job_id)) AS why;
+SELECT job_id FROM idem_enqueue('why_cmd') \gset
+SELECT token FROM idem_fetch('why_cmd', lease => '1 h') \gset
+SELECT idem_complete(:job_id, :token), (SELECT string_agg(reason, ' ') FROM idem_why(:job_id)) AS why;
+CALL anew();
 
 -- ready; before any worker has asked, and after
 SELECT job_id FROM idem_enqueue('why_q', '"secret"', 'k');
@@ -262,12 +269,14 @@ CALL anew();
 SELECT idem_shard_set('{[0,512)}', number => 7);
 SELECT reason, detail, known, fix FROM why(1024 * 1024 + 511);
 SELECT reason, detail, known, fix FROM why(1024 * 1024 + 512);
+SELECT * FROM fails(format('SELECT * FROM idem_holder(%L)', (SELECT k FROM generate_series(1, 100) AS i, concat('why:', i) AS k WHERE idem_slot(k) >= 512 LIMIT 1)));
 CALL anew();
 
 -- who holds a key: none; an error for bad arguments
 SELECT * FROM idem_holder('why:1');
 SELECT * FROM fails('SELECT * FROM idem_holder(NULL)');
 SELECT * FROM fails('SELECT * FROM idem_holder('''')');
+SELECT * FROM fails('SELECT * FROM idem_holder(repeat(''k'', 1025))');
 SELECT * FROM fails('SELECT * FROM idem_holder(''k'', repeat(''s'', 256))');
 -- this transaction
 BEGIN;
