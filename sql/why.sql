@@ -384,11 +384,11 @@ RESET idem.clock_offset;
 CALL anew();
 SELECT count(*) FROM idem_enqueue_many('why_q', array_fill('1'::jsonb, ARRAY[1000]));
 ANALYZE idem.jobs;
-SET idem.clock_offset = '-1 h';
 SELECT count(*) FROM idem_fetch('why_q', 10, lease => '2 h', worker => 'w 1');
-RESET idem.clock_offset;
+SET idem.clock_offset = '1 h';
 SELECT count(*) FROM idem_fetch('why_q', 10, lease => '2 h', worker => 'w 1');
 SELECT worker, queue, running, oldest > '59 min' AS oldest, last_fetch < '1 min' AS last_fetch, next_expiry < '61 min' AS next_expiry FROM idem.workers;
+RESET idem.clock_offset;
 
 -- privileges: the owner of the queue or the key, and the set admin.  pid, application_name and since
 -- of another role's session only with pg_read_all_stats.
