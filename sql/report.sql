@@ -308,6 +308,7 @@ SELECT status FROM idem_lease('short', '1 h', worker => 'w');
 SELECT worker, held_for BETWEEN '2 min' AND '3 min' AS since_leased, stuck_for < '0' AS is_live FROM idem.report_leases WHERE token = :token;
 SELECT count(*) FROM commands(idem_report(), 'keys') AS c;
 SELECT section(idem_report(), 'keys') ~ 'long' AS shows_key;
+SELECT count(*) FROM commands(idem_report(), 'decisions') AS c;
 BEGIN;
 SELECT idem_fence('long', :token);
 SELECT replace(c, 'h.*', 'string_agg(h.kind, '', '' ORDER BY h.kind)') AS ask FROM commands(idem_report(), 'keys') AS c \gset
