@@ -90,8 +90,8 @@ idem_dedup_outcome_name(IdemOutcome outcome)
 }
 
 /*
- * Fill the row of a new job.  takes_key: it holds its key, so the row has the hash, and with
- * until_expired the end of the ttl (J5).  after_job: the job that it follows, or 0.
+ * Fill the row of a new job.  takes_key: it holds its key, whose hash is key_hash; with
+ * until_expired the row has the end of the ttl (J5).  after_job: the job that it follows, or 0.
  */
 void
 idem_dedup_fill_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
@@ -106,12 +106,9 @@ idem_dedup_fill_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJo
 	idem_row_set(slot, IDEM_JOBS_PRIORITY, Int32GetDatum(enqueue->priority));
 	idem_row_set(slot, IDEM_JOBS_QUEUE, PointerGetDatum(enqueue->queue.name));
 	if (takes_key)
-		idem_row_set(slot, IDEM_JOBS_KEY_HASH, Int64GetDatum(key_hash));
+		idem_jobrow_set_key(slot, job->key, key_hash, true);
 	else if (job->key != NULL)
-		idem_row_set(slot, IDEM_JOBS_IGNORED_KEY_HASH,
-					 Int64GetDatum(idem_hash_name(enqueue->queue.name, job->key)));
-	if (job->key != NULL)
-		idem_row_set(slot, IDEM_JOBS_KEY, PointerGetDatum(job->key));
+		idem_jobrow_set_key(slot, job->key, idem_hash_name(enqueue->queue.name, job->key), false);
 	if (!job->payload.isnull)
 		idem_row_set(slot, IDEM_JOBS_PAYLOAD, job->payload.value);
 	if (job->headers != NULL)
