@@ -73,6 +73,7 @@ OBJS = \
 	src/jobs/work.o \
 	src/jobs/job.o \
 	src/jobs/wait.o \
+	src/jobs/whychange.o \
 	src/jobs/whystore.o \
 	src/jobs/why.o \
 	src/schedules/cron.o \

@@ -95,6 +95,7 @@ SELECT idem_finish('a', token => 1);
 SELECT idem_fence('a', 1);
 -- reading is not refused, nor are other tables
 SELECT status FROM idem_get('a');
+SELECT count(*) FROM idem_holder('a');
 SELECT outcome FROM idem_enqueue('q', key => 'k');
 CALL subscribe('idem.jobs');
 SELECT status FROM idem_claim('a');
@@ -111,6 +112,7 @@ SELECT status FROM idem_heartbeat('{1}', '{1}', '1 min');
 SELECT idem_cancel(1);
 SELECT idem_retry(1);
 SELECT count(*) FROM idem_job(1);
+SELECT reason FROM idem_why(-1);
 CALL subscribe('idem.queues');
 SELECT idem_queue_set('q', lease => '1 min');
 SELECT idem_pause('q');

@@ -15,6 +15,13 @@ $$;
 SELECT * FROM why(1);
 SELECT * FROM why(-1);
 SELECT * FROM fails('SELECT * FROM idem_why(NULL)');
+-- a job that the same command has ended: in the history, or gone
+SELECT job_id FROM idem_enqueue('why_cmd') \gset
+SELECT idem_cancel(:job_id), (SELECT string_agg(reason, ' ') FROM idem_why(:job_id)) AS why;
+SELECT job_id FROM idem_enqueue('why_cmd') \gset
+SELECT token FROM idem_fetch('why_cmd', lease => '1 h') \gset
+SELECT idem_complete(:job_id, :token), (SELECT string_agg(reason, ' ') FROM idem_why(:job_id)) AS why;
+CALL anew();
 
 -- ready; before any worker has asked, and after
 SELECT job_id FROM idem_enqueue('why_q', '"secret"', 'k');
@@ -124,6 +131,8 @@ CALL anew();
 BEGIN;
 SELECT job_id FROM idem_enqueue('why_q', key => 'k');
 SELECT * FROM why(1);
+SELECT outcome FROM idem_enqueue('why_q', '1', 'k', on_duplicate => 'replace');
+SELECT reason, detail FROM why(1);
 SAVEPOINT s;
 SELECT job_id, outcome FROM idem_enqueue('why_q', key => 'k');
 SELECT reason, detail FROM why(1);
@@ -184,17 +193,90 @@ SELECT reason, detail FROM why(3);
 ROLLBACK PREPARED 'retried';
 SELECT reason FROM why(3);
 
+-- held by this transaction, which has written the job: a duplicate brings a payload, a link (J16), a more
+-- urgent priority (J8); a worker renews the lease, gives the job back
+SELECT job_id FROM idem_enqueue('why_own', key => 'k') \gset
+BEGIN;
+SELECT outcome FROM idem_enqueue('why_own', '1', 'k', on_duplicate => 'replace');
+SELECT reason, detail FROM why(:job_id);
+ROLLBACK;
+BEGIN;
+SELECT outcome FROM idem_enqueue('why_own', key => 'k', headers => '{"traceparent": "t"}');
+SELECT reason, detail FROM why(:job_id);
+ROLLBACK;
+BEGIN;
+SELECT outcome FROM idem_enqueue('why_own', key => 'k', priority => -1);
+SELECT reason, detail FROM why(:job_id);
+ROLLBACK;
+SELECT token FROM idem_fetch('why_own', lease => '1 h', worker => 'w') \gset
+BEGIN;
+SELECT status FROM idem_heartbeat(ARRAY[:job_id], ARRAY[:token], '2 h');
+SELECT reason, detail FROM why(:job_id);
+ROLLBACK;
+BEGIN;
+SELECT idem_snooze(:job_id, :token, '1 h') IS NOT NULL AS snoozed;
+SELECT reason, detail FROM why(:job_id);
+COMMIT;
+SELECT reason, detail FROM why(:job_id);
+SELECT idem_cancel(:job_id);
+
+-- a duplicate that has written the job is absorbed, too: its link (J16), its payload; in a subtransaction; beside another
+SELECT job_id FROM idem_enqueue('why_link', key => 'k') \gset
+BEGIN;
+SELECT outcome FROM idem_enqueue('why_link', key => 'k');
+PREPARE TRANSACTION 'plain';
+BEGIN;
+SAVEPOINT s;
+SELECT outcome FROM idem_enqueue('why_link', key => 'k', headers => '{"traceparent": "t"}');
+PREPARE TRANSACTION 'link';
+SELECT reason, detail FROM why(:job_id) ORDER BY detail;
+ROLLBACK PREPARED 'link';
+ROLLBACK PREPARED 'plain';
+BEGIN;
+SAVEPOINT s;
+SELECT outcome FROM idem_enqueue('why_link', '1', 'k', on_duplicate => 'replace');
+PREPARE TRANSACTION 'payload';
+SELECT reason, detail FROM why(:job_id);
+ROLLBACK PREPARED 'payload';
+-- fetched and given back; a user has locked the row
+BEGIN;
+SELECT job_id, token FROM idem_fetch('why_link') \gset
+SELECT idem_fail(:job_id, :token, 'oh', '1 h');
+PREPARE TRANSACTION 'given back';
+SELECT reason, detail FROM why(:job_id);
+ROLLBACK PREPARED 'given back';
+BEGIN;
+SELECT FROM idem.jobs WHERE job_id = :job_id FOR UPDATE;
+PREPARE TRANSACTION 'locked';
+SELECT reason, detail FROM why(:job_id);
+ROLLBACK PREPARED 'locked';
+SELECT reason FROM why(:job_id);
+
+-- many jobs: the count reads a limited number of entries
+CALL anew();
+SELECT count(*) FROM idem_enqueue_many('why_many', array_fill('1'::jsonb, ARRAY[10001]), delay => '1 h', priority => -1::smallint);
+SELECT job_id FROM idem_enqueue('why_many') \gset
+SELECT reason, detail FROM why(:job_id);
+SET idem.clock_offset = '2 h';
+SELECT reason, detail FROM why(:job_id);
+SELECT count(*) FROM idem_fetch('why_many', 10000, lease => '1 h');
+SELECT count(*) FROM idem_fetch('why_many', 1, lease => '1 h');
+SELECT reason FROM why(:job_id);
+RESET idem.clock_offset;
+
 -- another shard (M2); a number without a slot is not there
 CALL anew();
 SELECT idem_shard_set('{[0,512)}', number => 7);
 SELECT reason, detail, known, fix FROM why(1024 * 1024 + 511);
 SELECT reason, detail, known, fix FROM why(1024 * 1024 + 512);
+SELECT * FROM fails(format('SELECT * FROM idem_holder(%L)', (SELECT k FROM generate_series(1, 100) AS i, concat('why:', i) AS k WHERE idem_slot(k) >= 512 LIMIT 1)));
 CALL anew();
 
 -- who holds a key: none; an error for bad arguments
 SELECT * FROM idem_holder('why:1');
 SELECT * FROM fails('SELECT * FROM idem_holder(NULL)');
 SELECT * FROM fails('SELECT * FROM idem_holder('''')');
+SELECT * FROM fails('SELECT * FROM idem_holder(repeat(''k'', 1025))');
 SELECT * FROM fails('SELECT * FROM idem_holder(''k'', repeat(''s'', 256))');
 -- this transaction
 BEGIN;
@@ -249,6 +331,29 @@ SELECT idem_forget('why:4');
 PREPARE TRANSACTION 'forgotten';
 SELECT kind, detail FROM idem_holder('why:4');
 COMMIT PREPARED 'forgotten';
+-- in a subtransaction: taken, renewed, finished, fenced; by this transaction, too
+SELECT token FROM idem_lease('why:sub', '4 h') \gset
+BEGIN;
+SAVEPOINT s;
+SELECT idem_renew('why:sub', :token, '5 h') IS NOT NULL AS renewed;
+SELECT kind, detail FROM idem_holder('why:sub') ORDER BY kind;
+PREPARE TRANSACTION 'renewed';
+SELECT kind, detail FROM idem_holder('why:sub') ORDER BY kind;
+ROLLBACK PREPARED 'renewed';
+BEGIN;
+SAVEPOINT s;
+SELECT idem_fence('why:sub', :token);
+PREPARE TRANSACTION 'fenced';
+SELECT kind, detail FROM idem_holder('why:sub') ORDER BY kind, detail;
+ROLLBACK PREPARED 'fenced';
+BEGIN;
+SAVEPOINT s;
+SELECT idem_finish('why:sub', '1', :token);
+SELECT kind, detail FROM idem_holder('why:sub') ORDER BY kind;
+PREPARE TRANSACTION 'finished';
+SELECT kind, detail FROM idem_holder('why:sub') ORDER BY kind;
+COMMIT PREPARED 'finished';
+SELECT kind, detail FROM idem_holder('why:sub') ORDER BY kind;
 -- parked and exhausted: the commands make the key free
 SELECT status FROM idem_lease('why:5', '1 s', on_expiry => 'park');
 SELECT status FROM idem_lease('why:6', '1 s', max_attempts => 1);
@@ -274,6 +379,15 @@ SELECT worker, queue, running, expired, oldest BETWEEN last_fetch AND '1 min' AS
   FROM idem.workers ORDER BY worker;
 SET idem.clock_offset = '2 min';
 SELECT worker, running, expired, next_expiry < '0' AS is_late FROM idem.workers ORDER BY worker;
+RESET idem.clock_offset;
+-- one row per worker and queue, also if the statistics of the table know of no leased job
+CALL anew();
+SELECT count(*) FROM idem_enqueue_many('why_q', array_fill('1'::jsonb, ARRAY[1000]));
+ANALYZE idem.jobs;
+SELECT count(*) FROM idem_fetch('why_q', 10, lease => '2 h', worker => 'w 1');
+SET idem.clock_offset = '1 h';
+SELECT count(*) FROM idem_fetch('why_q', 10, lease => '2 h', worker => 'w 1');
+SELECT worker, queue, running, oldest > '59 min' AS oldest, last_fetch < '1 min' AS last_fetch, next_expiry < '61 min' AS next_expiry FROM idem.workers;
 RESET idem.clock_offset;
 
 -- privileges: the owner of the queue or the key, and the set admin.  pid, application_name and since
@@ -341,6 +455,17 @@ SELECT reason FROM idem_why(:job_id);
 SET ROLE why_admin;
 SELECT reason FROM idem_why(:job_id);
 RESET ROLE;
+-- a server where not every role may list prepared transactions: there is a holder
+BEGIN;
+SET LOCAL ROLE why_owner;
+SELECT status FROM idem_claim('why:revoked');
+PREPARE TRANSACTION 'revoked';
+REVOKE EXECUTE ON FUNCTION pg_prepared_xact() FROM PUBLIC;
+SET ROLE why_owner;
+SELECT kind, detail, since, fix FROM idem_holder('why:revoked');
+RESET ROLE;
+GRANT EXECUTE ON FUNCTION pg_prepared_xact() TO PUBLIC;
+ROLLBACK PREPARED 'revoked';
 -- roles that were dropped
 SET ROLE why_owner;
 SELECT status FROM idem_lease('why:10', '1 h', worker => 'w');

@@ -94,7 +94,11 @@ type mailRequest struct {
 func touch(pool *pgxpool.Pool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var order int
-		var asked struct{ Rollback bool }
+		var job int64
+		var asked struct {
+			Rollback bool
+			Wait     *float64 // seconds
+		}
 		if _, err := fmt.Sscanf(r.URL.Path, "/orders/%d/touch", &order); err != nil {
 			http.NotFound(w, r)
 			return
@@ -105,15 +109,22 @@ func touch(pool *pgxpool.Pool) http.HandlerFunc {
 			if _, err := tx.Exec(r.Context(), "UPDATE orders SET version = version + 1 WHERE id = $1", order); err != nil {
 				return err
 			}
-			_, err := tx.Exec(r.Context(), "SELECT * FROM idem_enqueue('index', $1::jsonb, key => $2)",
-				fmt.Sprintf(`{"order": %d}`, order), fmt.Sprintf("order:%d", order))
+			err := tx.QueryRow(r.Context(), "SELECT job_id FROM idem_enqueue('index', $1::jsonb, key => $2)",
+				fmt.Sprintf(`{"order": %d}`, order), fmt.Sprintf("order:%d", order)).Scan(&job)
 			if err == nil && asked.Rollback {
 				err = rollback
 			}
 			return err
 		})
+		state := "done"
+		if err == nil && asked.Wait != nil {
+			state, err = idem.WaitForJob(r.Context(), pool, job, time.Duration(*asked.Wait*float64(time.Second)))
+		}
 		switch err {
 		case nil:
+			if state != "done" && state != "gone" {
+				w.WriteHeader(202)
+			}
 			fmt.Fprintf(w, `{"touched":%d}`, order)
 		case rollback:
 			w.WriteHeader(409)

@@ -94,22 +94,42 @@ public final class App {
 	}
 
 	static void touch(DataSource pool, HttpExchange exchange) throws IOException {
-		try (exchange; Connection conn = pool.getConnection()) {
+		try (exchange) {
 			long order = Long.parseLong(exchange.getRequestURI().getPath().replaceAll("\\D", ""));
 			Map<String, Object> asked = Json.object(new String(exchange.getRequestBody().readAllBytes(), StandardCharsets.UTF_8));
 			boolean rollback = Boolean.TRUE.equals(asked.get("rollback"));
+			long job = touch(pool, order, rollback);
+			String state = "done";
+			if (!rollback && asked.get("wait") != null) {
+				double seconds = Double.parseDouble(asked.get("wait").toString());
+				state = Idem.waitForJob(pool, job, Duration.ofMillis((long) (seconds * 1000)));
+			}
+			boolean ended = state.equals("done") || state.equals("gone");
+			exchange.sendResponseHeaders(rollback ? 409 : ended ? 200 : 202, -1);
+		} catch (SQLException e) {
+			System.err.println(e);
+			exchange.sendResponseHeaders(500, -1);
+		}
+	}
+
+	/** Returns the number of the job. */
+	static long touch(DataSource pool, long order, boolean rollback) throws SQLException {
+		try (Connection conn = pool.getConnection()) {
 			conn.setAutoCommit(false);
 			execute(conn, "UPDATE orders SET version = version + 1 WHERE id = ?", order);
-			execute(conn, "SELECT * FROM idem_enqueue('index', ?::jsonb, key => ?)", "{\"order\": " + order + "}", "order:" + order);
+			long job;
+			try (PreparedStatement enqueue = prepare(conn, "SELECT job_id FROM idem_enqueue('index', ?::jsonb, key => ?)",
+					"{\"order\": " + order + "}", "order:" + order)) {
+				ResultSet rows = enqueue.executeQuery();
+				rows.next();
+				job = rows.getLong(1);
+			}
 			if (rollback) {
 				conn.rollback();
 			} else {
 				conn.commit();
 			}
-			exchange.sendResponseHeaders(rollback ? 409 : 200, -1);
-		} catch (SQLException e) {
-			System.err.println(e);
-			exchange.sendResponseHeaders(500, -1);
+			return job;
 		}
 	}
 

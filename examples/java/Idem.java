@@ -5,6 +5,7 @@ import java.sql.ResultSet;
 import java.sql.SQLException;
 import java.sql.Statement;
 import java.time.Duration;
+import java.util.List;
 import java.util.UUID;
 import java.util.concurrent.ThreadLocalRandom;
 import javax.sql.DataSource;
@@ -201,6 +202,38 @@ public final class Idem {
 			tx.commit();
 			return row;
 		});
+	}
+
+	/** For a key that is busy: who holds it, if this role may know. One line for each holder. */
+	public static void printHolders(DataSource pool, Key key) throws SQLException {
+		String lines = first(pool, "SELECT string_agg(concat_ws(', ', 'key held by ' || kind, 'process ' || pid,"
+			+ " 'worker ' || worker, 'since ' || since) || ': ' || detail, chr(10)) FROM idem_holder(?, ?)", key.key, key.scope);
+		if (lines != null) {
+			System.out.println(lines);
+		}
+	}
+
+	/** Waits until the job has ended. Returns its state; if the time is over, prints why the job has not ended. */
+	public static String waitForJob(DataSource pool, long job, Duration timeout) throws SQLException {
+		String state = first(pool, "CALL idem_wait_job(?, ?::interval)", job, text(timeout));
+		if (!List.of("done", "dead", "cancelled", "gone").contains(state)) { // gone: done, and its queue does not keep it
+			System.out.println(first(pool, "SELECT string_agg(concat_ws(', ', format('job %s %s', ?::bigint, reason),"
+				+ " 'process ' || pid, 'since ' || since) || ': ' || detail, chr(10)) FROM idem_why(?)", job, job));
+		}
+		return state;
+	}
+
+	/** The first column of the first row, in autocommit: the session has no transaction while it waits. */
+	private static String first(DataSource pool, String sql, Object... args) throws SQLException {
+		try (Connection conn = pool.getConnection(); PreparedStatement statement = conn.prepareStatement(sql)) {
+			for (int i = 0; i < args.length; i++) {
+				statement.setObject(i + 1, args[i]);
+			}
+			statement.execute();
+			try (ResultSet rows = statement.getResultSet()) {
+				return rows.next() ? rows.getString(1) : null;
+			}
+		}
 	}
 
 	/** Calls a function of idem. Only its errors get a meaning: the same SQLSTATE from the work stays what it is. */

@@ -131,7 +131,7 @@ public final class IdemHttp {
 			String hash = HexFormat.of().formatHex(MessageDigest.getInstance("SHA-256").digest(body));
 			String request = Json.write(Map.of("method", exchange.getRequestMethod(),
 				"path", exchange.getRequestURI().toString(), "sha256", hash));
-			Idem.Answer answer = run.run(new Idem.Key(key, request, scope.apply(exchange), ttl, wait), new Request(exchange, key, body));
+			Idem.Answer answer = ask(run, new Idem.Key(key, request, scope.apply(exchange), ttl, wait), new Request(exchange, key, body));
 			Response response = Response.load(answer.result());
 			return answer.replayed() ? response.header("Idempotent-Replayed", "true") : response;
 		} catch (Idem.Busy e) {
@@ -145,6 +145,15 @@ public final class IdemHttp {
 		} catch (Exception e) {
 			System.err.println(e);
 			return problem(500, "Internal error. Ask again with the same key.");
+		}
+	}
+
+	private Idem.Answer ask(Run run, Idem.Key key, Request request) throws Exception {
+		try {
+			return run.run(key, request);
+		} catch (Idem.Busy | Idem.Undecided e) {
+			Idem.printHolders(pool, key);
+			throw e;
 		}
 	}
 

@@ -3,7 +3,7 @@
 // app.mjs serve PORT | app.mjs work; DATABASE_URL and WORKER_URL name the database.
 import express from 'express'
 import pg from 'pg'
-import { Refusal } from './idem.mjs'
+import { Refusal, waitForJob } from './idem.mjs'
 import { idempotency, keepBody } from './idem_http.mjs'
 import { Worker } from './idem_worker.mjs'
 
@@ -57,10 +57,12 @@ function makeApp(pool, url) {
   app.post('/orders/:id/touch', async (req, res) => {
     const id = Number(req.params.id)
     const client = await pool.connect()
+    let job
     try {
       await client.query('BEGIN')
       await client.query('UPDATE orders SET version = version + 1 WHERE id = $1', [id])
-      await client.query("SELECT * FROM idem_enqueue('index', $1::jsonb, key => $2)", [{ order: id }, `order:${id}`])
+      const enqueue = "SELECT job_id FROM idem_enqueue('index', $1::jsonb, key => $2)"
+      job = (await client.query(enqueue, [{ order: id }, `order:${id}`])).rows[0]
       await client.query(req.body.rollback ? 'ROLLBACK' : 'COMMIT')
     } catch (error) {
       await client.query('ROLLBACK').catch(() => {})
@@ -68,7 +70,9 @@ function makeApp(pool, url) {
     } finally {
       client.release()
     }
-    res.status(req.body.rollback ? 409 : 200).json({ touched: req.body.rollback ? null : id })
+    if (req.body.rollback) return res.status(409).json({ touched: null })
+    const state = 'wait' in req.body ? await waitForJob(pool, job.job_id, req.body.wait) : 'done'
+    res.status(['done', 'gone'].includes(state) ? 200 : 202).json({ touched: id })
   })
   return app
 }

@@ -70,6 +70,32 @@ export async function again(pool, work, tries = 8) {
 
 export const autocommit = (pool, sql, args) => again(pool, (client) => ask(client, sql, args))
 
+// For a key that is busy: who holds it, if this role may know. One line for each holder.
+export async function printHolders(pool, key, scope = null) {
+  const [{ lines }] = await autocommit(
+    pool,
+    `SELECT string_agg(concat_ws(', ', 'key held by ' || kind, 'process ' || pid, 'worker ' || worker,
+       'since ' || since) || ': ' || detail, E'\\n') AS lines FROM idem_holder($1, $2)`,
+    [key, scope],
+  )
+  if (lines) console.log(lines)
+}
+
+// Wait until the job has ended. Returns its state; if the time is over, prints why the job has not ended.
+export async function waitForJob(pool, jobId, seconds = 30) {
+  const [{ state }] = await autocommit(pool, 'CALL idem_wait_job($1::bigint, $2)', [jobId, `${seconds} s`])
+  if (!['done', 'dead', 'cancelled', 'gone'].includes(state)) { // gone: done, and its queue does not keep it
+    const [{ lines }] = await autocommit(
+      pool,
+      `SELECT string_agg(concat_ws(', ', format('job %s %s', $1::bigint, reason), 'process ' || pid,
+         'since ' || since) || ': ' || detail, E'\\n') AS lines FROM idem_why($1::bigint)`,
+      [jobId],
+    )
+    console.log(lines)
+  }
+  return state
+}
+
 export function transaction(pool, work) {
   return again(pool, async (client) => {
     try {

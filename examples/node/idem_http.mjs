@@ -9,7 +9,7 @@
 //
 // The first answer and every repetition are sent from the same stored status, headers and body.
 import { createHash } from 'node:crypto'
-import { Busy, Mismatch, Refusal, Stale, Undecided, leased, once } from './idem.mjs'
+import { Busy, Mismatch, Refusal, Stale, Undecided, leased, once, printHolders } from './idem.mjs'
 
 // For body parsers: the request is compared byte by byte.
 export const keepBody = (req, res, bytes) => (req.rawBody = bytes)
@@ -61,6 +61,7 @@ export function idempotency(pool, { scope = () => null, ttl = null, wait = '0' }
     try {
       answer = await run(req, key, fingerprint(req))
     } catch (error) {
+      if (error instanceof Busy || error instanceof Undecided) await printHolders(pool, key, scope(req))
       if (error instanceof Busy) {
         return problem(res, 409, 'A request with this key is being processed.', { 'Retry-After': error.retryAfter })
       }

@@ -13,7 +13,7 @@ import psycopg
 from psycopg_pool import ConnectionPool
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from idem import Refusal
+from idem import Refusal, wait_for_job
 from idem_http import Idempotent
 from idem_worker import Worker
 
@@ -81,14 +81,18 @@ def make_app(pool, url):
     def touch(order):
         with pool.connection() as conn, conn.transaction() as tx:
             conn.execute("UPDATE orders SET version = version + 1 WHERE id = %s", (order,))
-            conn.execute(
-                "SELECT * FROM idem_enqueue('index', %s::jsonb, key => %s)",
+            (job_id,) = conn.execute(
+                "SELECT job_id FROM idem_enqueue('index', %s::jsonb, key => %s)",
                 (json.dumps({"order": order}), f"order:{order}"),
-            )
-            if flask.request.get_json().get("rollback"):
+            ).fetchone()
+            asked = flask.request.get_json()
+            if asked.get("rollback"):
                 raise psycopg.Rollback(tx)
-            return answer(200, {"touched": order})
-        return answer(409, {"touched": None})
+        if asked.get("rollback"):
+            return answer(409, {"touched": None})
+        if "wait" in asked and wait_for_job(pool, job_id, asked["wait"]) not in ("done", "gone"):
+            return answer(202, {"touched": order})
+        return answer(200, {"touched": order})
 
     return app
 

@@ -108,6 +108,32 @@ def autocommit(pool, sql, *args):
     return again(pool, work)
 
 
+def print_holders(pool, key, scope=None):
+    """For a key that is busy: who holds it, if this role may know. One line for each holder."""
+    row = autocommit(
+        pool,
+        "SELECT string_agg(concat_ws(', ', 'key held by ' || kind, 'process ' || pid, 'worker ' || worker,"
+        " 'since ' || since) || ': ' || detail, E'\\n') AS lines FROM idem_holder(%s, %s)",
+        key, scope,
+    )
+    if row.lines:
+        print(row.lines, flush=True)
+
+
+def wait_for_job(pool, job_id, seconds=30):
+    """Wait until the job has ended. Returns its state; if the time is over, prints why the job has not ended."""
+    state = autocommit(pool, "CALL idem_wait_job(%s::bigint, %s)", job_id, f"{seconds} s").state
+    if state not in ("done", "dead", "cancelled", "gone"):  # gone: done, and its queue does not keep it
+        row = autocommit(
+            pool,
+            "SELECT string_agg(concat_ws(', ', format('job %%s %%s', %s, reason), 'process ' || pid,"
+            " 'since ' || since) || ': ' || detail, E'\\n') AS lines FROM idem_why(%s::bigint)",
+            job_id, job_id,
+        )
+        print(row.lines, flush=True)
+    return state
+
+
 def once(pool, key, request, fn, *, scope=None, ttl=None, wait="0"):
     """fn(conn) in the transaction that claims the key; returns Answer(result, replayed).
 

@@ -17,7 +17,7 @@ import re
 
 import flask
 
-from idem import Busy, Mismatch, Refusal, Stale, Undecided, leased, once
+from idem import Busy, Mismatch, Refusal, Stale, Undecided, leased, once, print_holders
 
 # A structured-field string, or (many clients send that) the bare key; at most 1024 bytes, as idem allows.
 _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
@@ -107,10 +107,12 @@ class Idempotent:
             try:
                 answer = run(key, request, args)
             except Busy as busy:
+                print_holders(self.pool, key, self.scope())
                 return problem(409, "A request with this key is being processed.", Retry_After=busy.retry_after)
             except Stale:
                 return problem(409, "Another worker has taken over this request.", Retry_After=1)
             except Undecided:
+                print_holders(self.pool, key, self.scope())
                 return problem(409, "The outcome of this request is unknown: an operator has to decide.")
             except Mismatch:
                 return problem(422, "This key was used with another request.")

@@ -52,15 +52,19 @@ end
 
 def touch(pool, env)
   order = env['PATH_INFO'][%r{\A/(\d+)/touch\z}, 1] or return answer(404, { error: 'not found' })
-  rollback = asked(env)['rollback']
-  pool.with do |conn|
+  rollback, wait = asked(env).values_at('rollback', 'wait')
+  job = pool.with do |conn|
     conn.exec('BEGIN')
     conn.exec_params('UPDATE orders SET version = version + 1 WHERE id = $1', [order])
-    conn.exec_params("SELECT * FROM idem_enqueue('index', $1::jsonb, key => $2)",
-                     [{ order: order.to_i }.to_json, "order:#{order}"])
+    job = conn.exec_params("SELECT job_id FROM idem_enqueue('index', $1::jsonb, key => $2)",
+                           [{ order: order.to_i }.to_json, "order:#{order}"])[0]
     conn.exec(rollback ? 'ROLLBACK' : 'COMMIT')
+    job['job_id']
   end
-  rollback ? answer(409, { touched: nil }) : answer(200, { touched: order.to_i })
+  return answer(409, { touched: nil }) if rollback
+
+  ended = wait.nil? || %w[done gone].include?(Idem.wait_for_job(pool, job, wait))
+  answer(ended ? 200 : 202, { touched: order.to_i })
 end
 
 def shop(pool, mailer)

@@ -122,6 +122,24 @@ module Idem
     end
   end
 
+  # For a key that is busy: who holds it, if this role may know. One line for each holder.
+  def print_holders(pool, key, scope = nil)
+    lines = ask(pool, "SELECT string_agg(concat_ws(', ', 'key held by ' || kind, 'process ' || pid, 'worker ' || worker," \
+                      " 'since ' || since) || ': ' || detail, E'\\n') AS lines FROM idem_holder($1, $2)",
+                key, scope)[0]['lines']
+    puts lines if lines
+  end
+
+  # Wait until the job has ended. Returns its state; if the time is over, prints why the job has not ended.
+  def wait_for_job(pool, job_id, timeout = 30)
+    state = ask(pool, 'CALL idem_wait_job($1::bigint, $2)', job_id, seconds(timeout))[0]['state']
+    unless %w[done dead cancelled gone].include?(state) # gone: done, and its queue does not keep it
+      puts ask(pool, "SELECT string_agg(concat_ws(', ', format('job %s %s', $1::bigint, reason), 'process ' || pid," \
+                     " 'since ' || since) || ': ' || detail, E'\\n') AS lines FROM idem_why($1::bigint)", job_id)[0]['lines']
+    end
+    state
+  end
+
   def fenced(pool, key, token, scope)
     again(pool) do |conn|
       meaning { pipeline(conn, ['BEGIN'], ['SELECT idem_fence($1, $2, $3)', [key, token, scope]]) }

@@ -48,10 +48,12 @@ module Idem
       answer = run(env, key, env['rack.input'].read)
       reply(answer.result, answer.replayed)
     rescue Busy => e
+      Idem.print_holders(@pool, key, @scope&.call(env))
       problem(409, 'A request with this key is being processed.', 'Retry-After' => e.retry_after.to_s)
     rescue Stale
       problem(409, 'Another worker has taken over this request.', 'Retry-After' => '1')
     rescue Undecided => e
+      Idem.print_holders(@pool, key, @scope&.call(env))
       problem(409, e.message)
     rescue Mismatch
       problem(422, 'This key was used with another request.')

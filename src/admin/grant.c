@@ -47,7 +47,8 @@ typedef struct PrivilegeSet
 		"idem_report_age", "idem_report_table", "idem_report_chart", "idem_report_style", \
 		"idem_report_overview", "idem_report_health", "idem_report_trends",               \
 		"idem_report_queues", "idem_report_running", "idem_report_dead",                  \
-		"idem_report_decisions", "idem_report_duplicates", "idem_report_keys"
+		"idem_report_decisions", "idem_report_duplicates", "idem_report_keys",            \
+		"idem_report_why", "idem_report_lease"
 #define MONITOR_RELATIONS                                                     \
 	"key_summary", "queue_status", "schedule_status", "stats", "queue_stats", \
 		"queue_latency", "queue_latency_buckets",                             \

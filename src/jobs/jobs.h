@@ -384,6 +384,16 @@ typedef struct IdemWhy
 	char *fix;		   /* NULL: there is no command for it */
 } IdemWhy;
 
+/* The version of a job that is not committed */
+typedef struct IdemOpenJob
+{
+	TransactionId xid; /* invalid: there is none */
+	int64 token;	   /* of the last fetch; 0: no worker has fetched the job yet */
+	bool is_leased;
+	NullableDatum links;
+	NullableDatum payload;
+} IdemOpenJob;
+
 /* jobtable.c */
 extern void idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode);
 extern void idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode);
@@ -510,6 +520,12 @@ extern void idem_fetchskip_end(IdemFetchWalk *walk, bool at_end, bool is_far);
 extern void idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 								  void (*put)(const IdemFetched *job, void *arg), void *arg);
 extern void idem_fetchstore_look(IdemTable *jobs, const IdemQueue *queue, IdemLook *look);
+
+/* whychange.c */
+extern void idem_whychange_find_open(IdemTable *jobs, IdemLookup *lookup, IdemOpenJob *open);
+extern const char *idem_whychange_describe_lock(IdemTable *jobs, MultiXactStatus status,
+												const IdemOpenJob *open);
+extern const char *idem_whychange_describe_mine(IdemTable *jobs, IdemLookup *lookup);
 
 /* whystore.c */
 extern void idem_whystore_explain(IdemTable *jobs, int64 job_id,

@@ -213,74 +213,29 @@ explain_wait(Explanation *why)
 	why->ready = why->n == n;
 }
 
-/* What a transaction does that has this lock on the row of the job */
-static const char *
-describe_lock(IdemTable *jobs, MultiXactStatus status, bool is_fetched)
-{
-	switch (status)
-	{
-		case MultiXactStatusForKeyShare:
-			return "An open transaction has enqueued a duplicate, which the job has absorbed.";
-		case MultiXactStatusNoKeyUpdate:
-		case MultiXactStatusUpdate:
-			if (is_fetched)
-				return "An open transaction has fetched the job.";
-			if (idem_row_is_last_version(jobs))
-				return "An open transaction is ending the job.";
-			return "An open transaction has changed or ended the job.";
-		default:
-			return "An open transaction has locked the job.";
-	}
-}
-
-/* The version of the job that an open transaction has inserted; see find_open() */
-typedef struct OpenVersion
-{
-	TransactionId xid; /* invalid: there is none */
-	int64 token;	   /* of the fetch, if it is leased; else 0 */
-} OpenVersion;
-
-/* Find a version of the job that is not committed, and leave it as the row found */
-static void
-find_open(IdemTable *jobs, IdemLookup *lookup, OpenVersion *open)
-{
-	SnapshotData dirty;
-	IdemLeafWalk walk;
-
-	memset(open, 0, sizeof(*open));
-	InitDirtySnapshot(dirty);
-	idem_probe_walk(&walk, jobs, lookup, &dirty);
-	while (!TransactionIdIsValid(open->xid) && idem_leaf_next_row(&walk))
-	{
-		open->xid = dirty.xmin;
-		open->token = idem_jobrow_is_leased(jobs) ? idem_row_int64(jobs, IDEM_JOBS_TOKEN) : 0;
-	}
-	idem_leaf_end(&walk);
-}
-
 /* H3: open transactions that have locked or changed the job found, or have written it */
 static void
-explain_locks(Explanation *why, bool is_fetched)
+explain_locks(Explanation *why, const IdemOpenJob *open)
 {
 	IdemTable *jobs = why->jobs;
+	IdemLookup lookup = idem_jobtable_by_id(jobs, why->job_id);
+	TransactionId mine = idem_row_is_mine(jobs) ? GetTopTransactionId() : InvalidTransactionId;
 	IdemRowLocks locks;
 	IdemHolder holder;
-	TransactionId mine = idem_row_is_mine(jobs) ? GetTopTransactionId() : InvalidTransactionId;
 
-	if (TransactionIdIsValid(mine) && idem_holders_find(mine, &holder))
-		add_holder(why, &holder,
-				   idem_jobrow_is_leased(jobs) ? "An open transaction has fetched the job." :
-												 "An open transaction has written the job.",
-				   idem_holders_fix(&holder));
 	idem_row_list_locks(jobs, &locks);
 	for (int i = 0; i < locks.n; i++)
 	{
 		IdemRowLock *lock = &locks.locks[i];
 
 		if (!TransactionIdEquals(lock->xid, mine) && idem_holders_find(lock->xid, &holder))
-			add_holder(why, &holder, describe_lock(jobs, lock->status, is_fetched),
+			add_holder(why, &holder, idem_whychange_describe_lock(jobs, lock->status, open),
 					   idem_holders_fix(&holder));
 	}
+	/* last, because another version may be the row found then */
+	if (TransactionIdIsValid(mine) && idem_holders_find(mine, &holder))
+		add_holder(why, &holder, idem_whychange_describe_mine(jobs, &lookup),
+				   idem_holders_fix(&holder));
 }
 
 /* H3: sessions that wait to cancel the job; meanwhile it absorbs no more duplicates (J1) */
@@ -391,17 +346,19 @@ explain_order(Explanation *why, const IdemPosition *position, bool has_expired)
 				   NULL);
 	else if (!has_expired)
 		add_reason(why, "ready", position->run_at,
-				   psprintf("Nothing is in the way: the next fetch gets it. %s", describe_workers(why)),
+				   psprintf("%s %s",
+							is_least ?
+								"Nothing is known to be in the way: many jobs come before it, but none was found that can be fetched." :
+								"Nothing is in the way: the next fetch gets it.",
+							describe_workers(why)),
 				   NULL);
 }
 
 /* The job found has a committed version, or this transaction has written it */
 static void
-explain_row(Explanation *why, const OpenVersion *open)
+explain_row(Explanation *why, const IdemOpenJob *open)
 {
 	IdemTable *jobs = why->jobs;
-	bool is_fetched = TransactionIdIsValid(open->xid) && open->token != 0 &&
-		open->token != idem_row_int64(jobs, IDEM_JOBS_TOKEN);
 	IdemPosition position = {
 		.priority = idem_row_int32(jobs, IDEM_JOBS_PRIORITY),
 		.run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT),
@@ -416,7 +373,7 @@ explain_row(Explanation *why, const OpenVersion *open)
 	else
 		explain_wait(why);
 	n = why->n;
-	explain_locks(why, is_fetched);
+	explain_locks(why, open);
 	explain_cancels(why);
 	if (why->ready && why->n == n && !why->queue.paused)
 		explain_order(why, &position, is_leased);
@@ -466,6 +423,30 @@ explain_shard(Explanation *why)
 }
 
 /*
+ * Is the job in neither table?  One snapshot for both: a retry or a cancel may move the job
+ * from one to the other between two looks.
+ */
+static bool
+is_gone(IdemTable *jobs, IdemLookup *lookup)
+{
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	bool found = idem_probe_shows(jobs, lookup, snapshot);
+	IdemTable log;
+
+	if (!found)
+	{
+		IdemLookup log_lookup;
+
+		idem_jobtable_open_log(&log, AccessShareLock);
+		log_lookup = idem_jobtable_by_id(&log, DatumGetInt64(lookup->value));
+		found = idem_probe_shows(&log, &log_lookup, snapshot);
+		idem_table_close(&log);
+	}
+	UnregisterSnapshot(snapshot);
+	return !found;
+}
+
+/*
  * H3: pass each reason to put(), what an operator has set first.  There is always one, also if
  * the job has ended or is not there.  The caller has opened idem.jobs.
  */
@@ -477,7 +458,7 @@ idem_whystore_explain(IdemTable *jobs, int64 job_id, void (*put)(const IdemWhy *
 		.jobs = jobs, .job_id = job_id, .now = idem_clock_now(), .put = put, .arg = arg};
 	IdemLookup lookup = idem_jobtable_by_id(jobs, job_id);
 	IdemProbeResult probe;
-	OpenVersion open;
+	IdemOpenJob open;
 
 	if (!idem_shard_has_job(idem_shard_get(), job_id))
 	{
@@ -488,20 +469,20 @@ idem_whystore_explain(IdemTable *jobs, int64 job_id, void (*put)(const IdemWhy *
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		find_open(jobs, &lookup, &open);
+		idem_whychange_find_open(jobs, &lookup, &open);
 		idem_probe_latest(jobs, &lookup, &probe);
 		if (probe.found == IDEM_FOUND_ROW)
 			explain_row(&why, &open);
 		else if (probe.found == IDEM_FOUND_OPEN)
 		{
-			find_open(jobs, &lookup, &open);
+			idem_whychange_find_open(jobs, &lookup, &open);
 			if (TransactionIdIsValid(open.xid))
 				explain_open(&why, open.xid);
 		}
-		else if (!explain_end(&why))
+		else if (!explain_end(&why) && is_gone(jobs, &lookup))
 			add_reason(&why, "gone", 0,
 					   pstrdup("There is no such job: it is done and was not kept, was removed from the history, or was never enqueued."),
 					   NULL);
-		/* no reason: the transaction in the way has ended meanwhile */
+		/* no reason: the transaction in the way has ended meanwhile, or the job was moved */
 	} while (why.n == 0);
 }

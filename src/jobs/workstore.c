@@ -79,6 +79,7 @@ IdemHold
 idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result, IdemQueue *queue)
 {
 	IdemHold hold;
+	TimestampTz started_at;
 	TimestampTz now;
 
 	do
@@ -89,11 +90,12 @@ idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *resul
 		idem_touched_held(queue->name, false);
 	} while (idem_write_delete(jobs, true) != TM_Ok);
 	now = idem_clock_now();
+	started_at = idem_jobrow_started_at(jobs);
 	(void) idem_joblog_write(jobs, "done", now, queue->keep, result, NULL, NULL);
 	idem_joblog_keep_key(jobs, now, result);
 	idem_change_note_end(jobs, queue->name);
 	idem_counters_add_queue_time(queue->name, IDEM_QUEUE_COUNTER_COMPLETED, IDEM_HISTOGRAM_RUN,
-								 idem_jobrow_started_at(jobs), now);
+								 started_at, now);
 	return hold;
 }
 

@@ -81,6 +81,16 @@ put_transaction(ReturnSetInfo *rsinfo, const char *kind, const IdemHolder *holde
 			idem_holders_fix(holder));
 }
 
+/* Keep what matters of the row found, which this transaction has written */
+static void
+read_version(IdemTable *table, TransactionId xid, OpenVersion *version)
+{
+	version->xid = xid;
+	version->owner = idem_row_oid(table, IDEM_KEYS_OWNER);
+	version->is_leased = idem_keyrow_is_leased(table);
+	version->is_later = idem_row_is_later_version(table);
+}
+
 /* Find the version of the key that is not committed, and what it says */
 static void
 find_open(IdemTable *table, IdemLookup *lookup, OpenVersion *open)
@@ -95,10 +105,7 @@ find_open(IdemTable *table, IdemLookup *lookup, OpenVersion *open)
 	{
 		if (!TransactionIdIsValid(dirty.xmin) || !lookup->matches(table, lookup))
 			continue;
-		open->xid = dirty.xmin;
-		open->owner = idem_row_oid(table, IDEM_KEYS_OWNER);
-		open->is_leased = idem_keyrow_is_leased(table);
-		open->is_later = idem_row_is_later_version(table);
+		read_version(table, dirty.xmin, open);
 	}
 	idem_leaf_end(&walk);
 }
@@ -153,7 +160,7 @@ put_lock(ReturnSetInfo *rsinfo, IdemTable *table, const IdemRowLock *lock, const
 		return;
 	if (lock->status != MultiXactStatusUpdate && lock->status != MultiXactStatusNoKeyUpdate)
 		put_transaction(rsinfo, "fence", &holder, "An open transaction has locked the key, as a fence does.");
-	else if (TransactionIdEquals(open->xid, lock->xid))
+	else if (TransactionIdIsValid(open->xid))
 		put_transaction(rsinfo, "claim", &holder, describe_version(open));
 	else
 		put_transaction(rsinfo, "claim", &holder, "An open transaction is removing the key.");
@@ -165,6 +172,7 @@ put_holders(ReturnSetInfo *rsinfo, IdemTable *table, const IdemKey *key, const O
 {
 	IdemKeyStatus state = idem_keyrow_judge(table, 0);
 	bool mine = idem_row_is_mine(table);
+	OpenVersion version;
 	IdemRowLocks locks;
 	IdemHolder holder;
 
@@ -173,9 +181,10 @@ put_holders(ReturnSetInfo *rsinfo, IdemTable *table, const IdemKey *key, const O
 	else if (state != IDEM_KEY_GONE)
 		check_owner(idem_row_oid(table, IDEM_KEYS_OWNER));
 	if (mine && idem_holders_find(GetTopTransactionId(), &holder))
-		put_transaction(rsinfo, "claim", &holder,
-						idem_keyrow_is_leased(table) ? "An open transaction has leased the key." :
-													   "An open transaction has claimed the key.");
+	{
+		read_version(table, GetTopTransactionId(), &version);
+		put_transaction(rsinfo, "claim", &holder, describe_version(&version));
+	}
 	idem_row_list_locks(table, &locks);
 	for (int i = 0; i < locks.n; i++)
 	{

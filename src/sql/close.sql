@@ -71,5 +71,7 @@ GRANT EXECUTE ON FUNCTION
 	pg_catalog.idem_report_dead,
 	pg_catalog.idem_report_decisions,
 	pg_catalog.idem_report_duplicates,
-	pg_catalog.idem_report_keys
+	pg_catalog.idem_report_keys,
+	pg_catalog.idem_report_why,
+	pg_catalog.idem_report_lease
 TO pg_monitor;

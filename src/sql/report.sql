@@ -271,9 +271,25 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION pg_catalog.idem_report_trends IS 'for idem_report(): charts of the last 24 hours';
 
+/*
+ * idem_why() raises an error if the caller may neither use the queue nor read idem.job_status.
+ * The page must not, so such a caller gets the command.
+ */
+CREATE FUNCTION pg_catalog.idem_report_why(job_id bigint)
+RETURNS text
+LANGUAGE sql STABLE PARALLEL UNSAFE
+BEGIN ATOMIC
+	SELECT string_agg(idem_report_html('<div><b>%s</b>%s %s', w.reason,
+								' for ' || idem_report_age(idem_clock() - w.since) || ':', w.detail)
+				|| CASE WHEN w.fix IS NULL THEN '' ELSE idem_report_html('<pre>%s</pre>', w.fix) END
+				|| '</div>', '' ORDER BY w.ord)
+	  FROM idem_why(job_id) WITH ORDINALITY AS w (reason, detail, since, pid, fix, ord);
+END;
+COMMENT ON FUNCTION pg_catalog.idem_report_why IS 'for idem_report(): the reasons of idem_why(), each with its command';
+
 CREATE FUNCTION pg_catalog.idem_report_queues()
 RETURNS text
-LANGUAGE sql STABLE PARALLEL RESTRICTED
+LANGUAGE sql STABLE PARALLEL UNSAFE
 BEGIN ATOMIC
 	SELECT idem_report_table(ARRAY['Queue', '#Ready', '#Oldest', '#Scheduled', '#Blocked', '#Running', '#Expired', '#Dead', '#Done per hour', '#Failed', 'Owner'],
 				string_agg(idem_report_html('<tr><td class="w">%s', q.queue)
@@ -290,16 +306,19 @@ BEGIN ATOMIC
 			  ELSE COALESCE(idem_report_html('<p class="more">Rates since %s: completed jobs per hour (within the first hour: so far), and the part of the attempts that failed.</p>',
 								to_char(min(c.stats_reset), 'YYYY-MM-DD HH24:MI TZH:TZM')),
 							'<p class="more">No rates: nothing was counted, because the library is not preloaded or the queues were not used since the last reset.</p>') END
-		   /* the command and not its answer: idem_why() may raise an error, and this page must not */
 		   || COALESCE((
 				SELECT '<h3>Due for more than a minute</h3>'
 					   || idem_report_table(ARRAY['Queue', '#Job', '#Due for', 'Why does it not run?'],
-							string_agg(idem_report_html('<tr><td class="w">%s</td><td class="n">%s</td><td class="n">%s</td><td><pre>%s</pre></td></tr>',
-									w.queue, w.job_id::text, idem_report_age(w.due_for),
-									format('SELECT * FROM pg_catalog.idem_why(%s);', w.job_id)),
+							string_agg(idem_report_html('<tr><td class="w">%s</td><td class="n">%s</td><td class="n">%s</td><td>',
+									w.queue, w.job_id::text, idem_report_age(w.due_for))
+								|| CASE WHEN w.may_ask THEN idem_report_why(w.job_id)
+								   ELSE idem_report_html('<pre>%s</pre>', format('SELECT * FROM pg_catalog.idem_why(%s);', w.job_id)) END
+								|| '</td></tr>',
 								'' ORDER BY w.due_for DESC, w.queue),
 							count(*), max(w.total), '')
-				  FROM (SELECT r.*, count(*) OVER () AS total
+				  FROM (SELECT r.*, count(*) OVER () AS total,
+							   has_table_privilege('idem.job_status'::regclass, 'SELECT')
+							   AND has_function_privilege('idem_why(bigint)'::regprocedure, 'EXECUTE') AS may_ask
 						  FROM idem.report_waiting AS r
 						 WHERE r.due_for > interval '1 minute'
 						 ORDER BY r.due_for DESC, r.queue
@@ -380,6 +399,13 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION pg_catalog.idem_report_dead IS 'for idem_report(): dead jobs by error, with the command that retries them';
 
+CREATE FUNCTION pg_catalog.idem_report_lease(token bigint, key_hash bigint, state text)
+RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN format(' WHERE token OPERATOR(pg_catalog.=) %L AND pg_catalog.idem_key_hash(key, scope) OPERATOR(pg_catalog.=) %L AND state OPERATOR(pg_catalog.=) %L;',
+	token, key_hash, state);
+COMMENT ON FUNCTION pg_catalog.idem_report_lease IS 'for idem_report(): the end of a command that finds a lease without naming its key';
+
 CREATE FUNCTION pg_catalog.idem_report_decisions(keys boolean)
 RETURNS text
 LANGUAGE sql STABLE PARALLEL RESTRICTED
@@ -399,13 +425,13 @@ BEGIN ATOMIC
 							 ELSE format('SELECT pg_catalog.idem_release(key, (pg_catalog.idem_lease(key, ''1 s'', max_attempts => %s, scope => scope)).token, scope)%s',
 										 l.attempt + 4, l.place) END),
 					'' ORDER BY l.stuck_for DESC, l.token, l.key_hash),
-				count(*), (SELECT count(*) FROM idem.report_leases), 'No key is parked or exhausted.')
+				count(*), (SELECT count(*) FROM idem.report_leases AS r WHERE r.state <> 'live'), 'No key is parked or exhausted.')
 		   || CASE WHEN count(l.token) = 0 THEN '' ELSE
 				'<p class="more">Ask the other side first whether the work happened. The commands find the key by its token and its hash; they need the privileges of its owner. If a worker or another operator was faster, they change nothing.</p>' END
 	  FROM (SELECT r.*,
-				   format(' FROM idem.lease_status WHERE token OPERATOR(pg_catalog.=) %L AND pg_catalog.idem_key_hash(key, scope) OPERATOR(pg_catalog.=) %L AND state OPERATOR(pg_catalog.=) %L;',
-						  r.token, r.key_hash, r.state) AS place
+				   ' FROM idem.lease_status' || idem_report_lease(r.token, r.key_hash, r.state) AS place
 			  FROM idem.report_leases AS r
+			 WHERE r.state <> 'live'
 			 ORDER BY r.stuck_for DESC, r.token, r.key_hash
 			 LIMIT 50) AS l;
 END;
@@ -463,6 +489,21 @@ BEGIN ATOMIC
 					  FROM idem.key_summary AS s
 					 ORDER BY ord
 					 LIMIT 50) AS s)
+		   || COALESCE((
+				SELECT '<h3>Leased for more than a minute</h3>'
+					   || idem_report_table(ARRAY['#Leased for', '#Time left', 'Worker', 'Owner', '#Attempt', 'Who holds the key?'],
+							string_agg(idem_report_html('<tr><td class="n">%s</td><td class="n">%s</td><td class="w">%s</td><td class="w">%s</td><td class="n">%s</td><td><pre>SELECT h.* FROM idem.lease_status CROSS JOIN LATERAL pg_catalog.idem_holder(key, scope) AS h%s</pre></td></tr>',
+									idem_report_age(l.held_for), idem_report_age(- l.stuck_for), l.worker, l.owner::text, l.attempt::text,
+									idem_report_lease(l.token, l.key_hash, l.state)),
+								'' ORDER BY l.held_for DESC, l.token, l.key_hash),
+							count(*), max(l.total), '')
+				  FROM (SELECT r.*, count(*) OVER () AS total
+						  FROM idem.report_leases AS r
+						 WHERE r.state = 'live'
+						   AND r.held_for > interval '1 minute'
+						 ORDER BY r.held_for DESC, r.token, r.key_hash
+						 LIMIT 50) AS l
+				HAVING count(*) > 0), '')
 		   || '<h3>Cleanup</h3>'
 		   || (SELECT idem_report_table(ARRAY['Phase', '#Removed in this round', '#Left, about', 'Last round ended', 'Last error'],
 						string_agg(idem_report_html('<tr><td>%s</td>', c.phase) || idem_report_cells(c.removed, c.backlog)
@@ -477,7 +518,7 @@ COMMENT ON FUNCTION pg_catalog.idem_report_keys IS 'for idem_report(): keys by o
 /* on large tables, JIT would compile the queries for longer than they run */
 CREATE FUNCTION pg_catalog.idem_report(keys boolean DEFAULT false)
 RETURNS text
-LANGUAGE sql STABLE PARALLEL RESTRICTED
+LANGUAGE sql STABLE PARALLEL UNSAFE
 SET jit = off
 BEGIN ATOMIC
 	SELECT idem_report_html('<!DOCTYPE html>

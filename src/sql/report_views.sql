@@ -84,6 +84,7 @@ SELECT k.state,
 	   k.attempt,
 	   k.max_attempts,
 	   k.now - k.lease_until AS stuck_for,
+	   k.now - k.leased_at AS held_for,
 	   k.token,
 	   k.key_hash,
 	   CASE WHEN m.may_read THEN k.key END AS key,
@@ -93,6 +94,7 @@ SELECT k.state,
 			   k.attempt,
 			   k.max_attempts,
 			   k.lease_until,
+			   k.leased_at,
 			   k.token,
 			   k.key_hash,
 			   k.key,
@@ -101,17 +103,18 @@ SELECT k.state,
 			   idem_key_state(c.now, k.xmin, k.finished_at, k.expires_at, k.lease_until, k.park, k.attempt, k.max_attempts) AS state
 		  FROM idem.keys AS k
 		 CROSS JOIN (SELECT idem_clock() AS now OFFSET 0) AS c
-		 WHERE k.lease_until <= c.now
+		 WHERE k.lease_until IS NOT NULL
 		   AND k.finished_at IS NULL) AS k
  CROSS JOIN (SELECT has_table_privilege('idem.lease_status'::regclass, 'SELECT') AS may_read) AS m
- WHERE k.state = ANY (ARRAY['parked', 'exhausted']);
-COMMENT ON VIEW idem.report_leases IS 'for idem_report(): leases that are parked or exhausted';
-COMMENT ON COLUMN idem.report_leases.state IS 'parked (an operator must decide) or exhausted (no attempts are left)';
+ WHERE k.state = ANY (ARRAY['parked', 'exhausted', 'live']);
+COMMENT ON VIEW idem.report_leases IS 'for idem_report(): leases that are parked, exhausted or live';
+COMMENT ON COLUMN idem.report_leases.state IS 'parked (an operator must decide), exhausted (no attempts are left) or live';
 COMMENT ON COLUMN idem.report_leases.owner IS 'role that owns the key';
-COMMENT ON COLUMN idem.report_leases.worker IS 'name of the worker that held the lease';
+COMMENT ON COLUMN idem.report_leases.worker IS 'name of the worker that has or had the lease';
 COMMENT ON COLUMN idem.report_leases.attempt IS 'number of leases of this key';
 COMMENT ON COLUMN idem.report_leases.max_attempts IS 'maximum number of leases; null: no limit';
-COMMENT ON COLUMN idem.report_leases.stuck_for IS 'time since the lease expired';
+COMMENT ON COLUMN idem.report_leases.stuck_for IS 'time since the lease expired; negative while it is live';
+COMMENT ON COLUMN idem.report_leases.held_for IS 'time since the lease was taken or last renewed';
 COMMENT ON COLUMN idem.report_leases.token IS 'fencing token of the lease';
 COMMENT ON COLUMN idem.report_leases.key_hash IS 'hash of scope and key; idem_key_hash() computes it';
 COMMENT ON COLUMN idem.report_leases.key IS 'the key; null for roles that may not read idem.lease_status';

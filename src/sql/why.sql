@@ -59,13 +59,13 @@ SELECT j.worker,
 	   count(*) FILTER (WHERE j.lease_until > c.now) AS running,
 	   count(*) FILTER (WHERE j.lease_until <= c.now) AS expired,
 	   /* the token of a fetch is its time, in microseconds */
-	   c.now - to_timestamp(min(j.token) / 1000000.0) AS oldest,
-	   c.now - to_timestamp(max(j.token) / 1000000.0) AS last_fetch,
-	   min(j.lease_until) - c.now AS next_expiry
+	   max(c.now - to_timestamp(j.token / 1000000.0)) AS oldest,
+	   min(c.now - to_timestamp(j.token / 1000000.0)) AS last_fetch,
+	   min(j.lease_until - c.now) AS next_expiry
   FROM idem.jobs AS j
  CROSS JOIN (SELECT idem_clock() AS now OFFSET 0) AS c
  WHERE j.lease_until IS NOT NULL
- GROUP BY j.worker, j.queue, c.now;
+ GROUP BY j.worker, j.queue;
 COMMENT ON VIEW idem.workers IS 'workers that have leased jobs, by queue; for monitors: shows no keys';
 COMMENT ON COLUMN idem.workers.worker IS 'name of the worker, as given to idem_fetch(); null: all that gave none';
 COMMENT ON COLUMN idem.workers.queue IS 'name of the queue';

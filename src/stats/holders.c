@@ -15,6 +15,7 @@
 #include "access/xlog.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_authid.h"
+#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
@@ -22,6 +23,7 @@
 #include "utils/acl.h"
 #include "utils/backend_status.h"
 #include "utils/builtins.h"
+#include "utils/fmgroids.h"
 #include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/timestamp.h"
@@ -88,6 +90,10 @@ find_prepared(TransactionId xid, IdemHolder *holder)
 	Datum values[] = {TransactionIdGetDatum(xid)};
 	bool found;
 
+	/* every role may call the function, unless an administrator has changed that */
+	if (object_aclcheck(ProcedureRelationId, F_PG_PREPARED_XACT, GetUserId(), ACL_EXECUTE) !=
+		ACLCHECK_OK)
+		return false;
 	SPI_connect();
 	if (SPI_execute_with_args("SELECT p.gid, p.prepared FROM pg_catalog.pg_prepared_xact() AS p"
 							  " WHERE p.transaction OPERATOR(pg_catalog.=) $1",

@@ -82,11 +82,13 @@ idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result)
 	idem_leaf_end(&walk);
 }
 
-/* Does a snapshot taken now show a row?  The first one is the row found. */
-static bool
-find_latest(IdemTable *table, IdemLookup *lookup)
+/*
+ * Does the snapshot show a row?  The first one is the row found.  Without one that this
+ * transaction has replaced or deleted in the same command.
+ */
+bool
+idem_probe_shows(IdemTable *table, IdemLookup *lookup, Snapshot snapshot)
 {
-	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	IdemLeafWalk walk;
 	bool found;
 
@@ -96,6 +98,15 @@ find_latest(IdemTable *table, IdemLookup *lookup)
 		found = idem_leaf_next_row(&walk);
 	} while (found && !has_looked_up_key(table, lookup));
 	idem_leaf_end(&walk);
+	return found && !idem_row_is_replaced_by_me(table);
+}
+
+static bool
+is_there_now(IdemTable *table, IdemLookup *lookup)
+{
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	bool found = idem_probe_shows(table, lookup, snapshot);
+
 	UnregisterSnapshot(snapshot);
 	return found;
 }
@@ -111,8 +122,7 @@ idem_probe_latest(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result)
 	{
 		CHECK_FOR_INTERRUPTS();
 		idem_probe(table, lookup, result);
-	} while (result->found != IDEM_FOUND_ROW &&
-			 find_latest(table, lookup) && !idem_row_is_replaced_by_me(table));
+	} while (result->found != IDEM_FOUND_ROW && is_there_now(table, lookup));
 }
 
 /*

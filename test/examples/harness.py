@@ -194,6 +194,7 @@ class Program:
         self.args, self.log = [os.path.join(directory, "start"), *args], log
         self.process = None
         self.stopping = threading.Event()
+        self.lines = []  # what it has printed since it was ready
 
     def start(self):
         self.process = subprocess.Popen(
@@ -212,8 +213,13 @@ class Program:
         for line in stream:
             if line.strip() == b"stopping":
                 self.stopping.set()
+            self.lines.append(line.decode().strip())
             self.log.write(line)
             self.log.flush()
+
+    def wait_printed(self, begin):
+        """The first line that begins like this."""
+        return wait_for(f"the program prints {begin}", lambda: next((l for l in list(self.lines) if l.startswith(begin)), None))
 
     def kill(self):
         """kill -9, the whole group."""

@@ -217,12 +217,48 @@ def server_restarted(lang):
     equal(lang.db.count("charges", "order_id = %s", order), 1, "rows")
 
 
+def busy_prints_holder(lang):
+    """A duplicate that gets 409 prints who holds the key: the process of the first request."""
+    key = f"k-{unique()}"
+    with lang.db.gate() as gate:
+        first = Background(lang.server.persist, "/charges", charge(unique(), gate=gate.number), key)
+        pid = gate.wait_reached()
+        equal(lang.server.post("/charges", charge(unique(), gate=gate.number), key).status, 409, "status of the duplicate")
+        line = lang.server.wait_printed(f"key held by claim, process {pid}, since ")
+        check("An open transaction has claimed the key." in line, "the line:", line)
+        check(key not in line, "the line shows the key:", line)
+        gate.open()
+        first.result()
+
+
+def wait_prints_reasons(lang):
+    """A request that waits for its job in vain prints why the job does not run; one that waits for its end prints nothing."""
+    order = unique()
+    lang.db.rows("INSERT INTO orders VALUES (%s)", order)
+    lang.db.rows("SELECT idem_pause('index')")
+    try:
+        equal(lang.server.post(f"/orders/{order}/touch", {"wait": 0.1}).status, 202, "status without a worker")
+    finally:
+        lang.db.rows("SELECT idem_resume('index')")
+    job = lang.db.one("SELECT job_id FROM idem.job_status WHERE key = %s", f"order:{order}")
+    line = lang.server.wait_printed(f"job {job} ")
+    check(line.startswith(f"job {job} paused, since ") and line.endswith(": The queue is paused."), "the line:", line)
+    worker = lang.worker()
+    printed = len(lang.server.lines)
+    equal(lang.server.post(f"/orders/{order}/touch", {"wait": 30}).status, 200, "status with a worker")
+    equal(lang.db.one("SELECT version FROM indexed WHERE order_id = %s", order), 2, "indexed version")
+    equal(lang.server.lines[printed:], [], "lines")
+    worker.kill()
+
+
 SCENARIOS = [
     header_missing,
     header_invalid,
     header_quoted,
     answer_and_replay,
     fifty_at_once,
+    busy_prints_holder,
+    wait_prints_reasons,
     fifty_without_gate,
     another_request,
     refusal_is_stored,

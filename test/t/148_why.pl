@@ -98,6 +98,52 @@ is($waiter->{sqlstate}, '57014', 'the session no longer waits');
 $waiter->quit;
 
 #
+# without pg_read_all_stats: a role sees the process of its own sessions, not that of others; with it, all
+#
+
+run(q{CREATE ROLE app LOGIN; CREATE ROLE reader LOGIN IN ROLE pg_read_all_stats;
+	SELECT idem_grant('app', 'app'), idem_grant('reader', 'app');
+	SELECT idem_enqueue('shown', key => 'k')});
+my $shown = run(q{SELECT job_id FROM idem.jobs WHERE queue = 'shown'});
+my $super = run('SELECT current_user');
+my %absorbers = map { $_ => session($primary, user => $_) } 'app', $super;
+$_->query(q{BEGIN; SELECT idem_enqueue('shown', key => 'k')}) foreach values %absorbers;
+foreach my $user ('app', 'reader', $super)
+{
+	my @pids = sort { $a <=> $b } map { $absorbers{$_}{pid} } $user eq 'app' ? 'app' : ('app', $super);
+	my $pids = join(',', @pids);
+
+	is( $primary->safe_psql('postgres',
+			qq{SELECT count(*), string_agg(pid::text, ',' ORDER BY pid), count(since), count(fix) FROM idem_why($shown)},
+			extra_params => [ '-U', $user ]),
+		join('|', 2, $pids, (scalar @pids) x 2),
+		"H3: the processes that $user sees");
+}
+$_->quit foreach values %absorbers;
+run(q{SELECT idem_revoke('app', 'app'), idem_revoke('reader', 'app')});
+run("SELECT idem_cancel($shown)");
+
+#
+# beside a job that moves between the jobs and the history again and again: it is never gone
+#
+
+my $moves = run(q{SELECT job_id FROM idem_enqueue('moves')});
+my $mover = session($primary);
+$mover->send(qq{SET synchronous_commit = off;
+	DO \$\$ BEGIN FOR i IN 1 .. 1000 LOOP
+		PERFORM idem_cancel($moves);
+		COMMIT;
+		PERFORM idem_retry($moves);
+		COMMIT;
+	END LOOP; END \$\$});
+is(run(qq{SELECT count(DISTINCT i), count(*) FILTER (WHERE reason = 'gone')
+		FROM generate_series(1, 3000) AS i, LATERAL idem_why(CASE WHEN i > 0 THEN $moves END)}),
+	'3000|0', 'H3: a job that is cancelled and retried meanwhile is never gone');
+$mover->receive;
+$mover->quit;
+run("SELECT idem_cancel($moves)");
+
+#
 # a standby: the holders run on the primary.  Both versions of a row that is changed are there.
 #
 

@@ -109,6 +109,33 @@ func ask(ctx context.Context, pool *pgxpool.Pool, scan func(pgx.Row) error, sql 
 	})
 }
 
+// printHolders is for a key that is busy: who holds it, if this role may know. One line for each holder.
+func printHolders(ctx context.Context, pool *pgxpool.Pool, key Key) {
+	var lines *string
+	err := ask(ctx, pool, func(row pgx.Row) error { return row.Scan(&lines) },
+		"SELECT string_agg(concat_ws(', ', 'key held by ' || kind, 'process ' || pid, 'worker ' || worker,"+
+			" 'since ' || since) || ': ' || detail, E'\n') FROM idem_holder($1, $2)", key.Key, orNull(key.Scope))
+	if err == nil && lines != nil {
+		fmt.Println(*lines)
+	}
+}
+
+// WaitForJob waits until the job has ended. It returns its state; if the time is over, it prints why the job has not
+// ended. (gone: the job is done, and its queue does not keep it.)
+func WaitForJob(ctx context.Context, pool *pgxpool.Pool, job int64, timeout time.Duration) (state string, err error) {
+	err = pool.QueryRow(ctx, "CALL idem_wait_job($1, $2)", job, interval(timeout)).Scan(&state, nil)
+	if err != nil || state == "done" || state == "dead" || state == "cancelled" || state == "gone" {
+		return state, err
+	}
+	var lines string
+	err = pool.QueryRow(ctx, "SELECT string_agg(concat_ws(', ', format('job %s %s', $1::bigint, reason), 'process ' || pid,"+
+		" 'since ' || since) || ': ' || detail, E'\n') FROM idem_why($1)", job).Scan(&lines)
+	if err == nil {
+		fmt.Println(lines)
+	}
+	return state, err
+}
+
 // finish stores the result of the key, commits, and sets *result to what a replay returns.
 func finish(ctx context.Context, conn *pgxpool.Conn, stored, result any, sql string, args ...any) error {
 	text, err := json.Marshal(stored)

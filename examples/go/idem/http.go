@@ -132,6 +132,10 @@ func (h HTTP) handle(run func(ctx context.Context, key Key, r func() *http.Reque
 			r.Body = io.NopCloser(bytes.NewReader(body)) // the work may run again
 			return r
 		})
+		var busy *Busy
+		if errors.As(err, &busy) || errors.Is(err, ErrUndecided) {
+			printHolders(r.Context(), h.Pool, key)
+		}
 		send(w, answer, replayed, err)
 	})
 }
