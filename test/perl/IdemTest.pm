@@ -36,6 +36,7 @@ our @EXPORT = qw(
   crash_backend
   crash_postmaster
   doctor
+  flush_stats
   log_count
   log_ok
   never_two_ok
@@ -279,6 +280,24 @@ sub wait_until_asleep
 		 WHERE wait_event_type = 'Extension' AND query ~* '^\\s*CALL idem_wait'
 		   AND state = 'active' AND xact_start IS NULL AND ($which)
 	}) or die "not $n sessions are asleep";
+	return;
+}
+
+=pod
+
+=item flush_stats($session)
+
+Has the session report its statistics now.  Otherwise a timer does so ten seconds after its
+last statement, and would wake a session that waits in idem_wait() then: a wake-up that
+gets lost would not show.
+
+=cut
+
+sub flush_stats
+{
+	my ($session) = @_;
+
+	$session->query('SELECT pg_stat_force_next_flush()');
 	return;
 }
 

@@ -22,8 +22,9 @@ idem.cleanup = off
 idem.look_after = 1h
 });
 
-# Each session waits for a queue of its own.
+# Each session waits for a queue of its own.  As flush_stats() in IdemTest.pm has it.
 my $worker = q{
+SELECT pg_stat_force_next_flush();
 CALL idem_wait('q :client_id', '10 min') \gset
 \if :ready
 SELECT idem_complete(job_id, token) FROM idem_fetch('q :client_id', lease => '1 h');
@@ -141,6 +142,7 @@ stop('worker', $workers);
 
 	foreach my $session (@waiters)
 	{
+		flush_stats($session);
 		$session->send("CALL idem_wait('many $n', '10 min')");
 		$n += 150;
 	}
@@ -155,6 +157,7 @@ stop('worker', $workers);
 	{
 		my $job = run(q{SELECT max(job_id) FROM idem.jobs});
 
+		flush_stats($session);
 		$session->send("CALL idem_wait_job($job, '10 min')");
 	}
 	wait_until_asleep($node, 3);
