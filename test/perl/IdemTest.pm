@@ -36,7 +36,6 @@ our @EXPORT = qw(
   crash_backend
   crash_postmaster
   doctor
-  flush_stats
   log_count
   log_ok
   never_two_ok
@@ -280,24 +279,6 @@ sub wait_until_asleep
 		 WHERE wait_event_type = 'Extension' AND query ~* '^\\s*CALL idem_wait'
 		   AND state = 'active' AND xact_start IS NULL AND ($which)
 	}) or die "not $n sessions are asleep";
-	return;
-}
-
-=pod
-
-=item flush_stats($session)
-
-Has the session report its statistics now.  Otherwise a timer does so ten seconds after its
-last statement, and would wake a session that waits in idem_wait() then: a wake-up that
-gets lost would not show.
-
-=cut
-
-sub flush_stats
-{
-	my ($session) = @_;
-
-	$session->query('SELECT pg_stat_force_next_flush()');
 	return;
 }
 
@@ -718,7 +699,9 @@ sub new
 		'>' => \$self->{stdout},
 		'2>' => \$self->{stderr},
 		$self->{timeout});
-	$self->{pid} = $self->query('SELECT pg_backend_pid()');
+	# Statistics that are not reported at once set a timer of ten seconds.  It would wake a session
+	# that waits in idem_wait() then, and a wake-up that gets lost would not show.
+	$self->{pid} = $self->query('SELECT pg_backend_pid() FROM pg_stat_force_next_flush()');
 	return $self;
 }
 

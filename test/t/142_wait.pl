@@ -37,7 +37,6 @@ sub waiter
 	my $session = session($node, %opt);
 
 	$session->query($opt{first}) if defined $opt{first};
-	flush_stats($session);
 	$session->send($sql // $call);
 	wait_until_asleep($node, 1, "pid = $session->{pid}");
 	return $session;
@@ -91,7 +90,6 @@ sub works_ok
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 
-	flush_stats($session);
 	$session->send($call);
 	wait_until_asleep($node, 1, "pid = $session->{pid}");
 	my $job = enqueue();

@@ -22,9 +22,8 @@ idem.cleanup = off
 idem.look_after = 1h
 });
 
-# Each session waits for a queue of its own.  As flush_stats() in IdemTest.pm has it.
+# Each session waits for a queue of its own.
 my $worker = q{
-SELECT pg_stat_force_next_flush();
 CALL idem_wait('q :client_id', '10 min') \gset
 \if :ready
 SELECT idem_complete(job_id, token) FROM idem_fetch('q :client_id', lease => '1 h');
@@ -100,6 +99,16 @@ foreach my $round (1 .. 5)
 #
 
 run(q{
+	CREATE FUNCTION await_sleep() RETURNS void LANGUAGE plpgsql AS $$
+	DECLARE
+		seen int := 0;
+	BEGIN
+		WHILE seen < 3 LOOP
+			PERFORM pg_stat_clear_snapshot();
+			seen := CASE WHEN EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Extension'
+				AND query LIKE 'CALL idem_wait(''q 0''%') THEN seen + 1 ELSE 0 END;
+		END LOOP;
+	END $$;
 	CREATE PROCEDURE shorten(q text, INOUT job bigint DEFAULT NULL) LANGUAGE plpgsql AS $$
 	DECLARE
 		t bigint;
@@ -107,6 +116,8 @@ run(q{
 		job := (SELECT job_id FROM idem_enqueue(q));
 		t := (SELECT token FROM idem_fetch(q, lease => '1 h'));
 		COMMIT;
+		-- that has woken the worker, too
+		PERFORM await_sleep();
 		PERFORM idem_heartbeat(ARRAY[job], ARRAY[t], '1 h');
 		ROLLBACK;
 		PERFORM idem_heartbeat(ARRAY[job], ARRAY[t], '3 ms');
@@ -116,7 +127,7 @@ run(q{
 
 my $open = session($node);
 
-$open->query(q{BEGIN; SELECT count(idem_enqueue('q 0', priority => 9)) FROM generate_series(1, 2000)});
+$open->query(q{BEGIN; SELECT count(idem_enqueue('q 0', priority => 9)) FROM generate_series(1, 10000)});
 
 my $producers = start('producer', q{
 CALL shorten('q 0') \gset
@@ -142,7 +153,6 @@ stop('worker', $workers);
 
 	foreach my $session (@waiters)
 	{
-		flush_stats($session);
 		$session->send("CALL idem_wait('many $n', '10 min')");
 		$n += 150;
 	}
@@ -157,7 +167,6 @@ stop('worker', $workers);
 	{
 		my $job = run(q{SELECT max(job_id) FROM idem.jobs});
 
-		flush_stats($session);
 		$session->send("CALL idem_wait_job($job, '10 min')");
 	}
 	wait_until_asleep($node, 3);
