@@ -161,8 +161,9 @@ stop('worker', $workers);
 	is($_->receive, 't', 'A7: 301 queues in one transaction') foreach @waiters;
 	run('TRUNCATE idem.jobs');
 
-	run(q{SELECT count(*) FROM generate_series(1, 7) AS n,
-		LATERAL idem_enqueue_many('many', array_fill('1'::jsonb, ARRAY[10000]))});
+	is( run(q{SELECT count(*) FROM generate_series(1, 7) AS n,
+			LATERAL idem_enqueue_many('many', array_fill(to_jsonb(n), ARRAY[10000]))}),
+		70_000, 'many jobs');
 	foreach my $session (@waiters)
 	{
 		my $job = run(q{SELECT max(job_id) FROM idem.jobs});
