@@ -26,6 +26,7 @@
 #include "storage/sinval.h"
 #include "utils/memutils.h"
 #include "utils/portal.h"
+#include "utils/ps_status.h"
 #include "utils/snapmgr.h"
 
 #include "wake/wake.h"
@@ -256,6 +257,27 @@ sleep_once(int64 until)
 	ResetLatch(MyLatch);
 }
 
+/*
+ * Process invalidation messages and notifications, as an idle session does.  That may have waited
+ * for something else, and then it has reset the latch; so the caller looks around again before it
+ * sleeps (A3).  Returns false if there is nothing to process.
+ */
+static bool
+serve_messages(void)
+{
+	if (catchupInterruptPending)
+		ProcessCatchupInterrupt();
+	else if (notifyInterruptPending && !sleeper->is_nested)
+	{
+		ProcessNotifyInterrupt(true);
+		/* it has said that this session is idle */
+		set_ps_display("CALL");
+	}
+	else
+		return false;
+	return true;
+}
+
 /* A1: sleep until the session must look at a subject, the time is over, or there is an interrupt */
 static void
 sleep_until_woken(void)
@@ -268,11 +290,8 @@ sleep_until_woken(void)
 			wakeup = Min(wakeup, get_next_look(&sleeper->subjects[i]));
 		if (wakeup <= idem_clock_steady() || InterruptPending)
 			return;
-		if (catchupInterruptPending)
-			ProcessCatchupInterrupt();
-		if (notifyInterruptPending && !sleeper->is_nested)
-			ProcessNotifyInterrupt(true);
-		sleep_once(wakeup);
+		if (!serve_messages())
+			sleep_once(wakeup);
 	}
 }
 

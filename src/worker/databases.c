@@ -64,6 +64,7 @@
 static HTAB *databases;
 static int64 started_at;
 static bool is_first_list = true;
+static bool have_ticks = false; /* when the ticks were last read */
 
 void
 idem_databases_init(void)
@@ -225,6 +226,7 @@ idem_databases_read_ticks(void)
 	int n;
 	IdemDatabaseTick *ticks = idem_shmem_copy_ticks(&n);
 
+	have_ticks = n > 0;
 	hash_seq_init(&seq, databases);
 	while ((database = hash_seq_search(&seq)) != NULL)
 		database->tick_due = PG_INT64_MAX;
@@ -237,6 +239,13 @@ idem_databases_read_ticks(void)
 	}
 	pfree(ticks);
 	return has_all;
+}
+
+/* Does any database have a tick to come? */
+bool
+idem_databases_have_ticks(void)
+{
+	return have_ticks;
 }
 
 /* When the database must be visited, for whatever reason */

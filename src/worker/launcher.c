@@ -28,6 +28,7 @@
 /* Times in microseconds */
 #define CONNECT_TIMEOUT (10 * USECS_PER_SEC)
 #define CLOCK_TOLERANCE USECS_PER_SEC
+#define CLOCK_CHECK		(10 * USECS_PER_SEC)
 #define MAX_SLEEP		USECS_PER_DAY
 
 /* State of the launcher, as published */
@@ -234,6 +235,9 @@ do_what_is_due(void)
 		return 0;
 	if (slot_delay == 0)
 		publish_state(IDEM_LAUNCHER_SLEEPING);
+	/* T6: when a tick is due depends on the wall clock, which may be set meanwhile */
+	if (idem_databases_have_ticks())
+		next_due = Min(next_due, now + CLOCK_CHECK);
 	return Min(next_due, next_list);
 }
 

@@ -111,6 +111,7 @@ extern void idem_databases_init(void);
 extern void idem_databases_read(void);
 extern void idem_databases_make_due(void);
 extern bool idem_databases_read_ticks(void);
+extern bool idem_databases_have_ticks(void);
 extern int64 idem_databases_due(const IdemDatabase *database);
 extern void idem_databases_postpone(IdemDatabase *database, int64 until);
 extern IdemDatabase *idem_databases_first(void);

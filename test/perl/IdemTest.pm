@@ -699,7 +699,9 @@ sub new
 		'>' => \$self->{stdout},
 		'2>' => \$self->{stderr},
 		$self->{timeout});
-	$self->{pid} = $self->query('SELECT pg_backend_pid()');
+	# Statistics that are not reported at once set a timer of ten seconds.  It would wake a session
+	# that waits in idem_wait() then, and a wake-up that gets lost would not show.
+	$self->{pid} = $self->query('SELECT pg_backend_pid() FROM pg_stat_force_next_flush()');
 	return $self;
 }
 

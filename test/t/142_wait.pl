@@ -307,6 +307,27 @@ foreach my $level ('repeatable read', 'serializable')
 	fetch_ok($session, $job, 'A2: and it fetches the job');
 	$session->quit;
 }
+# Its client does not read, so the session cannot send it a notification.  A wake-up at that time
+# sets the latch, which the write resets.
+{
+	my $session = waiter(undef, first => 'LISTEN news');
+
+	$session->{run}->signal('STOP');
+	run(q{SELECT pg_notify('news', n || repeat('x', 7900)) FROM generate_series(1, 200) AS n});
+	$node->poll_query_until('postgres',
+		"SELECT wait_event = 'ClientWrite' FROM pg_stat_activity WHERE pid = $session->{pid}")
+	  or die 'it can write';
+	my $job = enqueue();
+	$session->{run}->signal('CONT');
+	$node->poll_query_until('postgres',
+		"SELECT state = 'idle' OR wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = $session->{pid}")
+	  or die 'it does not go on';
+	is(run("SELECT state FROM pg_stat_activity WHERE pid = $session->{pid}"),
+		'idle', 'A2: woken while it sends a notification: it does not sleep after that');
+	like($session->receive, qr/^t$/m, 'A2: but has the answer');
+	fetch_ok($session, $job, 'A2: and it fetches the job');
+	$session->quit;
+}
 places_ok('after answers');
 
 #

@@ -65,6 +65,7 @@ sub fetch_ok
 	my $all = session($node);
 	my $none = session($node);
 
+	flush_stats($all);
 	$all->send(wait_any(16));
 	asleep($all);
 	foreach my $time (1 .. 2)
@@ -103,6 +104,7 @@ foreach my $n (1, 17)
 {
 	my $session = session($node);
 
+	flush_stats($session);
 	$session->send(wait_any(17));
 	asleep($session);
 	run("SELECT idem_enqueue('r $n')");

@@ -99,6 +99,16 @@ foreach my $round (1 .. 5)
 #
 
 run(q{
+	CREATE FUNCTION await_sleep() RETURNS void LANGUAGE plpgsql AS $$
+	DECLARE
+		seen int := 0;
+	BEGIN
+		WHILE seen < 3 LOOP
+			PERFORM pg_stat_clear_snapshot();
+			seen := CASE WHEN EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Extension'
+				AND query LIKE 'CALL idem_wait(''q 0''%') THEN seen + 1 ELSE 0 END;
+		END LOOP;
+	END $$;
 	CREATE PROCEDURE shorten(q text, INOUT job bigint DEFAULT NULL) LANGUAGE plpgsql AS $$
 	DECLARE
 		t bigint;
@@ -106,6 +116,8 @@ run(q{
 		job := (SELECT job_id FROM idem_enqueue(q));
 		t := (SELECT token FROM idem_fetch(q, lease => '1 h'));
 		COMMIT;
+		-- that has woken the worker, too
+		PERFORM await_sleep();
 		PERFORM idem_heartbeat(ARRAY[job], ARRAY[t], '1 h');
 		ROLLBACK;
 		PERFORM idem_heartbeat(ARRAY[job], ARRAY[t], '3 ms');
@@ -115,7 +127,7 @@ run(q{
 
 my $open = session($node);
 
-$open->query(q{BEGIN; SELECT count(idem_enqueue('q 0', priority => 9)) FROM generate_series(1, 2000)});
+$open->query(q{BEGIN; SELECT count(idem_enqueue('q 0', priority => 9)) FROM generate_series(1, 10000)});
 
 my $producers = start('producer', q{
 CALL shorten('q 0') \gset
@@ -149,8 +161,9 @@ stop('worker', $workers);
 	is($_->receive, 't', 'A7: 301 queues in one transaction') foreach @waiters;
 	run('TRUNCATE idem.jobs');
 
-	run(q{SELECT count(*) FROM generate_series(1, 7) AS n,
-		LATERAL idem_enqueue_many('many', array_fill('1'::jsonb, ARRAY[10000]))});
+	is( run(q{SELECT count(*) FROM generate_series(1, 7) AS n,
+			LATERAL idem_enqueue_many('many', array_fill(to_jsonb(n), ARRAY[10000]))}),
+		70_000, 'many jobs');
 	foreach my $session (@waiters)
 	{
 		my $job = run(q{SELECT max(job_id) FROM idem.jobs});
