@@ -174,6 +174,7 @@ idem_work(PG_FUNCTION_ARGS)
 	idem_sleep_check(fcinfo, COMMAND);
 	work.queue = idem_args_queue(fcinfo, 0);
 	work.handler = idem_handler_arg(fcinfo, 1);
+	idem_args_require(fcinfo, 2, "timeout", "Leave it out to end when no job can be fetched.");
 	work.timeout = idem_args_timeout(fcinfo, 2);
 	work.left = get_max_jobs(fcinfo, 3);
 	idem_handler_check(work.handler, false);
