@@ -283,6 +283,7 @@ ISOLATION = \
 	wait-count \
 	wait-race \
 	wait-end \
+	work \
 	why \
 	holder \
 	verify \
