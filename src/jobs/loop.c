@@ -52,7 +52,7 @@ get_max_jobs(FunctionCallInfo fcinfo, int arg)
 	return PG_GETARG_INT32(arg);
 }
 
-/* A handler may have changed the defaults of the session, which each transaction begins with (J2) */
+/* J2: a handler may have changed the defaults of the session, with which a transaction begins */
 static void
 check_transaction(void)
 {

@@ -94,14 +94,15 @@ bool
 idem_run_fail(IdemRun *run, const ErrorData *error)
 {
 	IdemTable jobs;
+	text *message = cstring_to_text(idem_subxact_describe(error));
 	IdemHold hold;
 	bool is_dead = false;
 
 	run->result = NULL;
 	PushActiveSnapshot(GetTransactionSnapshot());
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	hold = idem_workstore_fail(&jobs, run->fetched.job_id, run->fetched.token,
-							   cstring_to_text(idem_subxact_describe(error)), NULL, false, &is_dead);
+	hold = idem_workstore_fail(&jobs, run->fetched.job_id, run->fetched.token, message, NULL, false,
+							   &is_dead);
 	idem_table_close(&jobs);
 	PopActiveSnapshot();
 	check_hold(run, hold);

@@ -20,12 +20,10 @@
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "nodes/parsenodes.h"
-#include "pgstat.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/sinval.h"
 #include "utils/memutils.h"
-#include "utils/portal.h"
 #include "utils/snapmgr.h"
 
 #include "fn/fn.h"
