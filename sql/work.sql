@@ -65,7 +65,13 @@ CREATE FUNCTION again(payload jsonb) RETURNS jsonb LANGUAGE sql AS
 	$$ SELECT NULL::jsonb FROM idem_enqueue('again') $$;
 SELECT job_id FROM idem_enqueue('again');
 CALL idem_work('again', 'again', max_jobs => 3);
-CALL idem_work('again', 'again', '1 us');
+CALL idem_work('again', 'again', '1 us', 1000);
+-- the timeout counts from the beginning of the call, not from the last job
+CREATE FUNCTION later(payload jsonb) RETURNS jsonb LANGUAGE sql AS
+	$$ SELECT NULL::jsonb FROM idem_enqueue('later', delay => '1 ms') $$;
+SELECT job_id FROM idem_enqueue('later');
+CALL idem_work('later', 'later', '20 ms', 1000) \gset
+SELECT :completed < 1000 AS ended, :failed AS failed;
 -- what becomes due while it waits: the looker wakes for it
 SELECT outcome FROM idem_enqueue('soon', '1', delay => '20 ms');
 CALL idem_work('soon', 'number', '1 h', 1);
@@ -135,7 +141,7 @@ CREATE FUNCTION bear(payload jsonb) RETURNS jsonb LANGUAGE sql AS
 	$$ INSERT INTO child VALUES ((payload #>> '{}')::int) RETURNING payload $$;
 INSERT INTO parent VALUES (1), (3);
 SELECT count(*) FROM idem_enqueue_many('bear', '{1, 2, 3}');
-CALL idem_work('bear', 'bear');
+CALL idem_work('bear', 'bear', max_jobs => 10);
 SELECT * FROM child ORDER BY id;
 SELECT job_id, state, attempt, error FROM idem_job(2);
 -- the last attempt
