@@ -127,7 +127,7 @@ work_once(Work *work)
 	return false;
 }
 
-/* Time is over, or no job has come until then */
+/* Wait for a job as long as there is time left; false if none has come */
 static bool
 wait_for_job(Work *work)
 {
