@@ -184,7 +184,9 @@ END
 $$;
 SELECT count(*) FROM idem_enqueue_many('raise', ARRAY['"P0001"', '"40001"', '"40P01"', '"53200"', '"58030"', '"XX001"', '"XX002"', '"57014"']::jsonb[]);
 CALL idem_work('raise', 'raises');
+SELECT count(*) FROM idem.job_status WHERE queue = 'raise' AND attempt = 1;
 CALL idem_work('raise', 'raises');
+SELECT count(*) FROM idem.job_status WHERE queue = 'raise' AND attempt = 1;
 CALL idem_work('raise', 'raises');
 CALL idem_work('raise', 'raises');
 CALL idem_work('raise', 'raises');
