@@ -28,6 +28,8 @@ OBJS = \
 	src/fn/args.o \
 	src/fn/arrays.o \
 	src/fn/subxact.o \
+	src/fn/handler.o \
+	src/fn/procxact.o \
 	src/stats/exchange.o \
 	src/stats/skips.o \
 	src/stats/keyskips.o \
@@ -74,6 +76,8 @@ OBJS = \
 	src/jobs/job.o \
 	src/jobs/wait.o \
 	src/jobs/whychange.o \
+	src/jobs/run.o \
+	src/jobs/loop.o \
 	src/jobs/whystore.o \
 	src/jobs/why.o \
 	src/schedules/cron.o \
@@ -189,7 +193,8 @@ REGRESS = \
 	schedule_privileges \
 	schedule_shape \
 	why \
-	wait
+	wait \
+	work
 REGRESS_OPTS = \
 	--temp-instance=tmp_check_regress \
 	--temp-config=$(srcdir)/test/temp.conf \
@@ -284,6 +289,7 @@ ISOLATION = \
 	wait-count \
 	wait-race \
 	wait-end \
+	work \
 	why \
 	holder \
 	verify \

@@ -103,6 +103,7 @@ SELECT outcome FROM idem_enqueue('q', key => 'k');
 SELECT outcome FROM idem_enqueue_many('q', '{1}');
 SELECT job_id FROM idem_fetch('q');
 SELECT job_id FROM idem_fetch('empty', lease => '1 min');
+CALL idem_work('empty', 'handler');
 SELECT idem_complete(1, 1);
 SELECT status FROM idem_complete_many('{1}', '{1}');
 SELECT idem_fail(1, 1);

@@ -35,7 +35,7 @@ typedef struct PrivilegeSet
 		"idem_enqueue", "idem_enqueue_many", "idem_fetch", "idem_fetch_any", "idem_complete", \
 		"idem_complete_many", "idem_fail", "idem_heartbeat", "idem_progress", "idem_snooze",  \
 		"idem_cancel", "idem_retry", "idem_job", "idem_verify", "idem_drain",                 \
-		"idem_wait", "idem_wait_any", "idem_wait_job", "idem_wait_key",                       \
+		"idem_wait", "idem_wait_any", "idem_wait_job", "idem_wait_key", "idem_work",          \
 		"idem_schedule", "idem_unschedule", "idem_schedule_pause",                            \
 		"idem_schedule_resume", "idem_why", "idem_holder"
 #define VIEW_FUNCTIONS                                                                       \

@@ -107,9 +107,24 @@ extern void idem_args_require(FunctionCallInfo fcinfo, int arg, const char *name
 extern int64 idem_args_job_id(FunctionCallInfo fcinfo, int arg);
 
 /* subxact.c */
+extern bool idem_subxact_is_intervention(const ErrorData *error);
+extern bool idem_subxact_is_of_server(const ErrorData *error);
+extern ErrorData *idem_subxact_catch(void (*run)(void *arg), void *arg);
 extern ErrorData *idem_subxact_try(void (*run)(void *arg), void *arg, bool keep);
 extern void idem_subxact_undo(void (*run)(void *arg), void *arg);
 extern char *idem_subxact_describe(const ErrorData *error);
+
+/* handler.c */
+pg_noreturn extern void idem_handler_refuse_missing(Oid handler);
+extern void idem_handler_check(Oid handler, bool payload_isnull);
+extern Jsonb *idem_handler_run(Oid handler, NullableDatum payload);
+extern Oid idem_handler_arg(FunctionCallInfo fcinfo, int arg);
+
+/* procxact.c */
+extern void idem_procxact_end(bool is_nested);
+extern void idem_procxact_begin(bool is_nested, MemoryContext context);
+extern void idem_procxact_restart(bool is_nested);
+extern ErrorData *idem_procxact_commit(void);
 
 /* arrays.c */
 extern bool idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *name,

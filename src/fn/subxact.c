@@ -13,25 +13,37 @@
 
 #include "fn/fn.h"
 
+/* V2: a cancel, a timeout of the statement, a shutdown */
+bool
+idem_subxact_is_intervention(const ErrorData *error)
+{
+	return ERRCODE_TO_CATEGORY(error->sqlerrcode) == ERRCODE_OPERATOR_INTERVENTION;
+}
+
+/* V2: lack of memory or disk space, an I/O error, damaged data */
+bool
+idem_subxact_is_of_server(const ErrorData *error)
+{
+	switch (ERRCODE_TO_CATEGORY(error->sqlerrcode))
+	{
+		case ERRCODE_INSUFFICIENT_RESOURCES:
+		case ERRCODE_SYSTEM_ERROR:
+			return true;
+		default:
+			return error->sqlerrcode == ERRCODE_DATA_CORRUPTED ||
+				error->sqlerrcode == ERRCODE_INDEX_CORRUPTED;
+	}
+}
+
 /*
- * V2, T7: is it an error of the code that runs?  The others concern the session or the server:
- * a cancel, a shutdown, lack of memory or disk space, an I/O error, damaged data; and after a
- * serialization failure or a deadlock the whole transaction has to be repeated.
+ * V2, T7: is it an error of the code that runs?  The others concern the session or the server;
+ * and after a serialization failure or a deadlock the whole transaction has to be repeated.
  */
 static bool
 is_of_code(const ErrorData *error)
 {
-	switch (ERRCODE_TO_CATEGORY(error->sqlerrcode))
-	{
-		case ERRCODE_TRANSACTION_ROLLBACK:
-		case ERRCODE_INSUFFICIENT_RESOURCES:
-		case ERRCODE_OPERATOR_INTERVENTION:
-		case ERRCODE_SYSTEM_ERROR:
-			return false;
-		default:
-			return error->sqlerrcode != ERRCODE_DATA_CORRUPTED &&
-				error->sqlerrcode != ERRCODE_INDEX_CORRUPTED;
-	}
+	return !idem_subxact_is_intervention(error) && !idem_subxact_is_of_server(error) &&
+		ERRCODE_TO_CATEGORY(error->sqlerrcode) != ERRCODE_TRANSACTION_ROLLBACK;
 }
 
 /* Run in a subtransaction; keep: commit it if there is no error.  Returns the error, or NULL. */
@@ -75,6 +87,20 @@ idem_subxact_try(void (*run)(void *arg), void *arg, bool keep)
 	ErrorData *error = run_in_subxact(run, arg, keep);
 
 	if (error != NULL && !is_of_code(error))
+		ReThrowError(error);
+	return error;
+}
+
+/*
+ * J21: run in a subtransaction, which is rolled back if the code raises an error.  Returns the
+ * error, or NULL.  Only the intervention of an operator is raised again.
+ */
+ErrorData *
+idem_subxact_catch(void (*run)(void *arg), void *arg)
+{
+	ErrorData *error = run_in_subxact(run, arg, true);
+
+	if (error != NULL && idem_subxact_is_intervention(error))
 		ReThrowError(error);
 	return error;
 }

@@ -17,6 +17,7 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "access/xlog.h"
 #include "executor/instrument.h"
 #include "miscadmin.h"
@@ -383,6 +384,23 @@ scan_from_start(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), vo
 }
 
 /*
+ * J2: a fetch without a lease is refused in REPEATABLE READ and SERIALIZABLE.
+ * There the transaction has one snapshot, taken before the fetch has locked the
+ * job.  The work would not see the changes of an enqueue that the job absorbed
+ * after that snapshot.
+ */
+void
+idem_fetchstore_check_isolation(const char *command, const char *hint)
+{
+	if (IsolationUsesXactSnapshot())
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_TRANSACTION_STATE),
+				errmsg("%s needs isolation level READ COMMITTED", command),
+				errdetail("The snapshot of this transaction may be older than the changes that its jobs must see."),
+				errhint("%s", hint));
+}
+
+/*
  * Fetch jobs that are due, in the order of the index, at most a batch, and pass
  * each one to put().  A paused queue has none.  The WAL position that put() gets is flushed
  * soon (J10).
@@ -405,6 +423,27 @@ idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 	 */
 	if (args->lease == 0 && fetch.found > 0)
 		XLogSetAsyncXactLSN(XactLastRecEnd);
+}
+
+/*
+ * J21: fetch this job if it can be fetched now, whatever its place in the queue is, and whether or
+ * not the queue is paused.
+ */
+void
+idem_fetchstore_fetch_one(IdemTable *jobs, const IdemFetch *args, int64 job_id,
+						  void (*put)(const IdemFetched *job, void *arg), void *arg)
+{
+	Fetch fetch = {
+		.jobs = jobs, .args = args, .shard = idem_shard_get(), .now = idem_clock_now()};
+	IdemLookup lookup = idem_jobtable_by_id(jobs, job_id);
+	IdemSkip skip = {.until = DT_NOEND};
+	IdemProbeResult probe;
+	Outcome outcome;
+
+	idem_probe_latest(jobs, &lookup, &probe);
+	fetch.dirty.xmax = probe.xwait;
+	if (probe.found == IDEM_FOUND_ROW && is_due(&fetch, &outcome, &skip))
+		(void) take_or_look(&fetch, put, arg);
 }
 
 /*

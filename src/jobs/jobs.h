@@ -6,6 +6,7 @@
  *
  *	SQL functions	queue.c, enqueue.c, work.c, job.c: check the arguments, call a
  *					store, form the rows to return
+ *					wait.c, loop.c: procedures; run.c: one job of loop.c and idem_drain()
  *	stores			bulk.c (enqueue of many jobs), above dedup.c (enqueue), which scans
  *					the jobs of a key in keyscan.c;
  *					fetchstore.c (fetch), which shares what it skips in fetchskip.c;
@@ -299,6 +300,16 @@ typedef struct IdemFetched
 	Jsonb *links;
 } IdemFetched;
 
+/* A job that a handler runs in this transaction (V7, J21) */
+typedef struct IdemRun
+{
+	Oid handler;
+	MemoryContext context; /* of what the members below point to */
+	bool is_fetched;
+	IdemFetched fetched;
+	Jsonb *result;
+} IdemRun;
+
 /* Why and until when a fetch skips an entry of the index */
 typedef struct IdemSkip
 {
@@ -517,6 +528,9 @@ extern void idem_fetchskip_stop(IdemFetchWalk *walk, const IdemPosition *positio
 extern void idem_fetchskip_end(IdemFetchWalk *walk, bool at_end, bool is_far);
 
 /* fetchstore.c */
+extern void idem_fetchstore_check_isolation(const char *command, const char *hint);
+extern void idem_fetchstore_fetch_one(IdemTable *jobs, const IdemFetch *args, int64 job_id,
+									  void (*put)(const IdemFetched *job, void *arg), void *arg);
 extern void idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 								  void (*put)(const IdemFetched *job, void *arg), void *arg);
 extern void idem_fetchstore_look(IdemTable *jobs, const IdemQueue *queue, IdemLook *look);
@@ -526,6 +540,14 @@ extern void idem_whychange_find_open(IdemTable *jobs, IdemLookup *lookup, IdemOp
 extern const char *idem_whychange_describe_lock(IdemTable *jobs, MultiXactStatus status,
 												const IdemOpenJob *open);
 extern const char *idem_whychange_describe_mine(IdemTable *jobs, IdemLookup *lookup);
+/* run.c */
+extern bool idem_run_fetch(IdemRun *run, text *queue);
+extern void idem_run_complete(void *arg);
+extern bool idem_run_fail(IdemRun *run, const ErrorData *error);
+extern bool idem_run_fail_later(IdemRun *run, text *queue, const ErrorData *error);
+
+/* wait.c */
+extern int idem_wait_for_queues(const char *command, text **queues, int n, int64 timeout);
 
 /* whystore.c */
 extern void idem_whystore_explain(IdemTable *jobs, int64 job_id,

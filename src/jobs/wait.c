@@ -50,8 +50,8 @@ look_at_queue(int i, IdemLook *look, void *arg)
 }
 
 /* Wait for a job of one of the queues; the number of the queue, or -1 after the timeout */
-static int
-wait_for_queues(const char *command, text **queues, int n, int64 timeout)
+int
+idem_wait_for_queues(const char *command, text **queues, int n, int64 timeout)
 {
 	uint64 *subjects = palloc_array(uint64, n);
 	IdemSleep sleep = {
@@ -84,7 +84,7 @@ idem_wait(PG_FUNCTION_ARGS)
 	queue = idem_args_queue(fcinfo, 0);
 	timeout = idem_args_timeout(fcinfo, 1);
 
-	values[0] = BoolGetDatum(wait_for_queues("idem_wait()", &queue, 1, timeout) >= 0);
+	values[0] = BoolGetDatum(idem_wait_for_queues("idem_wait()", &queue, 1, timeout) >= 0);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(
 		idem_fn_row_desc(fcinfo, wait_types, WAIT_NATTS, &row_desc), values, nulls)));
 }
@@ -106,7 +106,7 @@ idem_wait_any(PG_FUNCTION_ARGS)
 	queues = idem_arrays_queues(fcinfo, 0, &n);
 	timeout = idem_args_timeout(fcinfo, 1);
 
-	answer = wait_for_queues("idem_wait_any()", queues, n, timeout);
+	answer = idem_wait_for_queues("idem_wait_any()", queues, n, timeout);
 	values[0] = BoolGetDatum(answer >= 0);
 	if (answer >= 0)
 		values[1] = PointerGetDatum(queues[answer]);

@@ -53,23 +53,6 @@ get_batch_size(FunctionCallInfo fcinfo, int arg)
 	return PG_GETARG_INT32(arg);
 }
 
-/*
- * J2: a fetch without a lease is refused in REPEATABLE READ and SERIALIZABLE.
- * There the transaction has one snapshot, taken before the fetch has locked the
- * job.  The work would not see the changes of an enqueue that the job absorbed
- * after that snapshot.
- */
-static void
-check_isolation(void)
-{
-	if (IsolationUsesXactSnapshot())
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_TRANSACTION_STATE),
-				errmsg("idem_fetch() without a lease needs isolation level READ COMMITTED"),
-				errdetail("The snapshot of this transaction may be older than the changes that its jobs must see."),
-				errhint("BEGIN ISOLATION LEVEL READ COMMITTED, or pass a lease and do the work in a later transaction."));
-}
-
 static void
 put_fetched(const IdemFetched *job, void *arg)
 {
@@ -108,7 +91,8 @@ get_fetch(FunctionCallInfo fcinfo, text *queue, IdemFetch *fetch)
 		idem_value_span(PG_GETARG_DATUM(2), "lease", IDEM_SPAN_LEASE_OR_NONE);
 	fetch->worker = idem_args_worker(fcinfo, 3);
 	if (fetch->lease == 0)
-		check_isolation();
+		idem_fetchstore_check_isolation("idem_fetch() without a lease",
+										"BEGIN ISOLATION LEVEL READ COMMITTED, or pass a lease and do the work in a later transaction.");
 }
 
 /* Jobs were fetched with a lease, and the transaction is not about to commit */

@@ -9,16 +9,10 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
-#include "catalog/objectaccess.h"
-#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "funcapi.h"
-#include "miscadmin.h"
-#include "pgstat.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
-#include "utils/snapmgr.h"
-#include "utils/syscache.h"
 
 #include "keys/keys.h"
 
@@ -28,63 +22,6 @@ static const Oid call_types[CALL_NATTS] = {TEXTOID, JSONBOID, BOOLOID};
 
 IDEM_FUNCTION(idem_call, RECORDOID, TEXTOID, REGPROCOID, JSONBOID, INTERVALOID, INTERVALOID,
 			  TEXTOID);
-
-/* Raise an error unless it is a function (jsonb) RETURNS jsonb that can take this payload */
-static void
-check_handler_signature(Form_pg_proc proc, bool payload_isnull)
-{
-	const char *problem = NULL;
-
-	if (proc->prokind != PROKIND_FUNCTION)
-		problem = "It is not a plain function.";
-	else if (proc->pronargs != 1 || proc->proargtypes.values[0] != JSONBOID)
-		problem = "It does not take one argument of type jsonb.";
-	else if (proc->proretset)
-		problem = "It returns a set.";
-	else if (proc->prorettype != JSONBOID)
-		problem = "It does not return jsonb.";
-
-	if (problem != NULL)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("function \"%s\" cannot be a handler", NameStr(proc->proname)),
-				errdetail("%s", problem),
-				errhint("A handler is a function (payload jsonb) RETURNS jsonb."));
-	if (proc->proisstrict && payload_isnull)
-		ereport(ERROR,
-				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				errmsg("payload must not be null for function \"%s\"", NameStr(proc->proname)),
-				errdetail("The function is strict: it would not run, and yet the key would be finished."),
-				errhint("Pass a payload, or declare the function CALLED ON NULL INPUT."));
-}
-
-pg_noreturn static void
-refuse_missing_handler(Oid handler)
-{
-	ereport(ERROR,
-			errcode(ERRCODE_UNDEFINED_FUNCTION),
-			errmsg("handler does not exist"),
-			errdetail("There is no function with OID %u.", handler),
-			errhint("Pass the name of a function (payload jsonb) RETURNS jsonb."));
-}
-
-/* Raise an error unless the caller may execute the handler with this payload */
-void
-idem_call_check_handler(Oid handler, bool payload_isnull)
-{
-	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(handler));
-	AclResult aclresult;
-
-	if (!HeapTupleIsValid(tuple))
-		refuse_missing_handler(handler);
-	check_handler_signature((Form_pg_proc) GETSTRUCT(tuple), payload_isnull);
-	ReleaseSysCache(tuple);
-
-	aclresult = object_aclcheck(ProcedureRelationId, handler, GetUserId(), ACL_EXECUTE);
-	if (aclresult != ACLCHECK_OK)
-		aclcheck_error(aclresult, OBJECT_FUNCTION, get_func_name(handler));
-	InvokeFunctionExecuteHook(handler);
-}
 
 /*
  * SHA-256 of schema and name of the handler.  A null byte separates the two, because
@@ -99,7 +36,7 @@ digest_handler(Oid handler, uint8 *digest)
 
 	/* another session has dropped the function meanwhile */
 	if (name == NULL || schema == NULL)
-		refuse_missing_handler(handler);
+		idem_handler_refuse_missing(handler);
 	initStringInfo(&id);
 	appendStringInfoString(&id, schema);
 	appendStringInfoChar(&id, '\0');
@@ -128,44 +65,6 @@ make_request(Oid handler, bytea *payload)
 }
 
 /*
- * Run handler(payload).  The handler gets a new snapshot: the snapshot of the calling
- * statement was taken before the claim, which may have waited.
- */
-Jsonb *
-idem_call_run_handler(Oid handler, NullableDatum payload)
-{
-	LOCAL_FCINFO(call, 1);
-	FmgrInfo flinfo;
-	PgStat_FunctionCallUsage usage;
-	Datum result;
-
-	fmgr_info(handler, &flinfo);
-	InitFunctionCallInfoData(*call, &flinfo, 1, InvalidOid, NULL, NULL);
-	call->args[0] = payload;
-
-	PushActiveSnapshot(GetTransactionSnapshot());
-	pgstat_init_function_usage(call, &usage);
-	result = FunctionCallInvoke(call);
-	pgstat_end_function_usage(&usage, true);
-	PopActiveSnapshot();
-
-	return call->isnull ? NULL : idem_value_jsonb(result, "result");
-}
-
-/* The OID of the handler, which must not be null */
-Oid
-idem_call_handler_arg(FunctionCallInfo fcinfo, int arg)
-{
-	if (PG_ARGISNULL(arg))
-		ereport(ERROR,
-				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				errmsg("handler must not be null"),
-				errdetail("There is nothing to run."),
-				errhint("Pass the name of a function (payload jsonb) RETURNS jsonb."));
-	return PG_GETARG_OID(arg);
-}
-
-/*
  * Claim the key, and run the handler if that succeeds.  The request of the claim is the
  * digest of the payload, or NULL.  Returns true if the result in *info is that of an
  * earlier call (V6).
@@ -183,9 +82,9 @@ idem_call_once(Oid handler, NullableDatum payload, IdemClaim *claim, IdemKeyInfo
 		return info->status == IDEM_KEY_FINISHED;
 
 	/* the claim may have waited, and another session may have replaced the function */
-	idem_call_check_handler(handler, payload.isnull);
+	idem_handler_check(handler, payload.isnull);
 	/* the handler may run for long, so the table is closed and no page is pinned */
-	info->result = idem_call_run_handler(handler, payload);
+	info->result = idem_handler_run(handler, payload);
 
 	idem_keytable_open(&table, RowExclusiveLock);
 	(void) idem_keystore_finish(&table, &claim->key, info->result);
@@ -208,8 +107,8 @@ idem_call(PG_FUNCTION_ARGS)
 
 	idem_fn_begin(fcinfo, &idem_call_signature, "idem_call()");
 	(void) idem_fn_row_desc(fcinfo, call_types, CALL_NATTS, &row_desc);
-	handler = idem_call_handler_arg(fcinfo, 1);
-	idem_call_check_handler(handler, PG_ARGISNULL(2));
+	handler = idem_handler_arg(fcinfo, 1);
+	idem_handler_check(handler, PG_ARGISNULL(2));
 	idem_claim_args(fcinfo, 2, &claim);
 	replayed = idem_call_once(handler, fcinfo->args[2], &claim, &info);
 

@@ -174,9 +174,6 @@ extern void idem_leasestore_fence(IdemTable *table, const IdemKey *key, int64 to
 extern void idem_claim_args(FunctionCallInfo fcinfo, int requestarg, IdemClaim *claim);
 
 /* call.c */
-extern Oid idem_call_handler_arg(FunctionCallInfo fcinfo, int arg);
-extern void idem_call_check_handler(Oid handler, bool payload_isnull);
-extern Jsonb *idem_call_run_handler(Oid handler, NullableDatum payload);
 extern bool idem_call_once(Oid handler, NullableDatum payload, IdemClaim *claim,
 						   IdemKeyInfo *info);
 

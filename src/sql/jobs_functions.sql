@@ -337,3 +337,15 @@ LANGUAGE C
 AS 'MODULE_PATHNAME', 'idem_wait_job';
 COMMENT ON PROCEDURE pg_catalog.idem_wait_job IS
 	'wait without a transaction until a job has ended; state is gone if the job is not kept';
+
+CREATE PROCEDURE pg_catalog.idem_work(
+	queue text,
+	handler regproc,
+	timeout interval DEFAULT '0',
+	max_jobs integer DEFAULT NULL,
+	INOUT completed bigint DEFAULT NULL,
+	INOUT failed bigint DEFAULT NULL)
+LANGUAGE C
+AS 'MODULE_PATHNAME', 'idem_work';
+COMMENT ON PROCEDURE pg_catalog.idem_work IS
+	'work on the jobs of a queue, each in a transaction of its own: fetch it, run handler(payload), complete or fail it; returns how many were completed and how many attempts failed';

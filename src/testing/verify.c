@@ -93,7 +93,7 @@ run_handler(void *arg)
 		result = info.result;
 	}
 	else
-		result = idem_call_run_handler(verify->handler, verify->payload);
+		result = idem_handler_run(verify->handler, verify->payload);
 	verify->run->result = copy_jsonb(result);
 	CommandCounterIncrement();
 }
@@ -381,10 +381,10 @@ idem_verify(PG_FUNCTION_ARGS)
 
 	idem_fn_begin(fcinfo, &idem_verify_signature, "idem_verify()");
 	rsinfo = idem_fn_row_set(fcinfo, verify_types, VERIFY_NATTS, &row_desc);
-	verify.handler = idem_call_handler_arg(fcinfo, 0);
+	verify.handler = idem_handler_arg(fcinfo, 0);
 	verify.payload = fcinfo->args[1];
 	verify.max_table_size = get_max_table_size(fcinfo, 2);
-	idem_call_check_handler(verify.handler, verify.payload.isnull);
+	idem_handler_check(verify.handler, verify.payload.isnull);
 
 	/* written.c needs the statistics of the transaction */
 	nest_level = NewGUCNestLevel();

@@ -20,15 +20,14 @@
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "nodes/parsenodes.h"
-#include "pgstat.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/sinval.h"
 #include "utils/memutils.h"
-#include "utils/portal.h"
 #include "utils/ps_status.h"
 #include "utils/snapmgr.h"
 
+#include "fn/fn.h"
 #include "wake/wake.h"
 
 /* A session that cannot be woken looks this often */
@@ -203,35 +202,6 @@ look_around(void)
 	return -1;
 }
 
-static void
-end_transaction(void)
-{
-	if (sleeper->is_nested)
-	{
-		SPI_connect_ext(SPI_OPT_NONATOMIC);
-		SPI_commit();
-		SPI_finish();
-	}
-	else
-	{
-		ForgetPortalSnapshots();
-		CommitTransactionCommand();
-	}
-}
-
-static void
-begin_transaction(void)
-{
-	if (!sleeper->is_nested)
-	{
-		StartTransactionCommand();
-		/* else xact_start in pg_stat_activity would be the start of the CALL */
-		pgstat_report_xact_timestamp(GetCurrentTimestamp());
-	}
-	MemoryContextSwitchTo(sleeper->context);
-	CHECK_FOR_INTERRUPTS();
-}
-
 /* When must the session look at the subject; 0: now */
 static int64
 get_next_look(const Subject *subject)
@@ -326,15 +296,15 @@ wait_in_turns(void)
 	/* whether the caller's transaction commits must not depend on what the look finds */
 	if (sleeper->is_nested)
 	{
-		end_transaction();
-		begin_transaction();
+		idem_procxact_end(sleeper->is_nested);
+		idem_procxact_begin(sleeper->is_nested, sleeper->context);
 	}
 	take_places();
 	while ((answer = look_around()) < 0 && idem_clock_steady() < sleeper->until)
 	{
-		end_transaction();
+		idem_procxact_end(sleeper->is_nested);
 		sleep_until_woken();
-		begin_transaction();
+		idem_procxact_begin(sleeper->is_nested, sleeper->context);
 		if (!mark_subjects() && idem_clock_steady() >= sleeper->until)
 			break;
 	}

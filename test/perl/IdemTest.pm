@@ -263,7 +263,7 @@ sub wait_until_blocked
 
 =item wait_until_asleep($node, $n, $which)
 
-Returns once $n sessions that wait in idem_wait() and the like sleep without a
+Returns once $n sessions that wait in idem_wait(), idem_work() and the like sleep without a
 transaction (A1).  $which is a condition on pg_stat_activity, by default true.
 
 =cut
@@ -276,7 +276,7 @@ sub wait_until_asleep
 	$node->poll_query_until(
 		'postgres', qq{
 		SELECT count(*) = $n FROM pg_stat_activity
-		 WHERE wait_event_type = 'Extension' AND query ~* '^\\s*CALL idem_wait'
+		 WHERE wait_event_type = 'Extension' AND query ~* '^\\s*CALL idem_w(ait|ork)'
 		   AND state = 'active' AND xact_start IS NULL AND ($which)
 	}) or die "not $n sessions are asleep";
 	return;

@@ -306,6 +306,7 @@ my $before = $primary->safe_psql('postgres', $everything);
 
 is($standby->safe_psql('postgres', $everything),
 	$before, 'the standby has all jobs, with everything about them');
+is(sqlstate($standby, q{CALL idem_work('states', 'jsonb_typeof')}), '25006', 'K13: idem_work gives 25006 on a standby');
 foreach my $call (@writers)
 {
 	is(sqlstate($standby, "SELECT $call"),

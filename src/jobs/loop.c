@@ -1,0 +1,189 @@
+/*
+ * loop.c
+ *		Procedure idem_work: the loop of a worker, inside this backend.
+ *
+ * Each job has a transaction of its own: fetch it, run the handler, complete it, commit (J21).  If
+ * the queue is empty and there is time left, the procedure waits as idem_wait() does (A1).
+ * doc/jobs-protocol.md says what is left behind if the backend ends at any of these steps.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/memutils.h"
+
+#include "jobs/jobs.h"
+
+#define COMMAND	   "idem_work()"
+#define WORK_NATTS 2
+
+static const Oid work_types[WORK_NATTS] = {INT8OID, INT8OID};
+
+IDEM_FUNCTION(idem_work, RECORDOID, TEXTOID, REGPROCOID, INTERVALOID, INT4OID, INT8OID, INT8OID);
+
+/* A call of idem_work() */
+typedef struct Work
+{
+	bool is_nested;
+	text *queue;
+	Oid handler;
+	int64 timeout; /* zero: until no job can be fetched */
+	int64 until;   /* by the steady clock */
+	int64 left;	   /* so many jobs may be run */
+	int64 completed;
+	int64 failed;
+} Work;
+
+/* The number of jobs to run at most */
+static int64
+get_max_jobs(FunctionCallInfo fcinfo, int arg)
+{
+	if (PG_ARGISNULL(arg))
+		return PG_INT64_MAX;
+	if (PG_GETARG_INT32(arg) < 1)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid value of \"%s\"", "max_jobs"),
+				errdetail("The number is %d; it must be at least 1.", PG_GETARG_INT32(arg)),
+				errhint("Leave it out to run as many jobs as there are."));
+	return PG_GETARG_INT32(arg);
+}
+
+/* J2: a handler may have changed the defaults of the session, with which a transaction begins */
+static void
+check_transaction(void)
+{
+	PreventCommandIfReadOnly(COMMAND);
+	idem_fetchstore_check_isolation(COMMAND, "SET default_transaction_isolation = 'read committed'.");
+}
+
+/* Commit.  An error ends the call, unless it may be returned. */
+static ErrorData *
+commit_transaction(bool may_fail)
+{
+	ErrorData *error = idem_procxact_commit();
+
+	if (error != NULL && (!may_fail || idem_subxact_is_intervention(error)))
+		ReThrowError(error);
+	return error;
+}
+
+/* J21: the commit has failed, and rolled the work back: the attempt counts nevertheless */
+static void
+fail_uncommitted(Work *work, IdemRun *run, const ErrorData *error)
+{
+	check_transaction();
+	if (idem_run_fail_later(run, work->queue, error))
+		work->failed++;
+	(void) commit_transaction(false);
+}
+
+/*
+ * J21: run the job that was fetched, and commit.  After an error that concerns the server the job
+ * fails, so that it does not stop every later call, and the error ends this call.
+ */
+static void
+run_job(Work *work, IdemRun *run)
+{
+	ErrorData *error;
+	ErrorData *commit_error;
+
+	/* not in the subtransaction: without a handler no job shall fail */
+	idem_handler_check(run->handler, false);
+	error = idem_subxact_catch(idem_run_complete, run);
+	if (error != NULL)
+		(void) idem_run_fail(run, error);
+	commit_error = commit_transaction(true);
+	if (commit_error != NULL)
+		fail_uncommitted(work, run, commit_error);
+	else if (error != NULL)
+		work->failed++;
+	else
+		work->completed++;
+	if (commit_error != NULL)
+		error = commit_error;
+	if (error != NULL && idem_subxact_is_of_server(error))
+		ReThrowError(error);
+}
+
+/* J21: fetch and run one job; false if none can be fetched */
+static bool
+work_once(Work *work)
+{
+	IdemRun run = {.handler = work->handler, .context = CurrentMemoryContext};
+
+	idem_procxact_restart(work->is_nested);
+	check_transaction();
+	if (idem_run_fetch(&run, work->queue))
+	{
+		run_job(work, &run);
+		return true;
+	}
+	/* a job without attempts left may have become dead */
+	(void) commit_transaction(false);
+	return false;
+}
+
+/* Wait for a job as long as there is time left; false if none has come */
+static bool
+wait_for_job(Work *work)
+{
+	int64 left = work->until - idem_clock_steady();
+
+	return left > 0 && idem_wait_for_queues(COMMAND, &work->queue, 1, left) >= 0;
+}
+
+/*
+ * With a timeout, the call runs no further job after it has passed; without one it ends when no
+ * job can be fetched.
+ */
+static void
+work_in_turns(Work *work)
+{
+	MemoryContext oldcontext = CurrentMemoryContext;
+	MemoryContext context = AllocSetContextCreate(oldcontext, "idem work", ALLOCSET_DEFAULT_SIZES);
+	bool goes_on = true;
+
+	while (goes_on)
+	{
+		MemoryContextSwitchTo(context);
+		if (!work_once(work))
+			goes_on = wait_for_job(work);
+		else
+			goes_on = --work->left > 0 &&
+				(work->timeout == 0 || idem_clock_steady() < work->until);
+		MemoryContextSwitchTo(oldcontext);
+		MemoryContextReset(context);
+	}
+	MemoryContextDelete(context);
+}
+
+Datum
+idem_work(PG_FUNCTION_ARGS)
+{
+	static IdemRowDesc row_desc;
+	Work work = {0};
+	Datum values[WORK_NATTS];
+	bool nulls[WORK_NATTS] = {false};
+
+	idem_fn_begin(fcinfo, &idem_work_signature, COMMAND);
+	(void) idem_fn_row_desc(fcinfo, work_types, WORK_NATTS, &row_desc);
+	idem_sleep_check(fcinfo, COMMAND);
+	work.queue = idem_args_queue(fcinfo, 0);
+	work.handler = idem_handler_arg(fcinfo, 1);
+	idem_args_require(fcinfo, 2, "timeout", "Leave it out to end when no job can be fetched.");
+	work.timeout = idem_args_timeout(fcinfo, 2);
+	work.left = get_max_jobs(fcinfo, 3);
+	idem_handler_check(work.handler, false);
+	work.is_nested = SPI_inside_nonatomic_context();
+	work.until = idem_clock_steady() + work.timeout;
+
+	work_in_turns(&work);
+	values[0] = Int64GetDatum(work.completed);
+	values[1] = Int64GetDatum(work.failed);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(
+		idem_fn_row_desc(fcinfo, work_types, WORK_NATTS, &row_desc), values, nulls)));
+}

@@ -1,0 +1,123 @@
+/*
+ * run.c
+ *		Run one job with a handler, in the transaction that fetches it.
+ *
+ * idem_drain() and idem_work() share this.  They call idem_run_complete() in a subtransaction:
+ * after an error it is rolled back, and idem_run_fail() gives the job back in the transaction that
+ * has it.
+ */
+#include "postgres.h"
+
+#include "utils/builtins.h"
+#include "utils/snapmgr.h"
+
+#include "jobs/jobs.h"
+
+/* The store calls this in memory of its own */
+static void
+take_fetched(const IdemFetched *fetched, void *arg)
+{
+	IdemRun *run = arg;
+	MemoryContext oldcontext = MemoryContextSwitchTo(run->context);
+
+	run->fetched = *fetched;
+	if (fetched->payload != NULL)
+		run->fetched.payload = DatumGetJsonbPCopy(PointerGetDatum(fetched->payload));
+	if (fetched->key != NULL)
+		run->fetched.key = DatumGetTextPCopy(PointerGetDatum(fetched->key));
+	run->is_fetched = true;
+	MemoryContextSwitchTo(oldcontext);
+}
+
+/* Fetch one job for this transaction; 0: the next one of the queue */
+static bool
+fetch_job(IdemRun *run, text *queue, int64 job_id)
+{
+	IdemTable jobs;
+	IdemFetch fetch = {.batch = 1};
+
+	run->is_fetched = false;
+	/* a procedure has no snapshot at the beginning of a transaction */
+	PushActiveSnapshot(GetTransactionSnapshot());
+	/* a handler may have changed the settings of the queue */
+	idem_queuestore_use(queue, &fetch.queue);
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	if (job_id == 0)
+		idem_fetchstore_fetch(&jobs, &fetch, take_fetched, run);
+	else
+		idem_fetchstore_fetch_one(&jobs, &fetch, job_id, take_fetched, run);
+	idem_table_close(&jobs);
+	PopActiveSnapshot();
+	return run->is_fetched;
+}
+
+/* V7, J21: fetch the next job for this transaction; false if none is due */
+bool
+idem_run_fetch(IdemRun *run, text *queue)
+{
+	return fetch_job(run, queue, 0);
+}
+
+/* Raise the error of a job that this transaction does not hold any more */
+static void
+check_hold(const IdemRun *run, IdemHold hold)
+{
+	if (hold != IDEM_HOLD_OK)
+		idem_workstore_refuse(hold, run->fetched.job_id);
+}
+
+/* V7, J21: run the handler and complete the job */
+void
+idem_run_complete(void *arg)
+{
+	IdemRun *run = arg;
+	NullableDatum payload = {
+		.value = PointerGetDatum(run->fetched.payload), .isnull = run->fetched.payload == NULL};
+	IdemTable jobs;
+	IdemQueue queue = {0};
+	IdemHold hold;
+
+	idem_handler_check(run->handler, payload.isnull);
+	run->result = idem_handler_run(run->handler, payload);
+	PushActiveSnapshot(GetTransactionSnapshot());
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	hold = idem_workstore_complete(&jobs, run->fetched.job_id, run->fetched.token, run->result,
+								   &queue);
+	idem_table_close(&jobs);
+	PopActiveSnapshot();
+	/* the handler may have cancelled or removed its own job */
+	check_hold(run, hold);
+}
+
+/* V7, J21: give the job back after an error of the handler; true if it is dead */
+bool
+idem_run_fail(IdemRun *run, const ErrorData *error)
+{
+	IdemTable jobs;
+	text *message = cstring_to_text(idem_subxact_describe(error));
+	IdemHold hold;
+	bool is_dead = false;
+
+	run->result = NULL;
+	PushActiveSnapshot(GetTransactionSnapshot());
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	hold = idem_workstore_fail(&jobs, run->fetched.job_id, run->fetched.token, message, NULL, false,
+							   &is_dead);
+	idem_table_close(&jobs);
+	PopActiveSnapshot();
+	check_hold(run, hold);
+	return is_dead;
+}
+
+/*
+ * J21: the same after an error of the commit, in a later transaction: fetch the job again, and fail
+ * it.  False if it cannot be fetched now, for example because another worker has it.
+ */
+bool
+idem_run_fail_later(IdemRun *run, text *queue, const ErrorData *error)
+{
+	if (!fetch_job(run, queue, run->fetched.job_id))
+		return false;
+	(void) idem_run_fail(run, error);
+	return true;
+}
