@@ -61,6 +61,9 @@ OBJS = \
 	src/jobs/dead.o \
 	src/jobs/jobstore.o \
 	src/jobs/workstore.o \
+	src/jobs/bykeystore.o \
+	src/jobs/manystore.o \
+	src/jobs/retrystore.o \
 	src/jobs/fetchskip.o \
 	src/jobs/fetchstore.o \
 	src/jobs/keywalk.o \
@@ -71,6 +74,7 @@ OBJS = \
 	src/jobs/enqueue.o \
 	src/jobs/work.o \
 	src/jobs/job.o \
+	src/jobs/many.o \
 	src/jobs/wait.o \
 	src/jobs/whystore.o \
 	src/jobs/why.o \

@@ -4,13 +4,14 @@
  *
  * Calls go down only:
  *
- *	SQL functions	queue.c, enqueue.c, work.c, job.c: check the arguments, call a
+ *	SQL functions	queue.c, enqueue.c, work.c, job.c, many.c: check the arguments, call a
  *					store, form the rows to return
  *	stores			bulk.c (enqueue of many jobs), above dedup.c (enqueue), which scans
  *					the jobs of a key in keyscan.c;
  *					fetchstore.c (fetch), which shares what it skips in fetchskip.c;
  *					workstore.c (complete, fail, snooze, heartbeat), which finds the job
- *					through jobstore.c (cancel, retry, the state of a job)
+ *					through jobstore.c (cancel, retry, the state of a job);
+ *					bykeystore.c (jobs of a key), manystore.c, retrystore.c (bulk calls)
  *	shared by these	dead.c (make a job dead), joblog.c (history, kept keys),
  *					errors.c (the last errors of a job), headers.c (headers and links),
  *					change.c (note that a job can be fetched),
@@ -86,6 +87,7 @@ enum IdemJobLogColumn
 	IDEM_JOB_LOG_MAX_ATTEMPTS,
 	IDEM_JOB_LOG_KEY_UNTIL,
 	IDEM_JOB_LOG_TOOK_KEY,
+	IDEM_JOB_LOG_RETRYABLE,
 	IDEM_JOB_LOG_STATE,
 	IDEM_JOB_LOG_QUEUE,
 	IDEM_JOB_LOG_KEY,
@@ -333,6 +335,16 @@ typedef enum IdemBlocked
 	IDEM_BLOCKED		  /* yes, and no open transaction is changing the other job */
 } IdemBlocked;
 
+/* State of a live job; in the order of idem_jobrow_state_words */
+typedef enum IdemJobState
+{
+	IDEM_JOB_WAITING,
+	IDEM_JOB_SCHEDULED,
+	IDEM_JOB_BLOCKED,
+	IDEM_JOB_RUNNING,
+	IDEM_JOB_EXPIRED
+} IdemJobState;
+
 /* Does the caller, with its token, hold the job? */
 typedef enum IdemHold
 {
@@ -340,6 +352,51 @@ typedef enum IdemHold
 	IDEM_HOLD_NONE, /* no: no worker has fetched the job */
 	IDEM_HOLD_STALE /* no: the job was fetched again or given back, or has ended */
 } IdemHold;
+
+/* How an attempt has failed */
+typedef struct IdemFailure
+{
+	text *error;	/* NULL: none was given */
+	int64 retry_in; /* negative: as the queue declares */
+	bool dead;		/* the job becomes dead, even if it has attempts left */
+} IdemFailure;
+
+/* A key of jobs */
+typedef struct IdemJobKey
+{
+	text *queue;
+	text *key;
+	text *scope; /* for the slot of the key */
+} IdemJobKey;
+
+/* What a bulk call does with each of its jobs */
+typedef enum IdemManyKind
+{
+	IDEM_MANY_CANCEL,
+	IDEM_MANY_FAIL,
+	IDEM_MANY_SNOOZE,
+	IDEM_MANY_RESCHEDULE
+} IdemManyKind;
+
+/* A bulk call (J20): its jobs are given by their numbers, or by queue and state */
+typedef struct IdemMany
+{
+	IdemManyKind kind;
+	int n; /* numbers; -1: by queue and state */
+	Datum *ids;
+	Datum *tokens; /* of the numbers; NULL: the call needs none */
+	text *queue;
+	uint32 states;	   /* set of states of live jobs, as bits */
+	const char *state; /* of ended jobs, for a retry by queue */
+	text *worker;	   /* only jobs of this worker; NULL: of all */
+	int max_jobs;	   /* by queue: so many at most */
+	IdemFailure fail;  /* fail */
+	int64 delay;	   /* snooze */
+	bool has_run_at;   /* reschedule */
+	bool has_priority; /* reschedule */
+	TimestampTz run_at;
+	int priority;
+} IdemMany;
 
 /* Answer of idem_dead_make_if_spent() */
 typedef enum IdemDeadOutcome
@@ -404,6 +461,7 @@ extern IdemLookup idem_jobtable_by_key(IdemTable *table, Relation index, int64 k
 extern Relation idem_jobtable_key_index(IdemTable *jobs);
 extern Relation idem_jobtable_ignored_key_index(IdemTable *jobs);
 extern Relation idem_jobtable_log_key_index(IdemTable *log);
+extern Relation idem_jobtable_retry_index(IdemTable *log);
 extern Relation idem_jobtable_fetch_index(IdemTable *jobs);
 
 /* jobrow.c */
@@ -416,6 +474,8 @@ extern int idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_waits_for_other(IdemTable *jobs);
 extern IdemBlocked idem_jobrow_is_blocked(IdemTable *jobs);
+extern const char *const idem_jobrow_state_words[];
+extern IdemJobState idem_jobrow_state(IdemTable *jobs, Snapshot snapshot, TimestampTz now);
 extern const char *idem_jobrow_state_name(IdemTable *jobs);
 extern void idem_jobrow_note_place(const text *queue, int64 key_hash, ItemPointer place);
 extern void idem_jobrow_store(IdemTable *jobs);
@@ -454,8 +514,11 @@ extern text *idem_errors_get_last(Jsonb *errors);
 /* joblog.c */
 extern bool idem_joblog_write(IdemTable *jobs, const char *state, int64 keep, Jsonb *result,
 							  Jsonb *errors, TransactionId *in_the_way);
+extern bool idem_joblog_move(IdemTable *jobs, const IdemQueue *queue, const char *state,
+							 Jsonb *errors, TransactionId *in_the_way);
 extern void idem_joblog_keep_key(IdemTable *jobs, Jsonb *result);
 extern void idem_joblog_warn_skipped(int64 job_id);
+extern void idem_joblog_warn_in_use(int64 job_id);
 
 /* dead.c */
 extern bool idem_dead_make(IdemTable *jobs, const IdemQueue *queue, text *error,
@@ -466,7 +529,9 @@ extern IdemDeadOutcome idem_dead_make_if_spent(IdemTable *jobs, const IdemQueue 
 /* jobstore.c */
 extern bool idem_jobstore_find(IdemTable *jobs, int64 job_id, IdemQueue *queue);
 extern bool idem_jobstore_cancel(IdemTable *jobs, int64 job_id);
+extern bool idem_jobstore_insert_again(IdemTable *jobs, IdemTable *log);
 extern bool idem_jobstore_retry(IdemTable *jobs, int64 job_id);
+extern void idem_jobstore_read_log(IdemTable *log, const IdemQueue *queue, IdemJobInfo *info);
 extern bool idem_jobstore_get(IdemTable *jobs, int64 job_id, IdemJobInfo *info);
 
 /* headers.c */
@@ -477,8 +542,14 @@ extern Jsonb *idem_headers_add_link(Jsonb *links, Jsonb *own, Jsonb *duplicate);
 /* workstore.c */
 extern IdemHold idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result,
 										IdemQueue *queue);
-extern IdemHold idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error,
-									const int64 *retry_in, bool dead, bool *is_dead);
+extern IdemHold idem_workstore_judge(IdemTable *jobs, bool exists, int64 token);
+extern bool idem_workstore_fail_found(IdemTable *jobs, const IdemQueue *queue,
+									  const IdemFailure *failure, TransactionId *in_the_way,
+									  bool *is_dead);
+extern IdemHold idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token,
+									const IdemFailure *failure, bool *is_dead);
+extern void idem_workstore_snooze_found(IdemTable *jobs, const IdemQueue *queue,
+										TimestampTz run_at);
 extern IdemHold idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay,
 									  TimestampTz *run_at);
 extern IdemHold idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease,
@@ -506,6 +577,17 @@ extern void idem_fetchskip_end(IdemFetchWalk *walk, bool at_end, bool is_far);
 extern void idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 								  void (*put)(const IdemFetched *job, void *arg), void *arg);
 extern void idem_fetchstore_look(IdemTable *jobs, const IdemQueue *queue, IdemLook *look);
+
+/* bykeystore.c */
+extern int idem_bykeystore_cancel(IdemTable *jobs, const IdemJobKey *key);
+extern void idem_bykeystore_list(IdemTable *jobs, const IdemJobKey *key, int max_jobs,
+								 void (*put)(const IdemJobInfo *info, void *arg), void *arg);
+
+/* manystore.c */
+extern int idem_manystore_change(IdemTable *jobs, const IdemMany *many);
+
+/* retrystore.c */
+extern int idem_retrystore_retry(IdemTable *jobs, const IdemMany *many);
 
 /* whystore.c */
 extern void idem_whystore_explain(IdemTable *jobs, int64 job_id,
@@ -536,5 +618,8 @@ extern void idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, cons
 /* bulk.c */
 extern void idem_bulk_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *news,
 							  IdemEnqueued *answers, int n, int *ord);
+
+/* work.c */
+extern IdemFailure idem_work_get_failure(FunctionCallInfo fcinfo, int arg);
 
 #endif /* IDEM_JOBS_H */

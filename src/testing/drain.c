@@ -123,14 +123,15 @@ static void
 fail_job(Job *job, const ErrorData *error)
 {
 	IdemTable jobs;
+	IdemFailure failure = {.retry_in = -1};
 	IdemHold hold;
 	bool is_dead = false;
 
 	job->result = NULL;
 	job->error = idem_subxact_describe(error);
+	failure.error = cstring_to_text(job->error);
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	hold = idem_workstore_fail(&jobs, job->fetched.job_id, job->fetched.token,
-							   cstring_to_text(job->error), NULL, false, &is_dead);
+	hold = idem_workstore_fail(&jobs, job->fetched.job_id, job->fetched.token, &failure, &is_dead);
 	idem_table_close(&jobs);
 	if (hold != IDEM_HOLD_OK)
 		idem_workstore_refuse(hold, job->fetched.job_id);
