@@ -160,7 +160,10 @@ REGRESS = \
 	job_fetch_any \
 	job_skip \
 	job_end \
+	job_by_key \
 	job_many \
+	job_bulk_change \
+	job_bulk_errors \
 	job_errors \
 	job_queue \
 	job_history \
@@ -251,6 +254,8 @@ ISOLATION = \
 	job-retry \
 	job-takeover \
 	job-cancel \
+	job-by-key \
+	job-many \
 	job-bulk \
 	job-bulk-lock \
 	job-fetch \
@@ -279,6 +284,7 @@ ISOLATION = \
 	schedule-snapshot \
 	wait \
 	wait-back \
+	wait-many \
 	wait-count \
 	wait-race \
 	wait-end \

@@ -144,7 +144,7 @@ list_live(IdemTable *jobs, const IdemJobKey *key, int max_jobs,
 
 		CHECK_FOR_INTERRUPTS();
 		/* the same snapshot shows it again */
-		if (idem_jobstore_get(jobs, numbers.ids[n - 1 - i], &info))
+		if (idem_jobstore_get(jobs, numbers.ids[i], &info))
 			put(&info, arg);
 	}
 	return n;

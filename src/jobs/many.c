@@ -96,7 +96,7 @@ get_many(FunctionCallInfo fcinfo, const Positions *pos, IdemMany *many)
 		return;
 	}
 	if (PG_ARGISNULL(pos->queue))
-		idem_args_refuse_combination("ids", "Neither ids nor a queue were passed.",
+		idem_args_refuse_combination("ids", "Neither ids nor a queue was passed.",
 									 "Pass the numbers of the jobs, or the queue whose jobs to change.");
 	if (pos->tokens != 0 && !PG_ARGISNULL(pos->tokens))
 		idem_args_refuse_combination("tokens", "Tokens were passed without ids.",
@@ -185,7 +185,7 @@ get_schedule(FunctionCallInfo fcinfo, IdemMany *many)
 	many->has_run_at = !PG_ARGISNULL(1);
 	many->has_priority = !PG_ARGISNULL(2);
 	if (!many->has_run_at && !many->has_priority)
-		idem_args_refuse_combination("run_at", "Neither run_at nor a priority were passed.",
+		idem_args_refuse_combination("run_at", "Neither run_at nor a priority was passed.",
 									 "Pass what to change. run_at => now() lets the jobs run now.");
 	if (many->has_run_at)
 		many->run_at = idem_args_run_at(fcinfo, 1);
