@@ -260,7 +260,7 @@ SELECT idem_fail_many(array_agg(job_id), array_agg(token), dead => true) FROM to
 SELECT idem_snooze_many(array_agg(job_id), array_agg(token), '1 h') FROM tok WHERE job_id IN (3, 4);
 SELECT idem_snooze_many(array_agg(job_id), array_agg(token), '1 h') FROM tok WHERE job_id IN (3, 4);
 SELECT cancelled, retried, failed, dead, snoozed FROM idem.queue_stats WHERE queue = 'counted';
-SELECT stale_tokens FROM idem.stats;
+SELECT stale_tokens FROM idem.stats WHERE datname = current_database();
 
 --
 -- The whole call, or nothing
