@@ -135,7 +135,7 @@ idem_job(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/* A key of jobs; the first two arguments are the queue and the key.  The caller may use the queue. */
+/* The key in the first two arguments, of a queue that the caller may use */
 static IdemJobKey
 get_job_key(FunctionCallInfo fcinfo, int scopearg)
 {
