@@ -90,7 +90,8 @@ SELECT idem_queue_set('hot', keep => '1 d');
 SELECT count(*) FROM idem_enqueue_many('hot', (SELECT array_agg(to_jsonb(i)) FROM generate_series(1, 3000) AS i), array_fill('k'::text, ARRAY[3000]), delay => '1 h');
 SELECT idem_cancel_by_key('hot', 'k');
 VACUUM idem.jobs;
-SELECT pages($$ SELECT * FROM idem_job_by_key('hot', 'k', 1) $$) < 50 AS bounded;
+SELECT pages($$ SELECT * FROM idem_job_by_key('hot', 'k', 1) $$) > 0 AS "cache is filled";
+SELECT pages($$ SELECT * FROM idem_job_by_key('hot', 'k', 1) $$) < 20 AS bounded;
 SELECT job_id, state FROM idem_job_by_key('hot', 'k', 1);
 
 -- a queue of another role
