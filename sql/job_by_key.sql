@@ -103,6 +103,9 @@ SELECT job_id FROM idem_enqueue('team', '"secret"', 'k');
 SET ROLE idem_by_key_app;
 SELECT * FROM idem_job_by_key('team', 'k');
 SELECT idem_cancel_by_key('team', 'k');
+-- whether a key has jobs is not told, either
+SELECT * FROM idem_job_by_key('team', 'none');
+SELECT idem_cancel_by_key('team', 'none');
 RESET ROLE;
 GRANT idem_by_key_team TO idem_by_key_app;
 SET ROLE idem_by_key_app;
