@@ -64,6 +64,9 @@ OBJS = \
 	src/jobs/dead.o \
 	src/jobs/jobstore.o \
 	src/jobs/workstore.o \
+	src/jobs/bykeystore.o \
+	src/jobs/manystore.o \
+	src/jobs/retrystore.o \
 	src/jobs/fetchskip.o \
 	src/jobs/fetchstore.o \
 	src/jobs/keywalk.o \
@@ -74,6 +77,7 @@ OBJS = \
 	src/jobs/enqueue.o \
 	src/jobs/work.o \
 	src/jobs/job.o \
+	src/jobs/many.o \
 	src/jobs/wait.o \
 	src/jobs/whychange.o \
 	src/jobs/run.o \
@@ -164,7 +168,10 @@ REGRESS = \
 	job_progress \
 	job_skip \
 	job_end \
+	job_by_key \
 	job_many \
+	job_bulk_change \
+	job_bulk_errors \
 	job_errors \
 	job_queue \
 	job_history \
@@ -258,6 +265,8 @@ ISOLATION = \
 	job-retry \
 	job-takeover \
 	job-cancel \
+	job-by-key \
+	job-many \
 	job-bulk \
 	job-bulk-lock \
 	job-fetch \
@@ -286,6 +295,7 @@ ISOLATION = \
 	schedule-snapshot \
 	wait \
 	wait-back \
+	wait-many \
 	wait-count \
 	wait-race \
 	wait-end \

@@ -24,7 +24,7 @@ IDEM_FUNCTION(idem_revoke, VOIDOID, TEXTOID, TEXTOID);
 /* A set: functions and procedures in pg_catalog to execute, relations of schema idem to read */
 typedef struct PrivilegeSet
 {
-	const char *functions[100];
+	const char *functions[128];
 	const char *relations[32];
 } PrivilegeSet;
 
@@ -34,7 +34,9 @@ typedef struct PrivilegeSet
 		"idem_lease", "idem_renew", "idem_checkpoint", "idem_fence",                          \
 		"idem_enqueue", "idem_enqueue_many", "idem_fetch", "idem_fetch_any", "idem_complete", \
 		"idem_complete_many", "idem_fail", "idem_heartbeat", "idem_progress", "idem_snooze",  \
-		"idem_cancel", "idem_retry", "idem_job", "idem_verify", "idem_drain",                 \
+		"idem_cancel", "idem_retry", "idem_job", "idem_job_by_key", "idem_cancel_by_key",     \
+		"idem_cancel_many", "idem_retry_many", "idem_fail_many", "idem_snooze_many",          \
+		"idem_reschedule_many", "idem_verify", "idem_drain",                                  \
 		"idem_wait", "idem_wait_any", "idem_wait_job", "idem_wait_key", "idem_work",          \
 		"idem_schedule", "idem_unschedule", "idem_schedule_pause",                            \
 		"idem_schedule_resume", "idem_why", "idem_holder"

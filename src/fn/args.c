@@ -175,3 +175,43 @@ idem_args_job_id(FunctionCallInfo fcinfo, int arg)
 					  "Pass the number that idem_enqueue() or idem_fetch() has returned.");
 	return PG_GETARG_INT64(arg);
 }
+
+/* Raise the error for arguments that need or exclude one another; arg: one of them */
+void
+idem_args_refuse_combination(const char *arg, const char *detail, const char *hint)
+{
+	ereport(ERROR,
+			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("invalid combination of arguments with \"%s\"", arg),
+			errdetail("%s", detail),
+			errhint("%s", hint));
+}
+
+/* How many jobs one call processes at most */
+int
+idem_args_max_jobs(FunctionCallInfo fcinfo, int arg, int limit)
+{
+	idem_args_require(fcinfo, arg, "max_jobs", "Leave it out for the default.");
+	if (PG_GETARG_INT32(arg) < 1 || PG_GETARG_INT32(arg) > limit)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid value of \"%s\"", "max_jobs"),
+				errdetail("The number is %d; it must be between 1 and %d.", PG_GETARG_INT32(arg), limit),
+				errhint("Leave it out for the default."));
+	return PG_GETARG_INT32(arg);
+}
+
+/* When a job is due; the argument is not null */
+TimestampTz
+idem_args_run_at(FunctionCallInfo fcinfo, int arg)
+{
+	TimestampTz run_at = PG_GETARG_TIMESTAMPTZ(arg);
+
+	if (TIMESTAMP_NOT_FINITE(run_at))
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid value of \"%s\"", "run_at"),
+				errdetail("The time must be finite."),
+				errhint("Leave it out, or pass now() for a job that is due at once."));
+	return run_at;
+}

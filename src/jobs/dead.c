@@ -24,12 +24,8 @@ idem_dead_make(IdemTable *jobs, const IdemQueue *queue, text *error, Transaction
 	Jsonb *errors = idem_errors_add(idem_row_jsonb(jobs, IDEM_JOBS_ERRORS),
 									idem_row_int32(jobs, IDEM_JOBS_ATTEMPT), error);
 
-	if (!idem_joblog_write(jobs, "dead", idem_clock_now(), queue->keep_dead, NULL, errors,
-						   in_the_way))
+	if (!idem_joblog_move(jobs, queue, "dead", errors, in_the_way))
 		return false;
-	if (idem_write_delete(jobs, true) != TM_Ok)
-		elog(ERROR, "another transaction has changed a job that this transaction has locked");
-	idem_change_note_end(jobs, queue->name);
 	idem_counters_add_queue(queue->name, IDEM_QUEUE_COUNTER_DEAD);
 	return true;
 }

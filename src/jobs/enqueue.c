@@ -51,16 +51,6 @@ IDEM_FUNCTION(idem_enqueue_many, RECORDOID, TEXTOID, JSONBARRAYOID, TEXTARRAYOID
 			  TEXTOID, INTERVALOID, BOOLOID, INTERVALOID, TIMESTAMPTZOID, INT4OID, INT4OID,
 			  TEXTOID, JSONBARRAYOID);
 
-pg_noreturn static void
-reject_combination(const char *arg, const char *detail, const char *hint)
-{
-	ereport(ERROR,
-			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			errmsg("invalid combination of arguments with \"%s\"", arg),
-			errdetail("%s", detail),
-			errhint("%s", hint));
-}
-
 /* How duplicates are treated: each argument that is null leaves the setting of the queue */
 static void
 get_policy(FunctionCallInfo fcinfo, const IdemQueue *queue, IdemPolicy *policy)
@@ -91,20 +81,20 @@ check_policy(FunctionCallInfo fcinfo, IdemPolicy *policy)
 	bool has_time = !PG_ARGISNULL(ARG_DELAY) || !PG_ARGISNULL(ARG_RUN_AT);
 
 	if (policy->dedup == IDEM_DEDUP_UNTIL_EXPIRED && policy->key_ttl == 0)
-		reject_combination("dedup", "\"until_expired\" needs a key_ttl.",
-						   "Pass key_ttl, or declare it with idem_queue_set().");
+		idem_args_refuse_combination("dedup", "\"until_expired\" needs a key_ttl.",
+									 "Pass key_ttl, or declare it with idem_queue_set().");
 	if (policy->dedup != IDEM_DEDUP_UNTIL_EXPIRED && !PG_ARGISNULL(ARG_KEY_TTL))
-		reject_combination("key_ttl", "\"key_ttl\" applies only to \"until_expired\".",
-						   "Pass dedup => 'until_expired', or leave key_ttl out.");
+		idem_args_refuse_combination("key_ttl", "\"key_ttl\" applies only to \"until_expired\".",
+									 "Pass dedup => 'until_expired', or leave key_ttl out.");
 	if (policy->dedup != IDEM_DEDUP_UNTIL_EXECUTED && !PG_ARGISNULL(ARG_IF_RUNNING))
-		reject_combination("if_running", "\"if_running\" applies only to \"until_executed\".",
-						   "Pass dedup => 'until_executed', or leave if_running out.");
+		idem_args_refuse_combination("if_running", "\"if_running\" applies only to \"until_executed\".",
+									 "Pass dedup => 'until_executed', or leave if_running out.");
 	if (policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE && !has_time)
-		reject_combination("on_duplicate", "\"debounce\" needs a time to postpone the job to.",
-						   "Pass delay: the job runs after that time without another duplicate.");
+		idem_args_refuse_combination("on_duplicate", "\"debounce\" needs a time to postpone the job to.",
+									 "Pass delay: the job runs after that time without another duplicate.");
 	if (policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE && !policy->include_scheduled)
-		reject_combination("include_scheduled", "With \"debounce\" a scheduled job holds its key.",
-						   "Leave include_scheduled out.");
+		idem_args_refuse_combination("include_scheduled", "With \"debounce\" a scheduled job holds its key.",
+									 "Leave include_scheduled out.");
 	/* the queue may declare rerun; it applies only to until_executed */
 	policy->rerun = policy->rerun && policy->dedup == IDEM_DEDUP_UNTIL_EXECUTED;
 }
@@ -117,19 +107,13 @@ static void
 get_time(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 {
 	if (!PG_ARGISNULL(ARG_DELAY) && !PG_ARGISNULL(ARG_RUN_AT))
-		reject_combination("delay", "Both delay and run_at were passed.",
-						   "Pass delay or run_at, not both.");
+		idem_args_refuse_combination("delay", "Both delay and run_at were passed.",
+									 "Pass delay or run_at, not both.");
 	enqueue->now = enqueue->run_at = idem_clock_now();
 	if (!PG_ARGISNULL(ARG_DELAY))
 		enqueue->run_at += idem_value_span(PG_GETARG_DATUM(ARG_DELAY), "delay", IDEM_SPAN_NOT_NEGATIVE);
 	if (!PG_ARGISNULL(ARG_RUN_AT))
-		enqueue->run_at = PG_GETARG_TIMESTAMPTZ(ARG_RUN_AT);
-	if (TIMESTAMP_NOT_FINITE(enqueue->run_at))
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid value of \"%s\"", "run_at"),
-				errdetail("The time must be finite."),
-				errhint("Leave it out for a job that is due at once."));
+		enqueue->run_at = idem_args_run_at(fcinfo, ARG_RUN_AT);
 	enqueue->later =
 		enqueue->run_at > enqueue->now + (PG_ARGISNULL(ARG_RUN_AT) ? 0 : MAX_CLOCK_AHEAD);
 }
@@ -163,8 +147,8 @@ check_no_policy(FunctionCallInfo fcinfo)
 	for (int arg = ARG_DEDUP; arg <= ARG_INCLUDE_SCHEDULED; arg++)
 	{
 		if (!PG_ARGISNULL(arg))
-			reject_combination("key", "There is no key, but an argument about duplicates was passed.",
-							   "Pass a key, or leave out dedup, on_duplicate, if_running, key_ttl and include_scheduled.");
+			idem_args_refuse_combination("key", "There is no key, but an argument about duplicates was passed.",
+										 "Pass a key, or leave out dedup, on_duplicate, if_running, key_ttl and include_scheduled.");
 	}
 }
 

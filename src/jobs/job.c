@@ -1,6 +1,7 @@
 /*
  * job.c
- *		SQL functions for a job by its number: idem_cancel, idem_retry, idem_job.
+ *		SQL functions for a job by its number: idem_cancel, idem_retry, idem_job; and by its
+ *		key: idem_cancel_by_key, idem_job_by_key.
  *
  * They check their arguments, call the store, and form the row to return.
  */
@@ -15,6 +16,9 @@
 
 #define JOB_NATTS 20
 
+/* The most jobs of a key that one call shows */
+#define MAX_JOBS 10000
+
 static const Oid job_types[JOB_NATTS] = {
 	INT8OID, TEXTOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, INT4OID,
 	INT4OID, INT4OID, TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
@@ -23,6 +27,8 @@ static const Oid job_types[JOB_NATTS] = {
 IDEM_FUNCTION(idem_cancel, BOOLOID, INT8OID);
 IDEM_FUNCTION(idem_retry, BOOLOID, INT8OID);
 IDEM_FUNCTION(idem_job, RECORDOID, INT8OID);
+IDEM_FUNCTION(idem_cancel_by_key, INT4OID, TEXTOID, TEXTOID, TEXTOID);
+IDEM_FUNCTION(idem_job_by_key, RECORDOID, TEXTOID, TEXTOID, INT4OID, TEXTOID);
 
 Datum
 idem_cancel(PG_FUNCTION_ARGS)
@@ -79,8 +85,9 @@ set_time(Datum *value, bool *isnull, TimestampTz time)
 }
 
 static void
-put_job(ReturnSetInfo *rsinfo, const IdemJobInfo *info)
+put_job(const IdemJobInfo *info, void *arg)
 {
+	ReturnSetInfo *rsinfo = arg;
 	Datum values[JOB_NATTS] = {0};
 	bool nulls[JOB_NATTS] = {false};
 
@@ -123,7 +130,56 @@ idem_job(PG_FUNCTION_ARGS)
 
 	idem_jobtable_open(&jobs, AccessShareLock);
 	if (idem_jobstore_get(&jobs, job_id, &info))
-		put_job(rsinfo, &info);
+		put_job(&info, rsinfo);
+	idem_table_close(&jobs);
+	return (Datum) 0;
+}
+
+/* The key in the first two arguments, of a queue that the caller may use */
+static IdemJobKey
+get_job_key(FunctionCallInfo fcinfo, int scopearg)
+{
+	IdemKey key;
+	IdemQueue settings;
+	text *queue = idem_args_queue(fcinfo, 0);
+
+	idem_args_key(fcinfo, 1, scopearg, &key);
+	idem_queuestore_use(queue, &settings);
+	return (IdemJobKey){.queue = queue, .key = key.key, .scope = key.scope};
+}
+
+Datum
+idem_cancel_by_key(PG_FUNCTION_ARGS)
+{
+	IdemTable jobs;
+	IdemJobKey key;
+	int cancelled;
+
+	idem_fn_begin(fcinfo, &idem_cancel_by_key_signature, "idem_cancel_by_key()");
+	key = get_job_key(fcinfo, 2);
+
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	cancelled = idem_bykeystore_cancel(&jobs, &key);
+	idem_table_close(&jobs);
+	PG_RETURN_INT32(cancelled);
+}
+
+Datum
+idem_job_by_key(PG_FUNCTION_ARGS)
+{
+	static IdemRowDesc row_desc;
+	ReturnSetInfo *rsinfo;
+	IdemTable jobs;
+	IdemJobKey key;
+	int max_jobs;
+
+	idem_fn_begin(fcinfo, &idem_job_by_key_signature, NULL);
+	rsinfo = idem_fn_row_set(fcinfo, job_types, JOB_NATTS, &row_desc);
+	key = get_job_key(fcinfo, 3);
+	max_jobs = idem_args_max_jobs(fcinfo, 2, MAX_JOBS);
+
+	idem_jobtable_open(&jobs, AccessShareLock);
+	idem_bykeystore_list(&jobs, &key, max_jobs, put_job, rsinfo);
 	idem_table_close(&jobs);
 	return (Datum) 0;
 }

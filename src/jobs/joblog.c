@@ -63,6 +63,20 @@ idem_joblog_warn_skipped(int64 job_id)
 			errhint("The job becomes dead after that transaction has ended; idem_doctor() shows how to correct the sequence."));
 }
 
+/* J13: a job of the history was not retried, because a live job has its number */
+void
+idem_joblog_warn_in_use(int64 job_id)
+{
+	static TimestampTz last = 0;
+
+	if (is_first_in_statement(&last))
+		ereport(WARNING,
+				errmsg("a job was not retried, because its number is in use again"),
+				errdetail("Another job with the number " INT64_FORMAT " is live; the job in the history is older.",
+						  job_id),
+				errhint("Enqueue the payload of the older job in idem.job_log as a new job; idem_doctor() shows how to correct the sequence."));
+}
+
 /*
  * Delete the older row that has the primary key of the row written, if it still
  * exists (J13).  If another transaction is changing or has locked the older row: with
@@ -116,7 +130,7 @@ insert_over(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *i
 	return true;
 }
 
-/* Fill the row of the history for the job found */
+/* Fill the row of the history for the job found.  Every state but "done" can be retried. */
 static void
 fill_log(IdemTable *jobs, TupleTableSlot *slot, const char *state, TimestampTz now, int64 keep)
 {
@@ -136,6 +150,8 @@ fill_log(IdemTable *jobs, TupleTableSlot *slot, const char *state, TimestampTz n
 		idem_row_set(slot, IDEM_JOB_LOG_TOOK_KEY, BoolGetDatum(true));
 	if (!idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
 		idem_row_set(slot, IDEM_JOB_LOG_KEY_HASH, Int64GetDatum(idem_jobrow_key_hash(jobs)));
+	if (strcmp(state, "done") != 0)
+		idem_row_set(slot, IDEM_JOB_LOG_RETRYABLE, BoolGetDatum(true));
 	idem_row_set(slot, IDEM_JOB_LOG_STATE, CStringGetTextDatum(state));
 	idem_row_copy_column(jobs, IDEM_JOBS_QUEUE, slot, IDEM_JOB_LOG_QUEUE);
 	idem_row_copy_column(jobs, IDEM_JOBS_KEY, slot, IDEM_JOB_LOG_KEY);
@@ -177,6 +193,23 @@ idem_joblog_write(IdemTable *jobs, const char *state, TimestampTz now, int64 kee
 	written = insert_over(&log, &lookup, job_id, in_the_way);
 	idem_table_close(&log);
 	return written;
+}
+
+/*
+ * Move the job found, which this transaction has locked, into the history.  in_the_way, and the
+ * answer false, are those of idem_joblog_write(): then the job stays.
+ */
+bool
+idem_joblog_move(IdemTable *jobs, const IdemQueue *queue, const char *state, Jsonb *errors,
+				 TransactionId *in_the_way)
+{
+	if (!idem_joblog_write(jobs, state, idem_clock_now(), queue->keep_dead, NULL, errors,
+						   in_the_way))
+		return false;
+	if (idem_write_delete(jobs, true) != TM_Ok)
+		elog(ERROR, "another transaction has changed a job that this transaction has locked");
+	idem_change_note_end(jobs, queue->name);
+	return true;
 }
 
 /* Does the row found in idem.job_keys have the number of the lookup, and not only the hash? */

@@ -15,6 +15,14 @@
 
 #include "jobs/jobs.h"
 
+const char *const idem_jobrow_state_words[] = {
+	[IDEM_JOB_WAITING] = "waiting",
+	[IDEM_JOB_SCHEDULED] = "scheduled",
+	[IDEM_JOB_BLOCKED] = "blocked",
+	[IDEM_JOB_RUNNING] = "running",
+	[IDEM_JOB_EXPIRED] = "expired",
+	NULL};
+
 static bool
 is_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key)
 {
@@ -25,8 +33,9 @@ is_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key)
 /*
  * Does the row found have the key?  Its hash is the same, but different keys can
  * have the same hash.  An enqueue reads the jobs of all keys that have its hash,
- * so the number of such keys is limited; *others collects them.  Works for
- * idem.jobs and idem.job_keys, where the key is the column after the queue.
+ * so the number of such keys is limited; *others collects them.  NULL: any number of them may
+ * have it.  Works for idem.jobs, idem.job_keys and idem.job_log, where the key is the column
+ * after the queue.
  */
 bool
 idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key,
@@ -34,7 +43,7 @@ idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text 
 {
 	if (is_key(table, queue_attno, queue, key))
 		return true;
-	if (idem_row_isnull(table, queue_attno + 1))
+	if (others == NULL || idem_row_isnull(table, queue_attno + 1))
 		return false;
 	for (int i = 0; i < others->n; i++)
 	{
@@ -54,14 +63,20 @@ idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text 
 }
 
 /*
- * Give the row of a job its key, which has this hash.  J8: if the job ignores its key, key_hash is
- * the complement.  So one index finds all jobs of a key, and an enqueue does not read those that
- * ignore it.
+ * J8: what key_hash is in a job that ignores its key: the complement of the hash.  So one index
+ * finds all jobs of a key, and an enqueue does not read those that ignore it.
  */
+int64
+idem_jobrow_ignored_hash(int64 key_hash)
+{
+	return ~key_hash;
+}
+
+/* Give the row of a job its key, which has this hash */
 void
 idem_jobrow_set_key(TupleTableSlot *slot, text *key, int64 key_hash, bool holds_key)
 {
-	idem_row_set(slot, IDEM_JOBS_KEY_HASH, Int64GetDatum(holds_key ? key_hash : ~key_hash));
+	idem_row_set(slot, IDEM_JOBS_KEY_HASH, Int64GetDatum(holds_key ? key_hash : idem_jobrow_ignored_hash(key_hash)));
 	idem_row_set(slot, IDEM_JOBS_KEY, PointerGetDatum(key));
 	if (!holds_key)
 		idem_row_set(slot, IDEM_JOBS_IGNORES_KEY, BoolGetDatum(true));
@@ -81,7 +96,7 @@ idem_jobrow_key_hash(IdemTable *jobs)
 {
 	int64 key_hash = idem_row_int64(jobs, IDEM_JOBS_KEY_HASH);
 
-	return idem_jobrow_holds_key(jobs) ? key_hash : ~key_hash;
+	return idem_jobrow_holds_key(jobs) ? key_hash : idem_jobrow_ignored_hash(key_hash);
 }
 
 /*
@@ -246,17 +261,24 @@ idem_jobrow_store(IdemTable *jobs)
 }
 
 /*
- * Name of the state, as the views show it.  A job that runs in an open
- * transaction has the state that it had before, because its fetch is not visible.
+ * The state, as the views show it.  A job that runs in an open transaction has the state that
+ * it had before, because its fetch is not visible.  The snapshot tells whether a job that this
+ * one follows is still there.
  */
+IdemJobState
+idem_jobrow_state(IdemTable *jobs, Snapshot snapshot, TimestampTz now)
+{
+	if (idem_jobrow_is_leased(jobs))
+		return idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) > now ? IDEM_JOB_RUNNING :
+																	   IDEM_JOB_EXPIRED;
+	if (waits_by_snapshot(jobs, snapshot))
+		return IDEM_JOB_BLOCKED;
+	return idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT) > now ? IDEM_JOB_SCHEDULED : IDEM_JOB_WAITING;
+}
+
+/* Name of the state, by the snapshot of the statement */
 const char *
 idem_jobrow_state_name(IdemTable *jobs)
 {
-	TimestampTz now = idem_clock_now();
-
-	if (idem_jobrow_is_leased(jobs))
-		return idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) > now ? "running" : "expired";
-	if (waits_by_snapshot(jobs, GetActiveSnapshot()))
-		return "blocked";
-	return idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT) > now ? "scheduled" : "waiting";
+	return idem_jobrow_state_words[idem_jobrow_state(jobs, GetActiveSnapshot(), idem_clock_now())];
 }

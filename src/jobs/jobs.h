@@ -4,14 +4,15 @@
  *
  * Calls go down only:
  *
- *	SQL functions	queue.c, enqueue.c, work.c, job.c: check the arguments, call a
+ *	SQL functions	queue.c, enqueue.c, work.c, job.c, many.c: check the arguments, call a
  *					store, form the rows to return
  *					wait.c, loop.c: procedures; run.c: one job of loop.c and idem_drain()
  *	stores			bulk.c (enqueue of many jobs), above dedup.c (enqueue), which scans
  *					the jobs of a key in keyscan.c;
  *					fetchstore.c (fetch), which shares what it skips in fetchskip.c;
  *					workstore.c (complete, fail, snooze, heartbeat), which finds the job
- *					through jobstore.c (cancel, retry, the state of a job)
+ *					through jobstore.c (cancel, retry, the state of a job);
+ *					bykeystore.c (jobs of a key), manystore.c, retrystore.c (bulk calls)
  *	shared by these	dead.c (make a job dead), joblog.c (history, kept keys),
  *					errors.c (the last errors of a job), headers.c (headers and links),
  *					change.c (note that a job can be fetched),
@@ -24,6 +25,7 @@
 #define IDEM_JOBS_H
 
 #include "fn/fn.h"
+#include "jobs/columns.h"
 #include "stats/stats.h"
 #include "table/table.h"
 #include "wake/wake.h"
@@ -34,92 +36,6 @@
 
 /* How often a job may be fetched if neither the job nor its queue has a limit of its own */
 #define IDEM_DEFAULT_MAX_ATTEMPTS 25
-
-/* Columns of idem.jobs; the row of a job that was never fetched usually ends with the payload */
-enum IdemJobColumn
-{
-	IDEM_JOBS_JOB_ID = 1,
-	IDEM_JOBS_RUN_AT,
-	IDEM_JOBS_ENQUEUED_AT,
-	IDEM_JOBS_KEY_HASH,
-	IDEM_JOBS_PRIORITY,
-	IDEM_JOBS_QUEUE,
-	IDEM_JOBS_KEY,
-	IDEM_JOBS_PAYLOAD,
-	IDEM_JOBS_HEADERS,
-	IDEM_JOBS_IGNORES_KEY,
-	IDEM_JOBS_MAX_ATTEMPTS,
-	IDEM_JOBS_KEY_UNTIL,
-	IDEM_JOBS_AFTER_JOB,
-	IDEM_JOBS_ATTEMPT,
-	IDEM_JOBS_TOKEN,
-	IDEM_JOBS_LEASE_UNTIL,
-	IDEM_JOBS_WORKER,
-	IDEM_JOBS_LINKS,
-	IDEM_JOBS_ERRORS,
-	IDEM_JOBS_PROGRESS,
-	IDEM_JOBS_NATTS = IDEM_JOBS_PROGRESS
-};
-
-/* Columns of idem.job_keys */
-enum IdemJobKeyColumn
-{
-	IDEM_JOB_KEYS_KEY_HASH = 1,
-	IDEM_JOB_KEYS_EXPIRES_AT,
-	IDEM_JOB_KEYS_JOB_ID,
-	IDEM_JOB_KEYS_QUEUE,
-	IDEM_JOB_KEYS_KEY,
-	IDEM_JOB_KEYS_RESULT,
-	IDEM_JOB_KEYS_NATTS = IDEM_JOB_KEYS_RESULT
-};
-
-/* Columns of idem.job_log */
-enum IdemJobLogColumn
-{
-	IDEM_JOB_LOG_JOB_ID = 1,
-	IDEM_JOB_LOG_ENDED_AT,
-	IDEM_JOB_LOG_EXPIRES_AT,
-	IDEM_JOB_LOG_ENQUEUED_AT,
-	IDEM_JOB_LOG_STARTED_AT,
-	IDEM_JOB_LOG_KEY_HASH,
-	IDEM_JOB_LOG_PRIORITY,
-	IDEM_JOB_LOG_ATTEMPT,
-	IDEM_JOB_LOG_MAX_ATTEMPTS,
-	IDEM_JOB_LOG_KEY_UNTIL,
-	IDEM_JOB_LOG_TOOK_KEY,
-	IDEM_JOB_LOG_STATE,
-	IDEM_JOB_LOG_QUEUE,
-	IDEM_JOB_LOG_KEY,
-	IDEM_JOB_LOG_WORKER,
-	IDEM_JOB_LOG_PAYLOAD,
-	IDEM_JOB_LOG_RESULT,
-	IDEM_JOB_LOG_HEADERS,
-	IDEM_JOB_LOG_LINKS,
-	IDEM_JOB_LOG_ERRORS,
-	IDEM_JOB_LOG_PROGRESS,
-	IDEM_JOB_LOG_NATTS = IDEM_JOB_LOG_PROGRESS
-};
-
-/* Columns of idem.queues */
-enum IdemQueueColumn
-{
-	IDEM_QUEUES_QUEUE = 1,
-	IDEM_QUEUES_OWNER,
-	IDEM_QUEUES_PAUSED_AT,
-	IDEM_QUEUES_DEDUP,
-	IDEM_QUEUES_ON_DUPLICATE,
-	IDEM_QUEUES_IF_RUNNING,
-	IDEM_QUEUES_KEY_TTL,
-	IDEM_QUEUES_INCLUDE_SCHEDULED,
-	IDEM_QUEUES_DEBOUNCE_MAX,
-	IDEM_QUEUES_LEASE,
-	IDEM_QUEUES_MAX_ATTEMPTS,
-	IDEM_QUEUES_BACKOFF,
-	IDEM_QUEUES_BACKOFF_MAX,
-	IDEM_QUEUES_KEEP,
-	IDEM_QUEUES_KEEP_DEAD,
-	IDEM_QUEUES_NATTS = IDEM_QUEUES_KEEP_DEAD
-};
 
 /* Until when a job absorbs duplicates of its key; in the order of idem_dedup_words */
 typedef enum IdemDedup
@@ -345,6 +261,16 @@ typedef enum IdemBlocked
 	IDEM_BLOCKED		  /* yes, and no open transaction is changing the other job */
 } IdemBlocked;
 
+/* State of a live job; in the order of idem_jobrow_state_words */
+typedef enum IdemJobState
+{
+	IDEM_JOB_WAITING,
+	IDEM_JOB_SCHEDULED,
+	IDEM_JOB_BLOCKED,
+	IDEM_JOB_RUNNING,
+	IDEM_JOB_EXPIRED
+} IdemJobState;
+
 /* Does the caller, with its token, hold the job? */
 typedef enum IdemHold
 {
@@ -352,6 +278,51 @@ typedef enum IdemHold
 	IDEM_HOLD_NONE, /* no: no worker has fetched the job */
 	IDEM_HOLD_STALE /* no: the job was fetched again or given back, or has ended */
 } IdemHold;
+
+/* How an attempt has failed */
+typedef struct IdemFailure
+{
+	text *error;	/* NULL: none was given */
+	int64 retry_in; /* negative: as the queue declares */
+	bool dead;		/* the job becomes dead, even if it has attempts left */
+} IdemFailure;
+
+/* A key of jobs */
+typedef struct IdemJobKey
+{
+	text *queue;
+	text *key;
+	text *scope; /* for the slot of the key */
+} IdemJobKey;
+
+/* What a bulk call does with each of its jobs */
+typedef enum IdemManyKind
+{
+	IDEM_MANY_CANCEL,
+	IDEM_MANY_FAIL,
+	IDEM_MANY_SNOOZE,
+	IDEM_MANY_RESCHEDULE
+} IdemManyKind;
+
+/* A bulk call (J20): its jobs are given by their numbers, or by queue and state */
+typedef struct IdemMany
+{
+	IdemManyKind kind;
+	int n; /* numbers; -1: by queue and state */
+	Datum *ids;
+	Datum *tokens; /* of the numbers; NULL: the call needs none */
+	text *queue;
+	uint32 states;	   /* set of states of live jobs, as bits */
+	const char *state; /* of ended jobs, for a retry by queue */
+	text *worker;	   /* only jobs of this worker; NULL: of all */
+	int max_jobs;	   /* by queue: so many at most */
+	IdemFailure fail;  /* fail */
+	int64 delay;	   /* snooze */
+	bool has_run_at;   /* reschedule */
+	bool has_priority; /* reschedule */
+	TimestampTz run_at;
+	int priority;
+} IdemMany;
 
 /* Answer of idem_dead_make_if_spent() */
 typedef enum IdemDeadOutcome
@@ -425,12 +396,14 @@ extern IdemLookup idem_jobtable_by_number(IdemTable *table, int64 job_id);
 extern IdemLookup idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash);
 extern Relation idem_jobtable_key_index(IdemTable *jobs);
 extern Relation idem_jobtable_log_key_index(IdemTable *log);
+extern Relation idem_jobtable_retry_index(IdemTable *log);
 extern Relation idem_jobtable_fetch_index(IdemTable *jobs);
 
 /* jobrow.c */
 extern bool idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key,
 								IdemSameHash *others);
 extern void idem_jobrow_set_key(TupleTableSlot *slot, text *key, int64 key_hash, bool holds_key);
+extern int64 idem_jobrow_ignored_hash(int64 key_hash);
 extern bool idem_jobrow_holds_key(IdemTable *jobs);
 extern int64 idem_jobrow_key_hash(IdemTable *jobs);
 extern bool idem_jobrow_is_leased(IdemTable *jobs);
@@ -441,6 +414,8 @@ extern int idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue);
 extern bool idem_jobrow_waits_for_other(IdemTable *jobs);
 extern IdemBlocked idem_jobrow_is_blocked(IdemTable *jobs);
+extern const char *const idem_jobrow_state_words[];
+extern IdemJobState idem_jobrow_state(IdemTable *jobs, Snapshot snapshot, TimestampTz now);
 extern const char *idem_jobrow_state_name(IdemTable *jobs);
 extern void idem_jobrow_note_place(const text *queue, int64 key_hash, ItemPointer place);
 extern void idem_jobrow_store(IdemTable *jobs);
@@ -479,8 +454,11 @@ extern text *idem_errors_get_last(Jsonb *errors);
 /* joblog.c */
 extern bool idem_joblog_write(IdemTable *jobs, const char *state, TimestampTz now, int64 keep,
 							  Jsonb *result, Jsonb *errors, TransactionId *in_the_way);
+extern bool idem_joblog_move(IdemTable *jobs, const IdemQueue *queue, const char *state,
+							 Jsonb *errors, TransactionId *in_the_way);
 extern void idem_joblog_keep_key(IdemTable *jobs, TimestampTz now, Jsonb *result);
 extern void idem_joblog_warn_skipped(int64 job_id);
+extern void idem_joblog_warn_in_use(int64 job_id);
 
 /* dead.c */
 extern bool idem_dead_make(IdemTable *jobs, const IdemQueue *queue, text *error,
@@ -491,7 +469,9 @@ extern IdemDeadOutcome idem_dead_make_if_spent(IdemTable *jobs, const IdemQueue 
 /* jobstore.c */
 extern bool idem_jobstore_find(IdemTable *jobs, int64 job_id, IdemQueue *queue);
 extern bool idem_jobstore_cancel(IdemTable *jobs, int64 job_id);
+extern bool idem_jobstore_insert_again(IdemTable *jobs, IdemTable *log);
 extern bool idem_jobstore_retry(IdemTable *jobs, int64 job_id);
+extern void idem_jobstore_read_log(IdemTable *log, const IdemQueue *queue, IdemJobInfo *info);
 extern bool idem_jobstore_get(IdemTable *jobs, int64 job_id, IdemJobInfo *info);
 
 /* headers.c */
@@ -502,8 +482,14 @@ extern Jsonb *idem_headers_add_link(Jsonb *links, Jsonb *own, Jsonb *duplicate);
 /* workstore.c */
 extern IdemHold idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result,
 										IdemQueue *queue);
-extern IdemHold idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error,
-									const int64 *retry_in, bool dead, bool *is_dead);
+extern IdemHold idem_workstore_judge(IdemTable *jobs, bool exists, int64 token);
+extern bool idem_workstore_fail_found(IdemTable *jobs, const IdemQueue *queue,
+									  const IdemFailure *failure, TransactionId *in_the_way,
+									  bool *is_dead);
+extern IdemHold idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token,
+									const IdemFailure *failure, bool *is_dead);
+extern TimestampTz idem_workstore_snooze_found(IdemTable *jobs, const IdemQueue *queue,
+											   int64 delay);
 extern IdemHold idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay,
 									  TimestampTz *run_at);
 extern IdemHold idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease,
@@ -540,6 +526,7 @@ extern void idem_whychange_find_open(IdemTable *jobs, IdemLookup *lookup, IdemOp
 extern const char *idem_whychange_describe_lock(IdemTable *jobs, MultiXactStatus status,
 												const IdemOpenJob *open);
 extern const char *idem_whychange_describe_mine(IdemTable *jobs, IdemLookup *lookup);
+
 /* run.c */
 extern bool idem_run_fetch(IdemRun *run, text *queue);
 extern void idem_run_complete(void *arg);
@@ -548,6 +535,17 @@ extern bool idem_run_fail_later(IdemRun *run, text *queue, const ErrorData *erro
 
 /* wait.c */
 extern int idem_wait_for_queues(const char *command, text **queues, int n, int64 timeout);
+
+/* bykeystore.c */
+extern int idem_bykeystore_cancel(IdemTable *jobs, const IdemJobKey *key);
+extern void idem_bykeystore_list(IdemTable *jobs, const IdemJobKey *key, int max_jobs,
+								 void (*put)(const IdemJobInfo *info, void *arg), void *arg);
+
+/* manystore.c */
+extern int idem_manystore_change(IdemTable *jobs, const IdemMany *many);
+
+/* retrystore.c */
+extern int idem_retrystore_retry(IdemTable *jobs, const IdemMany *many);
 
 /* whystore.c */
 extern void idem_whystore_explain(IdemTable *jobs, int64 job_id,
@@ -578,5 +576,8 @@ extern void idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, cons
 /* bulk.c */
 extern void idem_bulk_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *news,
 							  IdemEnqueued *answers, int n, int *ord);
+
+/* work.c */
+extern IdemFailure idem_work_get_failure(FunctionCallInfo fcinfo, int arg);
 
 #endif /* IDEM_JOBS_H */

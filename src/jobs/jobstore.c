@@ -63,10 +63,11 @@ idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 /*
  * Insert the job found in the history into its queue again.  J7: this does not
  * check whether another job of the key exists; if there is one, both run.  J8: a
- * scheduled job that never held its key does not get it now.
+ * scheduled job that never held its key does not get it now.  J13: false if a live job has the
+ * number by now.
  */
-static void
-insert_again(IdemTable *jobs, IdemTable *log)
+bool
+idem_jobstore_insert_again(IdemTable *jobs, IdemTable *log)
 {
 	TimestampTz now = idem_clock_now();
 	bool takes_key = idem_row_bool(log, IDEM_JOB_LOG_TOOK_KEY);
@@ -74,6 +75,7 @@ insert_again(IdemTable *jobs, IdemTable *log)
 	text *key = idem_row_text(log, IDEM_JOB_LOG_KEY);
 	int64 key_hash = key != NULL ? idem_hash_name(queue, key) : 0;
 	TupleTableSlot *slot = idem_write_new_row(jobs);
+	bool inserted;
 
 	idem_row_copy_column(log, IDEM_JOB_LOG_JOB_ID, slot, IDEM_JOBS_JOB_ID);
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(now));
@@ -98,25 +100,15 @@ insert_again(IdemTable *jobs, IdemTable *log)
 		idem_table_lock_toast(jobs);
 		idem_table_lock_hash(jobs, key_hash);
 	}
-	if (!idem_write_insert(jobs))
-		ereport(ERROR,
-				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("number of the job is in use again"),
-				errdetail("Another job with the number " INT64_FORMAT " is live; the job in the history is older.",
-						  idem_row_int64(log, IDEM_JOB_LOG_JOB_ID)),
-				errhint("Enqueue the payload of the older job in idem.job_log as a new job; idem_doctor() shows how to correct the sequence."));
+	inserted = idem_write_insert(jobs);
 	if (takes_key)
 	{
 		idem_jobrow_note_place(queue, key_hash, &jobs->written->tts_tid);
 		idem_table_unlock_hash(jobs, key_hash);
 	}
-	idem_change_note_job(jobs);
-}
-
-static bool
-is_retryable(IdemTable *log)
-{
-	return strcmp(text_to_cstring(idem_row_text(log, IDEM_JOB_LOG_STATE)), "done") != 0;
+	if (inserted)
+		idem_change_note_job(jobs);
+	return inserted;
 }
 
 /* Retry a job that is dead or cancelled; false if there is no such job in the history */
@@ -140,13 +132,18 @@ idem_jobstore_retry(IdemTable *jobs, int64 job_id)
 		if (found)
 		{
 			idem_queuestore_use_of_row(&log, IDEM_JOB_LOG_QUEUE, &queue);
-			found = is_retryable(&log);
+			found = idem_row_bool(&log, IDEM_JOB_LOG_RETRYABLE);
 		}
 		removed = found && idem_write_delete(&log, true) == TM_Ok;
 	} while (found && !removed);
 	if (removed)
 	{
-		insert_again(jobs, &log);
+		if (!idem_jobstore_insert_again(jobs, &log))
+			ereport(ERROR,
+					errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("number of the job is in use again"),
+					errdetail("Another job with the number " INT64_FORMAT " is live; the job in the history is older.", job_id),
+					errhint("Enqueue the payload of the older job in idem.job_log as a new job; idem_doctor() shows how to correct the sequence."));
 		idem_counters_add_queue(queue.name, IDEM_QUEUE_COUNTER_RETRIED);
 	}
 	idem_table_close(&log);
@@ -190,8 +187,9 @@ read_job(IdemTable *jobs, const IdemQueue *queue, IdemJobInfo *info)
 	info->lease_until = idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
 }
 
-static void
-read_log(IdemTable *log, const IdemQueue *queue, IdemJobInfo *info)
+/* Read the row found in the history; queue: the settings of its queue */
+void
+idem_jobstore_read_log(IdemTable *log, const IdemQueue *queue, IdemJobInfo *info)
 {
 	int max_attempts = idem_row_int32(log, IDEM_JOB_LOG_MAX_ATTEMPTS);
 
@@ -231,7 +229,7 @@ idem_jobstore_get(IdemTable *jobs, int64 job_id, IdemJobInfo *info)
 	idem_jobtable_open_log(&log, AccessShareLock);
 	found = find_visible(&log, job_id, IDEM_JOB_LOG_QUEUE, &queue);
 	if (found)
-		read_log(&log, &queue, info);
+		idem_jobstore_read_log(&log, &queue, info);
 	idem_table_close(&log);
 	return found;
 }

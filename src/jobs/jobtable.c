@@ -60,10 +60,10 @@ static const IdemTableDef job_keys_def = {
 static const Oid job_log_types[IDEM_JOB_LOG_NATTS] = {
 	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
 	TIMESTAMPTZOID, INT8OID, INT4OID, INT4OID,
-	INT4OID, TIMESTAMPTZOID, BOOLOID, TEXTOID,
-	TEXTOID, TEXTOID, TEXTOID, JSONBOID,
+	INT4OID, TIMESTAMPTZOID, BOOLOID, BOOLOID,
+	TEXTOID, TEXTOID, TEXTOID, TEXTOID,
 	JSONBOID, JSONBOID, JSONBOID, JSONBOID,
-	JSONBOID};
+	JSONBOID, JSONBOID};
 
 static IdemTableCache job_log_cache;
 
@@ -73,7 +73,8 @@ static const IdemTableDef job_log_def = {
 	.natts = IDEM_JOB_LOG_NATTS,
 	.nullable = IDEM_COLUMNS_FROM(IDEM_JOB_LOG_KEY) | IDEM_COLUMN(IDEM_JOB_LOG_STARTED_AT) |
 		IDEM_COLUMN(IDEM_JOB_LOG_KEY_HASH) | IDEM_COLUMN(IDEM_JOB_LOG_MAX_ATTEMPTS) |
-		IDEM_COLUMN(IDEM_JOB_LOG_KEY_UNTIL) | IDEM_COLUMN(IDEM_JOB_LOG_TOOK_KEY),
+		IDEM_COLUMN(IDEM_JOB_LOG_KEY_UNTIL) | IDEM_COLUMN(IDEM_JOB_LOG_TOOK_KEY) |
+		IDEM_COLUMN(IDEM_JOB_LOG_RETRYABLE),
 	.pkey = {IDEM_JOB_LOG_JOB_ID},
 	.npkey = 1,
 	.pkey_hint = "Run ALTER TABLE idem.job_log ADD CONSTRAINT job_log_pkey PRIMARY KEY (job_id).",
@@ -344,6 +345,18 @@ idem_jobtable_log_key_index(IdemTable *log)
 	return idem_table_find_index(log, columns, lengthof(columns),
 								 "There is no index that finds the jobs of a key in the history.",
 								 "Run CREATE INDEX CONCURRENTLY ON idem.job_log (key_hash, ended_at) WHERE key_hash IS NOT NULL.");
+}
+
+/* The index that finds the dead and cancelled jobs of a queue, in the order in which they ended */
+Relation
+idem_jobtable_retry_index(IdemTable *log)
+{
+	static const AttrNumber columns[] = {
+		IDEM_JOB_LOG_RETRYABLE, IDEM_JOB_LOG_QUEUE, IDEM_JOB_LOG_STATE, IDEM_JOB_LOG_ENDED_AT};
+
+	return idem_table_find_index(log, columns, lengthof(columns),
+								 "There is no index that finds the jobs of a queue that can be retried.",
+								 "Run CREATE INDEX CONCURRENTLY ON idem.job_log (retryable, queue, state, ended_at) WHERE retryable IS NOT NULL.");
 }
 
 /* The index that has the jobs of a queue in the order of fetch */

@@ -94,15 +94,15 @@ bool
 idem_run_fail(IdemRun *run, const ErrorData *error)
 {
 	IdemTable jobs;
-	text *message = cstring_to_text(idem_subxact_describe(error));
+	IdemFailure failure = {
+		.error = cstring_to_text(idem_subxact_describe(error)), .retry_in = -1};
 	IdemHold hold;
 	bool is_dead = false;
 
 	run->result = NULL;
 	PushActiveSnapshot(GetTransactionSnapshot());
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	hold = idem_workstore_fail(&jobs, run->fetched.job_id, run->fetched.token, message, NULL, false,
-							   &is_dead);
+	hold = idem_workstore_fail(&jobs, run->fetched.job_id, run->fetched.token, &failure, &is_dead);
 	idem_table_close(&jobs);
 	PopActiveSnapshot();
 	check_hold(run, hold);

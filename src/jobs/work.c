@@ -241,26 +241,37 @@ idem_complete(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(true);
 }
 
+/* Three arguments from this one on: error, retry_in, dead */
+IdemFailure
+idem_work_get_failure(FunctionCallInfo fcinfo, int arg)
+{
+	IdemFailure failure = {
+		.error = PG_ARGISNULL(arg) ? NULL : PG_GETARG_TEXT_PP(arg),
+		.retry_in = PG_ARGISNULL(arg + 1) ?
+			-1 :
+			idem_value_span(PG_GETARG_DATUM(arg + 1), "retry_in", IDEM_SPAN_NOT_NEGATIVE),
+		.dead = !PG_ARGISNULL(arg + 2) && PG_GETARG_BOOL(arg + 2)};
+
+	return failure;
+}
+
 Datum
 idem_fail(PG_FUNCTION_ARGS)
 {
 	IdemTable jobs;
 	int64 job_id;
 	int64 token;
-	int64 retry_in = 0;
+	IdemFailure failure;
 	IdemHold hold;
 	bool dead = false;
 
 	idem_fn_begin(fcinfo, &idem_fail_signature, "idem_fail()");
 	job_id = idem_args_job_id(fcinfo, 0);
 	token = idem_args_token(fcinfo, 1);
-	if (!PG_ARGISNULL(3))
-		retry_in = idem_value_span(PG_GETARG_DATUM(3), "retry_in", IDEM_SPAN_NOT_NEGATIVE);
+	failure = idem_work_get_failure(fcinfo, 2);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	hold = idem_workstore_fail(&jobs, job_id, token, PG_ARGISNULL(2) ? NULL : PG_GETARG_TEXT_PP(2),
-							   PG_ARGISNULL(3) ? NULL : &retry_in,
-							   !PG_ARGISNULL(4) && PG_GETARG_BOOL(4), &dead);
+	hold = idem_workstore_fail(&jobs, job_id, token, &failure, &dead);
 	idem_table_close(&jobs);
 	if (hold != IDEM_HOLD_OK)
 		idem_workstore_refuse(hold, job_id);

@@ -20,18 +20,22 @@
 
 #include "jobs/jobs.h"
 
-/* Find a job that was fetched with this token, if that is the last token of the job (J11) */
-static IdemHold
-find_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
+/* Was the job found, if there is one, fetched with this token, and is that its last one (J11)? */
+IdemHold
+idem_workstore_judge(IdemTable *jobs, bool exists, int64 token)
 {
-	bool exists = idem_jobstore_find(jobs, job_id, queue);
-
 	if (exists && idem_row_isnull(jobs, IDEM_JOBS_TOKEN))
 		return IDEM_HOLD_NONE;
 	if (exists && idem_jobrow_is_leased(jobs) && idem_row_int64(jobs, IDEM_JOBS_TOKEN) == token)
 		return IDEM_HOLD_OK;
 	idem_counters_add(IDEM_DATABASE_COUNTER_STALE_TOKENS);
 	return IDEM_HOLD_STALE;
+}
+
+static IdemHold
+find_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
+{
+	return idem_workstore_judge(jobs, idem_jobstore_find(jobs, job_id, queue), token);
 }
 
 /*
@@ -136,54 +140,72 @@ compute_retry_delay(const IdemQueue *queue, int attempt)
 	return delay * (0.75 + 0.5 * pg_prng_double(&pg_global_prng_state));
 }
 
-/* Give the job back for a retry, or make it dead.  retry_in NULL: as the queue declares. */
+/*
+ * The attempt of the job found, which this transaction has locked, has failed: give the job back
+ * for a retry, or make it dead.  in_the_way, and the answer false, are those of
+ * idem_dead_make(): then the job stays as it is.
+ */
+bool
+idem_workstore_fail_found(IdemTable *jobs, const IdemQueue *queue, const IdemFailure *failure,
+						  TransactionId *in_the_way, bool *is_dead)
+{
+	int attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT);
+	TimestampTz started_at = idem_jobrow_started_at(jobs);
+	TimestampTz now = idem_clock_now();
+	int64 delay;
+
+	*is_dead = failure->dead || attempt >= idem_jobrow_max_attempts(jobs, queue);
+	if (!*is_dead)
+	{
+		delay = failure->retry_in >= 0 ? failure->retry_in : compute_retry_delay(queue, attempt);
+		give_back(jobs, now, now + delay, attempt,
+				  idem_errors_add(idem_row_jsonb(jobs, IDEM_JOBS_ERRORS), attempt, failure->error));
+	}
+	else if (!idem_dead_make(jobs, queue, failure->error, in_the_way))
+		return false;
+	idem_counters_add_queue_time(queue->name, IDEM_QUEUE_COUNTER_FAILED, IDEM_HISTOGRAM_RUN,
+								 started_at, now);
+	return true;
+}
+
+/* Give the job back for a retry, or make it dead */
 IdemHold
-idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, text *error, const int64 *retry_in,
-					bool dead, bool *is_dead)
+idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, const IdemFailure *failure,
+					bool *is_dead)
 {
 	IdemQueue queue = {0};
 	IdemHold hold = lock_held(jobs, job_id, token, &queue);
-	TimestampTz started_at;
-	TimestampTz now;
-	int attempt;
-	int64 delay;
 
-	if (hold != IDEM_HOLD_OK)
-		return hold;
-	started_at = idem_jobrow_started_at(jobs);
-	now = idem_clock_now();
-	attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT);
-	*is_dead = dead || attempt >= idem_jobrow_max_attempts(jobs, &queue);
-	if (*is_dead)
-		(void) idem_dead_make(jobs, &queue, error, NULL);
-	else
-	{
-		delay = retry_in != NULL ? *retry_in : compute_retry_delay(&queue, attempt);
-		give_back(jobs, now, now + delay, attempt,
-				  idem_errors_add(idem_row_jsonb(jobs, IDEM_JOBS_ERRORS), attempt, error));
-	}
-	idem_counters_add_queue_time(queue.name, IDEM_QUEUE_COUNTER_FAILED, IDEM_HISTOGRAM_RUN,
-								 started_at, now);
+	if (hold == IDEM_HOLD_OK)
+		(void) idem_workstore_fail_found(jobs, &queue, failure, NULL, is_dead);
 	return hold;
 }
 
-/* Give the job back until the delay has passed; the attempt does not count */
+/*
+ * Give back the job found, which this transaction has locked, until the delay has passed; the
+ * attempt does not count.  Returns when the job is due.
+ */
+TimestampTz
+idem_workstore_snooze_found(IdemTable *jobs, const IdemQueue *queue, int64 delay)
+{
+	TimestampTz started_at = idem_jobrow_started_at(jobs);
+	TimestampTz now = idem_clock_now();
+
+	give_back(jobs, now, now + delay, idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) - 1, NULL);
+	idem_counters_add_queue_time(queue->name, IDEM_QUEUE_COUNTER_SNOOZED, IDEM_HISTOGRAM_RUN,
+								 started_at, now);
+	return now + delay;
+}
+
+/* Give the job back until the delay has passed */
 IdemHold
 idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, TimestampTz *run_at)
 {
 	IdemQueue queue = {0};
 	IdemHold hold = lock_held(jobs, job_id, token, &queue);
-	TimestampTz started_at;
-	TimestampTz now;
 
-	if (hold != IDEM_HOLD_OK)
-		return hold;
-	started_at = idem_jobrow_started_at(jobs);
-	now = idem_clock_now();
-	*run_at = now + delay;
-	give_back(jobs, now, *run_at, idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) - 1, NULL);
-	idem_counters_add_queue_time(queue.name, IDEM_QUEUE_COUNTER_SNOOZED, IDEM_HISTOGRAM_RUN,
-								 started_at, now);
+	if (hold == IDEM_HOLD_OK)
+		*run_at = idem_workstore_snooze_found(jobs, &queue, delay);
 	return hold;
 }
 

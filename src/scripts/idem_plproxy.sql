@@ -356,9 +356,11 @@ BEGIN
 	PERFORM idem_router.make_remote(name)
 	  FROM unnest(ARRAY['idem_call', 'idem_lease', 'idem_renew', 'idem_finish', 'idem_release', 'idem_checkpoint',
 						'idem_get', 'idem_forget', 'idem_enqueue', 'idem_fetch', 'idem_complete', 'idem_fail',
-						'idem_snooze', 'idem_heartbeat', 'idem_cancel', 'idem_retry', 'idem_job']) AS name;
+						'idem_snooze', 'idem_heartbeat', 'idem_cancel', 'idem_retry', 'idem_job',
+						'idem_job_by_key', 'idem_cancel_by_key']) AS name;
 	PERFORM idem_router.make_routed(name, 'idem_router.shard_of_key(key, scope)')
-	  FROM unnest(ARRAY['idem_call', 'idem_lease', 'idem_renew', 'idem_checkpoint', 'idem_get', 'idem_forget']) AS name;
+	  FROM unnest(ARRAY['idem_call', 'idem_lease', 'idem_renew', 'idem_checkpoint', 'idem_get', 'idem_forget',
+						'idem_job_by_key', 'idem_cancel_by_key']) AS name;
 	PERFORM idem_router.make_routed(name, 'idem_router.shard_of_key(key, scope)', format($$
 		IF token IS NULL THEN
 			PERFORM idem_router.refuse('%s() without a token', %L, %L);

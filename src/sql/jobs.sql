@@ -103,6 +103,7 @@ CREATE TABLE idem.job_log (
 	max_attempts integer,
 	key_until timestamp with time zone,
 	took_key boolean,
+	retryable boolean,
 	state text COLLATE "C" NOT NULL,
 	queue text COLLATE "C" NOT NULL,
 	key text COLLATE "C",
@@ -116,6 +117,7 @@ CREATE TABLE idem.job_log (
 	CONSTRAINT job_log_pkey PRIMARY KEY (job_id)
 ) USING heap;
 CREATE INDEX job_log_key_idx ON idem.job_log USING btree (key_hash, ended_at) WHERE key_hash IS NOT NULL;
+CREATE INDEX job_log_retry_idx ON idem.job_log USING btree (retryable, queue, state, ended_at) WHERE retryable IS NOT NULL;
 CREATE INDEX job_log_expires_at_idx ON idem.job_log USING btree (expires_at);
 
 COMMENT ON TABLE idem.job_log IS 'history: jobs that have ended, kept for as long as their queue says';
@@ -130,6 +132,7 @@ COMMENT ON COLUMN idem.job_log.attempt IS 'number of fetches so far';
 COMMENT ON COLUMN idem.job_log.max_attempts IS 'maximum number of fetches; null: the value of the queue';
 COMMENT ON COLUMN idem.job_log.key_until IS 'with until_expired: time until which duplicates are absorbed; otherwise null';
 COMMENT ON COLUMN idem.job_log.took_key IS 'true if enqueues looked for duplicates of this job, otherwise null; only then idem_retry() gives the job its key back';
+COMMENT ON COLUMN idem.job_log.retryable IS 'true if the job is dead or cancelled, otherwise null';
 COMMENT ON COLUMN idem.job_log.state IS 'done, dead or cancelled';
 COMMENT ON COLUMN idem.job_log.queue IS 'name of the queue';
 COMMENT ON COLUMN idem.job_log.key IS 'the key; null: no key';
@@ -143,6 +146,7 @@ COMMENT ON COLUMN idem.job_log.progress IS 'recovery point that idem_progress() 
 COMMENT ON CONSTRAINT job_log_pkey ON idem.job_log IS 'finds a job by its number';
 COMMENT ON INDEX idem.job_log_pkey IS 'finds a job by its number';
 COMMENT ON INDEX idem.job_log_key_idx IS 'finds the jobs of a key, in the order in which they ended';
+COMMENT ON INDEX idem.job_log_retry_idx IS 'finds the dead and cancelled jobs of a queue, in the order in which they ended';
 COMMENT ON INDEX idem.job_log_expires_at_idx IS 'lets cleanup find expired rows, oldest first';
 
 CREATE TABLE idem.queues (

@@ -305,6 +305,92 @@ AS 'MODULE_PATHNAME', 'idem_job';
 COMMENT ON FUNCTION pg_catalog.idem_job IS
 	'show the state of a job and its result; returns no row if there is no such job, or if it is no longer kept';
 
+CREATE FUNCTION pg_catalog.idem_job_by_key(
+	queue text,
+	key text,
+	max_jobs integer DEFAULT 100,
+	scope text DEFAULT NULL)
+RETURNS SETOF idem.job_result
+LANGUAGE C STABLE PARALLEL UNSAFE ROWS 1
+AS 'MODULE_PATHNAME', 'idem_job_by_key';
+COMMENT ON FUNCTION pg_catalog.idem_job_by_key IS
+	'show the jobs of a key: first those that have not ended, newest first, then those that have, the last end first';
+
+CREATE FUNCTION pg_catalog.idem_cancel_by_key(
+	queue text,
+	key text,
+	scope text DEFAULT NULL)
+RETURNS integer
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_cancel_by_key';
+COMMENT ON FUNCTION pg_catalog.idem_cancel_by_key IS
+	'cancel the jobs of a key that have not ended, each as idem_cancel() does; returns how many';
+
+CREATE FUNCTION pg_catalog.idem_cancel_many(
+	ids bigint[] DEFAULT NULL,
+	queue text DEFAULT NULL,
+	state text DEFAULT NULL,
+	max_jobs integer DEFAULT 1000)
+RETURNS integer
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_cancel_many';
+COMMENT ON FUNCTION pg_catalog.idem_cancel_many IS
+	'cancel many jobs, by their numbers or by queue and state; skips those that another transaction holds; returns how many';
+
+CREATE FUNCTION pg_catalog.idem_retry_many(
+	ids bigint[] DEFAULT NULL,
+	queue text DEFAULT NULL,
+	state text DEFAULT NULL,
+	max_jobs integer DEFAULT 1000)
+RETURNS integer
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_retry_many';
+COMMENT ON FUNCTION pg_catalog.idem_retry_many IS
+	'put many dead or cancelled jobs back into their queues, by their numbers or by queue and state; returns how many';
+
+CREATE FUNCTION pg_catalog.idem_fail_many(
+	ids bigint[] DEFAULT NULL,
+	tokens bigint[] DEFAULT NULL,
+	error text DEFAULT NULL,
+	retry_in interval DEFAULT NULL,
+	dead boolean DEFAULT false,
+	queue text DEFAULT NULL,
+	state text DEFAULT NULL,
+	worker text DEFAULT NULL,
+	max_jobs integer DEFAULT 1000)
+RETURNS integer
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_fail_many';
+COMMENT ON FUNCTION pg_catalog.idem_fail_many IS
+	'end the attempts of many jobs as failed, by their numbers and tokens, or by queue, state and worker; returns how many';
+
+CREATE FUNCTION pg_catalog.idem_snooze_many(
+	ids bigint[] DEFAULT NULL,
+	tokens bigint[] DEFAULT NULL,
+	delay interval DEFAULT NULL,
+	queue text DEFAULT NULL,
+	state text DEFAULT NULL,
+	worker text DEFAULT NULL,
+	max_jobs integer DEFAULT 1000)
+RETURNS integer
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_snooze_many';
+COMMENT ON FUNCTION pg_catalog.idem_snooze_many IS
+	'give many jobs back and postpone them, by their numbers and tokens, or by queue, state and worker; returns how many';
+
+CREATE FUNCTION pg_catalog.idem_reschedule_many(
+	ids bigint[] DEFAULT NULL,
+	run_at timestamp with time zone DEFAULT NULL,
+	priority integer DEFAULT NULL,
+	queue text DEFAULT NULL,
+	state text DEFAULT NULL,
+	max_jobs integer DEFAULT 1000)
+RETURNS integer
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_reschedule_many';
+COMMENT ON FUNCTION pg_catalog.idem_reschedule_many IS
+	'change when many jobs run, or their priority, as long as no worker has them, by their numbers or by queue and state; returns how many';
+
 /*
  * Procedures that wait: they end their transaction, so they are not functions.  A SET
  * clause or SECURITY DEFINER would keep them from that.

@@ -427,6 +427,13 @@ my @for_jobs = (
 	q{idem_snooze(J, T, '1 min')},
 	q{idem_cancel(J)},
 	q{idem_retry(L)},
+	q{idem_cancel_by_key('q', 'leased')},
+	q{idem_cancel_many('{J}')},
+	q{idem_retry_many('{L}')},
+	q{idem_fail_many('{J}', '{T}')},
+	q{idem_snooze_many('{J}', '{T}', '1 min')},
+	q{idem_reschedule_many('{J}', priority => 1)},
+	q{idem_job_by_key('q', 'leased')},
 	q{idem_job(J)});
 my %calls = (
 	jobs => \@for_jobs,
@@ -440,15 +447,18 @@ my %calls = (
 		q{idem_fail(J, T, dead => true)},
 		q{idem_cancel(J)},
 		q{idem_retry(L)},
+		q{idem_cancel_many('{J}')},
+		q{idem_retry_many('{L}')},
+		q{idem_job_by_key('q', 'logged')},
 		q{idem_job(L)},
 		q{idem_cleanup()}
 	]);
 
 # those that make no entry in an index of the table
 my %no_entry = (
-	jobs => qr/idem_(job|fetch|complete\w*|cancel|heartbeat|progress|fail|snooze)\(/,
+	jobs => qr/idem_(job|fetch|complete\w*|cancel|heartbeat|progress|fail|snooze|(?:cancel|fail|snooze|reschedule)_many)\(/,
 	job_keys => qr/idem_(enqueue|cleanup)\(/,
-	job_log => qr/idem_(job|retry|cleanup)\(/);
+	job_log => qr/idem_(job|retry|retry_many|cleanup)\(/);
 
 sub call_of_jobs
 {
@@ -548,6 +558,21 @@ foreach my $change (
 		'DROP INDEX idem.jobs_fetch_idx',
 		'CREATE INDEX jobs_fetch_idx ON idem.jobs (queue, priority, run_at, job_id)',
 		q{idem_fetch('q')}
+	],
+	[
+		'DROP INDEX idem.jobs_key_idx',
+		'CREATE INDEX jobs_key_idx ON idem.jobs (key_hash) WHERE key_hash IS NOT NULL',
+		q{idem_cancel_by_key('q', 'new')}
+	],
+	[
+		'DROP INDEX idem.job_log_key_idx',
+		'CREATE INDEX job_log_key_idx ON idem.job_log (key_hash, ended_at) WHERE key_hash IS NOT NULL',
+		q{idem_job_by_key('q', 'new')}
+	],
+	[
+		'DROP INDEX idem.job_log_retry_idx',
+		'CREATE INDEX job_log_retry_idx ON idem.job_log (retryable, queue, state, ended_at) WHERE retryable IS NOT NULL',
+		q{idem_retry_many(queue => 'q')}
 	])
 {
 	my ($there, $back, $call) = @$change;

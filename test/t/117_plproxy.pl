@@ -447,6 +447,14 @@ is( router(qq{
 	join("\n", 't', 'dead', 't', 't', 'dead|no luck', 't', "waiting|$jobs[1][2]", 'scheduled'),
 	'complete, fail, snooze, cancel, retry and job find the shard by the number');
 
+is( router(q{
+	SELECT outcome FROM generate_series(1, 20) AS i, idem_router.idem_enqueue('by key', '1', 'key ' || i);
+	SELECT count(*) FROM generate_series(1, 20) AS i, idem_router.idem_job_by_key('by key', 'key ' || i) WHERE state = 'waiting';
+	SELECT sum(idem_router.idem_cancel_by_key('by key', 'key ' || i)) FROM generate_series(1, 20) AS i;
+	SELECT count(*) FROM generate_series(1, 20) AS i, idem_router.idem_job_by_key('by key', 'key ' || i) WHERE state = 'cancelled'}),
+	join("\n", ('enqueued') x 20, 20, 20, 20),
+	'job_by_key and cancel_by_key find the shard by the key');
+
 # A number from before the map of one shard must not reach another one.
 
 router('UPDATE idem_router.shards SET jobs_from = 10 * 1024 WHERE shard = 0');

@@ -292,6 +292,12 @@ my @writers = (
 	qq{idem_snooze($job{leased}, $token{leased}, '1 min')},
 	qq{idem_cancel($job{waiting})},
 	qq{idem_retry($job{dead})},
+	q{idem_cancel_by_key('states', 'waiting')},
+	q{idem_cancel_many(queue => 'states')},
+	q{idem_retry_many(queue => 'dead')},
+	q{idem_fail_many(queue => 'leases')},
+	q{idem_snooze_many(queue => 'leases', delay => '0')},
+	q{idem_reschedule_many(queue => 'states', priority => 1)},
 	q{idem_queue_set('declared', lease => '2 min')},
 	q{idem_queue_drop('declared')},
 	q{idem_pause('declared')},
@@ -335,6 +341,11 @@ foreach my $where ([ $standby, '', 'on a standby' ],
 			'states|scheduled||||0||',
 			'states|waiting|waiting|{"a": 1}||0||'),
 		"K13: idem_job works $what");
+	is( $node->safe_psql(
+			'postgres',
+			$begin . q{SELECT q, state, k FROM (VALUES ('states', 'waiting'), ('leases', 'leased'), ('kept', 'done'), ('kept', 'none')) AS v (q, k), idem_job_by_key(q, k)}),
+		"states|waiting|waiting\nleases|running|leased\nkept|done|done",
+		"J19: idem_job_by_key works $what");
 	is($node->safe_psql('postgres', "$begin SELECT count(*) FROM idem_job(999999999)"),
 		'0', "K13: also for a job that is not there $what");
 	is( $node->safe_psql(
