@@ -76,7 +76,9 @@ idem_jobrow_ignored_hash(int64 key_hash)
 void
 idem_jobrow_set_key(TupleTableSlot *slot, text *key, int64 key_hash, bool holds_key)
 {
-	idem_row_set(slot, IDEM_JOBS_KEY_HASH, Int64GetDatum(holds_key ? key_hash : idem_jobrow_ignored_hash(key_hash)));
+	if (!holds_key)
+		key_hash = idem_jobrow_ignored_hash(key_hash);
+	idem_row_set(slot, IDEM_JOBS_KEY_HASH, Int64GetDatum(key_hash));
 	idem_row_set(slot, IDEM_JOBS_KEY, PointerGetDatum(key));
 	if (!holds_key)
 		idem_row_set(slot, IDEM_JOBS_IGNORES_KEY, BoolGetDatum(true));
