@@ -158,6 +158,8 @@ REGRESS = \
 	job_scheduled \
 	job_fetch \
 	job_fetch_any \
+	job_headers \
+	job_progress \
 	job_skip \
 	job_end \
 	job_many \
@@ -246,6 +248,7 @@ ISOLATION = \
 	lease-order \
 	job-enqueue \
 	job-absorb \
+	job-links \
 	job-running \
 	job-executed \
 	job-rerun \

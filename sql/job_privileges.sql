@@ -136,6 +136,7 @@ SELECT * FROM idem_complete_many(ARRAY[99, 5], ARRAY[1, 1]);
 SELECT idem_fail(:job_id, :token);
 SELECT idem_fail(:job_id, :token, dead => true);
 SELECT idem_snooze(:job_id, :token, '1 h');
+SELECT idem_progress(:job_id, :token, '1', '1 h');
 SELECT * FROM idem_heartbeat(ARRAY[:job_id], ARRAY[:token], '1 h');
 SELECT * FROM idem_heartbeat(ARRAY[:job_id], ARRAY[:token]);
 SELECT idem_cancel(:job_id) AS running;

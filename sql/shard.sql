@@ -98,7 +98,8 @@ SELECT refuses(format('SELECT idem_%s', c.call)), c.n
 			   (10, format($$heartbeat(ARRAY[%s], ARRAY[1], '1 min')$$, :job)),
 			   (11, format('cancel(%s)', :job)),
 			   (12, format('retry(%s)', :job)),
-			   (13, format('job(%s)', :job))) AS c (n, call)
+			   (13, format('job(%s)', :job)),
+			   (14, format($$progress(%s, 1, '1', '1 min')$$, :job))) AS c (n, call)
  ORDER BY c.n;
 -- the same key in another scope has another slot
 SELECT status FROM idem_claim('secret', scope => 'tenant');

@@ -107,6 +107,7 @@ SELECT idem_complete(1, 1);
 SELECT status FROM idem_complete_many('{1}', '{1}');
 SELECT idem_fail(1, 1);
 SELECT idem_snooze(1, 1, '1 min');
+SELECT idem_progress(1, 1, '1', '1 min');
 SELECT status FROM idem_heartbeat('{1}', '{1}', '1 min');
 SELECT idem_cancel(1);
 SELECT idem_retry(1);

@@ -94,15 +94,6 @@ define_key_settings(void)
 							   0,
 							   NULL, NULL, NULL);
 
-	DefineCustomStringVariable("idem.headers",
-							   "Sets default headers of new jobs, a JSON object.",
-							   "Headers that a call passes are added, and replace defaults of the same name.",
-							   &idem_guc_headers,
-							   "",
-							   PGC_USERSET,
-							   0,
-							   check_headers, NULL, NULL);
-
 	DefineCustomIntVariable("idem.max_result_size",
 							"Sets the maximum size of a stored result, checkpoint or payload.",
 							NULL,
@@ -113,6 +104,19 @@ define_key_settings(void)
 							PGC_USERSET,
 							GUC_UNIT_BYTE,
 							NULL, NULL, NULL);
+}
+
+static void
+define_job_settings(void)
+{
+	DefineCustomStringVariable("idem.headers",
+							   "Sets default headers of new jobs, a JSON object.",
+							   "Headers that a call passes are added, and replace defaults of the same name.",
+							   &idem_guc_headers,
+							   "",
+							   PGC_USERSET,
+							   0,
+							   check_headers, NULL, NULL);
 }
 
 /* The background worker */
@@ -257,6 +261,7 @@ void
 idem_guc_init(void)
 {
 	define_key_settings();
+	define_job_settings();
 	define_cleanup_settings();
 	define_stats_settings();
 	define_protocol_settings();

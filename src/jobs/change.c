@@ -153,7 +153,7 @@ idem_change_note_found(IdemTable *jobs)
 
 	TimestampTz due = Max(position.run_at, idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL));
 
-	if (!idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
+	if (idem_jobrow_holds_key(jobs))
 		idem_jobrow_note_place(queue, idem_row_int64(jobs, IDEM_JOBS_KEY_HASH),
 							   &jobs->found->tts_tid);
 	note_change(queue, &position, due, !idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB));
@@ -208,7 +208,7 @@ note_followers(IdemTable *jobs, const text *queue, int64 job_id, int64 key_hash)
 void
 idem_change_note_end(IdemTable *jobs, const text *queue)
 {
-	bool has_key = !idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH);
+	bool has_key = idem_jobrow_holds_key(jobs);
 	bool is_shared;
 	IdemSkips *skips;
 

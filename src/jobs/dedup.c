@@ -30,7 +30,8 @@
  * it makes it dead first, under the lock on the hash.
  *
  * An enqueue waits for an open transaction that
- * - has inserted a job of the key, or has changed the waiting job;
+ * - has inserted a job of the key, or has changed the waiting job (if it has only added links
+ *   to that job, only a duplicate that brings a payload waits);
  * - is inserting or removing a follow-up job of the job that absorbs a new payload or gets
  *   another follow-up job;
  * - is removing the running job that would absorb the duplicate;
@@ -89,8 +90,8 @@ idem_dedup_outcome_name(IdemOutcome outcome)
 }
 
 /*
- * Fill the row of a new job.  takes_key: it holds its key, so the row has the hash, and with
- * until_expired the end of the ttl (J5).  after_job: the job that it follows, or 0.
+ * Fill the row of a new job.  takes_key: it holds its key, whose hash is key_hash; with
+ * until_expired the row has the end of the ttl (J5).  after_job: the job that it follows, or 0.
  */
 void
 idem_dedup_fill_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
@@ -105,12 +106,9 @@ idem_dedup_fill_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJo
 	idem_row_set(slot, IDEM_JOBS_PRIORITY, Int32GetDatum(enqueue->priority));
 	idem_row_set(slot, IDEM_JOBS_QUEUE, PointerGetDatum(enqueue->queue.name));
 	if (takes_key)
-		idem_row_set(slot, IDEM_JOBS_KEY_HASH, Int64GetDatum(key_hash));
+		idem_jobrow_set_key(slot, job->key, key_hash, true);
 	else if (job->key != NULL)
-		idem_row_set(slot, IDEM_JOBS_IGNORED_KEY_HASH,
-					 Int64GetDatum(idem_hash_name(enqueue->queue.name, job->key)));
-	if (job->key != NULL)
-		idem_row_set(slot, IDEM_JOBS_KEY, PointerGetDatum(job->key));
+		idem_jobrow_set_key(slot, job->key, idem_hash_name(enqueue->queue.name, job->key), false);
 	if (!job->payload.isnull)
 		idem_row_set(slot, IDEM_JOBS_PAYLOAD, job->payload.value);
 	if (job->headers != NULL)
@@ -310,6 +308,38 @@ choose_priority(IdemTable *jobs, const IdemEnqueue *enqueue)
 	return idem_row_isnull(jobs, IDEM_JOBS_TOKEN) ? Min(priority, enqueue->priority) : priority;
 }
 
+/* J1, J4: what becomes of a duplicate that the waiting job found absorbs */
+static IdemOutcome
+choose_outcome(IdemTable *jobs, const IdemEnqueue *enqueue)
+{
+	if (enqueue->policy.rerun && idem_jobrow_waits_for_other(jobs))
+		return IDEM_OUTCOME_RERUN;
+	if (enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_REPLACE)
+		return IDEM_OUTCOME_REPLACED;
+	if (enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE)
+		return IDEM_OUTCOME_POSTPONED;
+	return IDEM_OUTCOME_ABSORBED;
+}
+
+/* When the job found is due after it has absorbed the duplicate (J1, J8) */
+static TimestampTz
+choose_run_at(IdemTable *jobs, const IdemEnqueue *enqueue, IdemOutcome outcome)
+{
+	TimestampTz run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
+	TimestampTz latest =
+		idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT) + enqueue->queue.debounce_max;
+
+	if (outcome == IDEM_OUTCOME_POSTPONED)
+		return Max(run_at, Min(enqueue->run_at, latest));
+	/*
+	 * An earlier time counts unless a worker has fetched the job.  Moving a job that is already
+	 * due would write a row for nothing.
+	 */
+	if (!idem_row_isnull(jobs, IDEM_JOBS_TOKEN) || run_at <= enqueue->now)
+		return run_at;
+	return Min(run_at, enqueue->run_at);
+}
+
 /* J16: the links of the job found after it has absorbed the duplicate; NULL: as they are */
 static Jsonb *
 make_links(IdemTable *jobs, const IdemNewJob *duplicate)
@@ -331,35 +361,14 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 	Jsonb *links = make_links(jobs, job);
 	Change change = CHANGE_JOB;
 	TimestampTz run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
-	TimestampTz new_run_at = run_at;
+	TimestampTz new_run_at;
 	int priority = choose_priority(jobs, enqueue);
-	bool new_payload = true;
+	bool new_payload;
 	TupleTableSlot *slot;
 
-	if (enqueue->policy.rerun && idem_jobrow_waits_for_other(jobs))
-		*outcome = IDEM_OUTCOME_RERUN;
-	else if (enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_REPLACE)
-		*outcome = IDEM_OUTCOME_REPLACED;
-	else if (enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE)
-	{
-		TimestampTz latest =
-			idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT) + enqueue->queue.debounce_max;
-
-		*outcome = IDEM_OUTCOME_POSTPONED;
-		new_run_at = Max(run_at, Min(enqueue->run_at, latest));
-	}
-	else
-	{
-		*outcome = IDEM_OUTCOME_ABSORBED;
-		new_payload = false;
-	}
-
-	/* J8: a duplicate with an earlier time sets run_at, unless a worker has fetched the job */
-	if (*outcome != IDEM_OUTCOME_POSTPONED && idem_row_isnull(jobs, IDEM_JOBS_TOKEN))
-		new_run_at = Min(run_at, enqueue->run_at);
-	/* moving a job that is already due would write a row for nothing */
-	if (run_at <= enqueue->now && new_run_at < run_at)
-		new_run_at = run_at;
+	*outcome = choose_outcome(jobs, enqueue);
+	new_payload = *outcome != IDEM_OUTCOME_ABSORBED;
+	new_run_at = choose_run_at(jobs, enqueue, *outcome);
 	if (!new_payload && new_run_at == run_at &&
 		priority == idem_row_int32(jobs, IDEM_JOBS_PRIORITY))
 		change = links == NULL ? CHANGE_NOTHING : CHANGE_LINKS;

@@ -21,6 +21,7 @@
 #include "access/xlog.h"
 #include "executor/instrument.h"
 #include "miscadmin.h"
+#include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -178,12 +179,21 @@ is_due(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
 	return is_free(fetch, outcome, skip);
 }
 
+/*
+ * Write the job that is fetched.  J18: if another worker had it, that one has not said how its
+ * attempt ended.
+ */
 static void
 update_job(Fetch *fetch, IdemFetched *job)
 {
 	IdemTable *jobs = fetch->jobs;
 	TupleTableSlot *slot = idem_write_copy_row(jobs);
 
+	if (idem_jobrow_is_leased(jobs))
+		idem_row_set(slot, IDEM_JOBS_ERRORS,
+					 JsonbPGetDatum(idem_errors_add(idem_row_jsonb(jobs, IDEM_JOBS_ERRORS),
+													job->attempt - 1,
+													cstring_to_text("The worker has not said how this attempt ended."))));
 	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(job->attempt));
 	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(job->token));
 	idem_row_set(slot, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(fetch->now + fetch->args->lease));

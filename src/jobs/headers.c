@@ -21,19 +21,25 @@
 /* A traceparent has 55 characters by the first version of the standard */
 #define MAX_LINK_LEN 256
 
+/* Headers that are not too large; NULL if there are none */
+static Jsonb *
+check_size(Datum value)
+{
+	Jsonb *headers = idem_value_jsonb(value, "headers");
+
+	return JB_ROOT_COUNT(headers) > 0 ? headers : NULL;
+}
+
 /* The headers of idem.headers; NULL: there are none */
 Jsonb *
 idem_headers_defaults(void)
 {
-	Jsonb *defaults;
-
 	if (idem_guc_headers[0] == '\0')
 		return NULL;
-	defaults = DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(idem_guc_headers)));
-	return JB_ROOT_COUNT(defaults) > 0 ? defaults : NULL;
+	return check_size(DirectFunctionCall1(jsonb_in, CStringGetDatum(idem_guc_headers)));
 }
 
-/* The headers of a job: those passed, and the defaults that they do not replace; or NULL */
+/* J16: the headers of a job: those passed, and the defaults that they do not replace; or NULL */
 Jsonb *
 idem_headers_get(Jsonb *defaults, NullableDatum value)
 {
@@ -49,9 +55,9 @@ idem_headers_get(Jsonb *defaults, NullableDatum value)
 				errdetail("Headers must be a JSON object."),
 				errhint("Pass an object such as {\"traceparent\": \"00-...\"}."));
 	if (defaults != NULL)
-		headers = DatumGetJsonbP(DirectFunctionCall2(jsonb_concat, JsonbPGetDatum(defaults),
-													 JsonbPGetDatum(headers)));
-	return JB_ROOT_COUNT(headers) > 0 ? headers : NULL;
+		value.value = DirectFunctionCall2(jsonb_concat, JsonbPGetDatum(defaults),
+										  JsonbPGetDatum(headers));
+	return check_size(value.value);
 }
 
 /* The traceparent of headers; NULL if there is none that can be a link */

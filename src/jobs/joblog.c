@@ -134,12 +134,10 @@ fill_log(IdemTable *jobs, TupleTableSlot *slot, const char *state, int64 keep)
 	if (idem_jobrow_is_leased(jobs))
 		idem_row_set(slot, IDEM_JOB_LOG_STARTED_AT,
 					 TimestampTzGetDatum(idem_jobrow_started_at(jobs)));
-	idem_row_copy_column(jobs, IDEM_JOBS_IGNORED_KEY_HASH, slot, IDEM_JOB_LOG_KEY_HASH);
-	if (!idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
-	{
-		idem_row_copy_column(jobs, IDEM_JOBS_KEY_HASH, slot, IDEM_JOB_LOG_KEY_HASH);
+	if (idem_jobrow_holds_key(jobs))
 		idem_row_set(slot, IDEM_JOB_LOG_TOOK_KEY, BoolGetDatum(true));
-	}
+	if (!idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
+		idem_row_set(slot, IDEM_JOB_LOG_KEY_HASH, Int64GetDatum(idem_jobrow_key_hash(jobs)));
 	idem_row_set(slot, IDEM_JOB_LOG_STATE, CStringGetTextDatum(state));
 	idem_row_copy_column(jobs, IDEM_JOBS_QUEUE, slot, IDEM_JOB_LOG_QUEUE);
 	idem_row_copy_column(jobs, IDEM_JOBS_KEY, slot, IDEM_JOB_LOG_KEY);

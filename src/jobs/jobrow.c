@@ -54,6 +54,37 @@ idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text 
 }
 
 /*
+ * Give the row of a job its key, which has this hash.  J8: if the job ignores its key, key_hash is
+ * the complement.  So one index finds all jobs of a key, and an enqueue does not read those that
+ * ignore it.
+ */
+void
+idem_jobrow_set_key(TupleTableSlot *slot, text *key, int64 key_hash, bool holds_key)
+{
+	idem_row_set(slot, IDEM_JOBS_KEY_HASH, Int64GetDatum(holds_key ? key_hash : ~key_hash));
+	idem_row_set(slot, IDEM_JOBS_KEY, PointerGetDatum(key));
+	if (!holds_key)
+		idem_row_set(slot, IDEM_JOBS_IGNORES_KEY, BoolGetDatum(true));
+}
+
+/* J8: does the job found hold its key? */
+bool
+idem_jobrow_holds_key(IdemTable *jobs)
+{
+	return !idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH) &&
+		idem_row_isnull(jobs, IDEM_JOBS_IGNORES_KEY);
+}
+
+/* The hash of queue and key of the job found, whether it holds its key or not */
+int64
+idem_jobrow_key_hash(IdemTable *jobs)
+{
+	int64 key_hash = idem_row_int64(jobs, IDEM_JOBS_KEY_HASH);
+
+	return idem_jobrow_holds_key(jobs) ? key_hash : ~key_hash;
+}
+
+/*
  * Does a worker have the job?  The worker may complete the job even after the lease
  * has expired, until another worker fetches the job or it is made dead (J11).
  */
@@ -179,14 +210,14 @@ idem_jobrow_note_place(const text *queue, int64 key_hash, ItemPointer place)
 }
 
 /*
- * Update the row found, which this transaction has locked.  A row with a key is
+ * Update the row found, which this transaction has locked.  A job that holds its key is
  * updated under the lock on its hash, so that a concurrent enqueue of the key
  * does not miss the job while its row moves.
  */
 void
 idem_jobrow_store(IdemTable *jobs)
 {
-	if (!idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
+	if (idem_jobrow_holds_key(jobs))
 	{
 		int64 key_hash = idem_row_int64(jobs, IDEM_JOBS_KEY_HASH);
 

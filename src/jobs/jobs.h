@@ -47,7 +47,7 @@ enum IdemJobColumn
 	IDEM_JOBS_KEY,
 	IDEM_JOBS_PAYLOAD,
 	IDEM_JOBS_HEADERS,
-	IDEM_JOBS_IGNORED_KEY_HASH,
+	IDEM_JOBS_IGNORES_KEY,
 	IDEM_JOBS_MAX_ATTEMPTS,
 	IDEM_JOBS_KEY_UNTIL,
 	IDEM_JOBS_AFTER_JOB,
@@ -413,13 +413,15 @@ extern IdemLookup idem_jobtable_by_id(IdemTable *table, int64 job_id);
 extern IdemLookup idem_jobtable_by_number(IdemTable *table, int64 job_id);
 extern IdemLookup idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash);
 extern Relation idem_jobtable_key_index(IdemTable *jobs);
-extern Relation idem_jobtable_ignored_key_index(IdemTable *jobs);
 extern Relation idem_jobtable_log_key_index(IdemTable *log);
 extern Relation idem_jobtable_fetch_index(IdemTable *jobs);
 
 /* jobrow.c */
 extern bool idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key,
 								IdemSameHash *others);
+extern void idem_jobrow_set_key(TupleTableSlot *slot, text *key, int64 key_hash, bool holds_key);
+extern bool idem_jobrow_holds_key(IdemTable *jobs);
+extern int64 idem_jobrow_key_hash(IdemTable *jobs);
 extern bool idem_jobrow_is_leased(IdemTable *jobs);
 extern bool idem_jobrow_was_fetched_here(IdemTable *jobs);
 extern TimestampTz idem_jobrow_started_at(IdemTable *jobs);

@@ -70,7 +70,8 @@ insert_again(IdemTable *jobs, IdemTable *log)
 	TimestampTz now = idem_clock_now();
 	bool takes_key = idem_row_bool(log, IDEM_JOB_LOG_TOOK_KEY);
 	text *queue = idem_row_text(log, IDEM_JOB_LOG_QUEUE);
-	int64 key_hash = 0;
+	text *key = idem_row_text(log, IDEM_JOB_LOG_KEY);
+	int64 key_hash = key != NULL ? idem_hash_name(queue, key) : 0;
 	TupleTableSlot *slot = idem_write_new_row(jobs);
 
 	idem_row_copy_column(log, IDEM_JOB_LOG_JOB_ID, slot, IDEM_JOBS_JOB_ID);
@@ -78,7 +79,6 @@ insert_again(IdemTable *jobs, IdemTable *log)
 	idem_row_copy_column(log, IDEM_JOB_LOG_ENQUEUED_AT, slot, IDEM_JOBS_ENQUEUED_AT);
 	idem_row_copy_column(log, IDEM_JOB_LOG_PRIORITY, slot, IDEM_JOBS_PRIORITY);
 	idem_row_copy_column(log, IDEM_JOB_LOG_QUEUE, slot, IDEM_JOBS_QUEUE);
-	idem_row_copy_column(log, IDEM_JOB_LOG_KEY, slot, IDEM_JOBS_KEY);
 	idem_row_copy_column(log, IDEM_JOB_LOG_PAYLOAD, slot, IDEM_JOBS_PAYLOAD);
 	idem_row_copy_column(log, IDEM_JOB_LOG_MAX_ATTEMPTS, slot, IDEM_JOBS_MAX_ATTEMPTS);
 	idem_row_copy_column(log, IDEM_JOB_LOG_KEY_UNTIL, slot, IDEM_JOBS_KEY_UNTIL);
@@ -88,17 +88,15 @@ insert_again(IdemTable *jobs, IdemTable *log)
 	idem_row_copy_column(log, IDEM_JOB_LOG_PROGRESS, slot, IDEM_JOBS_PROGRESS);
 	/* so that no earlier token matches (J11) */
 	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(idem_clock_next_token(0, now)));
+	if (key != NULL)
+		idem_jobrow_set_key(slot, key, key_hash, takes_key);
 	if (takes_key)
 	{
-		key_hash = idem_hash_name(queue, idem_row_text(log, IDEM_JOB_LOG_KEY));
-		idem_row_set(slot, IDEM_JOBS_KEY_HASH, Int64GetDatum(key_hash));
 		/* for the places that enqueues skip; every lock that may block comes before (K5) */
 		idem_table_open_indexes(jobs);
 		idem_table_lock_toast(jobs);
 		idem_table_lock_hash(jobs, key_hash);
 	}
-	else
-		idem_row_copy_column(log, IDEM_JOB_LOG_KEY_HASH, slot, IDEM_JOBS_IGNORED_KEY_HASH);
 	if (!idem_write_insert(jobs))
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),

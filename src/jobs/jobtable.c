@@ -26,7 +26,7 @@
 static const Oid jobs_types[IDEM_JOBS_NATTS] = {
 	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID,
 	INT4OID, TEXTOID, TEXTOID, JSONBOID,
-	JSONBOID, INT8OID, INT4OID, TIMESTAMPTZOID,
+	JSONBOID, BOOLOID, INT4OID, TIMESTAMPTZOID,
 	INT8OID, INT4OID, INT8OID, TIMESTAMPTZOID,
 	TEXTOID, JSONBOID, JSONBOID, JSONBOID};
 
@@ -333,17 +333,6 @@ idem_jobtable_key_index(IdemTable *jobs)
 	return idem_table_find_index(jobs, columns, lengthof(columns),
 								 "There is no index that finds the jobs of a key.",
 								 "Run CREATE INDEX CONCURRENTLY ON idem.jobs (key_hash) WHERE key_hash IS NOT NULL.");
-}
-
-/* The index that finds the jobs of a key that enqueues ignore (J8) */
-Relation
-idem_jobtable_ignored_key_index(IdemTable *jobs)
-{
-	static const AttrNumber columns[] = {IDEM_JOBS_IGNORED_KEY_HASH};
-
-	return idem_table_find_index(jobs, columns, lengthof(columns),
-								 "There is no index that finds the jobs of a key that enqueues ignore.",
-								 "Run CREATE INDEX CONCURRENTLY ON idem.jobs (ignored_key_hash) WHERE ignored_key_hash IS NOT NULL.");
 }
 
 /* The index that finds the jobs of a key in the history, in the order in which they ended */

@@ -24,7 +24,7 @@ CREATE TABLE idem.jobs (
 	key text COLLATE "C",
 	payload jsonb,
 	headers jsonb,
-	ignored_key_hash bigint,
+	ignores_key boolean,
 	max_attempts integer,
 	key_until timestamp with time zone,
 	after_job bigint,
@@ -41,19 +41,18 @@ CREATE TABLE idem.jobs (
 ALTER TABLE idem.jobs ALTER COLUMN queue SET STORAGE MAIN, ALTER COLUMN key SET STORAGE MAIN;
 CREATE INDEX jobs_fetch_idx ON idem.jobs USING btree (queue, priority, run_at, job_id);
 CREATE INDEX jobs_key_idx ON idem.jobs USING btree (key_hash) WHERE key_hash IS NOT NULL;
-CREATE INDEX jobs_ignored_key_idx ON idem.jobs USING btree (ignored_key_hash) WHERE ignored_key_hash IS NOT NULL;
 
 COMMENT ON TABLE idem.jobs IS 'jobs that have not ended; read and written by the idem_* functions only';
 COMMENT ON COLUMN idem.jobs.job_id IS 'number of the job';
 COMMENT ON COLUMN idem.jobs.run_at IS 'time from which the job may be fetched';
 COMMENT ON COLUMN idem.jobs.enqueued_at IS 'when the job was enqueued';
-COMMENT ON COLUMN idem.jobs.key_hash IS 'hash of queue and key; null if enqueues do not look for duplicates of this job';
+COMMENT ON COLUMN idem.jobs.key_hash IS 'hash of queue and key; its complement if enqueues do not look for duplicates of this job; null: no key';
 COMMENT ON COLUMN idem.jobs.priority IS 'lower numbers are fetched first';
 COMMENT ON COLUMN idem.jobs.queue IS 'name of the queue, 1 to 255 bytes';
 COMMENT ON COLUMN idem.jobs.key IS 'key by which duplicates are found, 1 to 1024 bytes; null: no key';
 COMMENT ON COLUMN idem.jobs.payload IS 'data for the worker';
 COMMENT ON COLUMN idem.jobs.headers IS 'what the enqueue passed beside the payload, such as a trace context';
-COMMENT ON COLUMN idem.jobs.ignored_key_hash IS 'hash of queue and key if enqueues ignore the key of this job; finds the job by its key';
+COMMENT ON COLUMN idem.jobs.ignores_key IS 'true if the job has a key, but enqueues do not look for duplicates of it; otherwise null';
 COMMENT ON COLUMN idem.jobs.max_attempts IS 'maximum number of fetches; null: the value of the queue';
 COMMENT ON COLUMN idem.jobs.key_until IS 'with until_expired: time until which duplicates are absorbed; otherwise null';
 COMMENT ON COLUMN idem.jobs.after_job IS 'for a follow-up job: the job that must end first; otherwise null';
@@ -68,7 +67,6 @@ COMMENT ON CONSTRAINT jobs_pkey ON idem.jobs IS 'finds a job by its number';
 COMMENT ON INDEX idem.jobs_pkey IS 'finds a job by its number';
 COMMENT ON INDEX idem.jobs_fetch_idx IS 'gives the order in which jobs are fetched';
 COMMENT ON INDEX idem.jobs_key_idx IS 'finds the jobs of a key';
-COMMENT ON INDEX idem.jobs_ignored_key_idx IS 'finds the jobs of a key that enqueues ignore';
 
 CREATE TABLE idem.job_keys (
 	key_hash bigint NOT NULL,

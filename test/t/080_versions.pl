@@ -418,10 +418,12 @@ my @for_jobs = (
 	q{idem_enqueue('q')},
 	q{idem_enqueue_many('q', '{1, 2}', '{new, newer}')},
 	q{idem_fetch('q')},
+	q{idem_fetch_any('{q}')},
 	q{idem_complete(J, T)},
 	q{idem_complete_many('{J}', '{T}')},
 	q{idem_fail(J, T)},
 	q{idem_heartbeat('{J}', '{T}', '1 min')},
+	q{idem_progress(J, T, '1', '1 min')},
 	q{idem_snooze(J, T, '1 min')},
 	q{idem_cancel(J)},
 	q{idem_retry(L)},
@@ -444,7 +446,7 @@ my %calls = (
 
 # those that make no entry in an index of the table
 my %no_entry = (
-	jobs => qr/idem_(job|fetch|complete\w*|cancel|heartbeat|fail|snooze)\(/,
+	jobs => qr/idem_(job|fetch|complete\w*|cancel|heartbeat|progress|fail|snooze)\(/,
 	job_keys => qr/idem_(enqueue|cleanup)\(/,
 	job_log => qr/idem_(job|retry|cleanup)\(/);
 
