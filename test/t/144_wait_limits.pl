@@ -65,7 +65,6 @@ sub fetch_ok
 	my $all = session($node);
 	my $none = session($node);
 
-	flush_stats($all);
 	$all->send(wait_any(16));
 	asleep($all);
 	foreach my $time (1 .. 2)
@@ -104,7 +103,6 @@ foreach my $n (1, 17)
 {
 	my $session = session($node);
 
-	flush_stats($session);
 	$session->send(wait_any(17));
 	asleep($session);
 	run("SELECT idem_enqueue('r $n')");
@@ -228,6 +226,44 @@ cmp_ok($commits{quiet}, '<', 20 * 6, 'A1, A4: sessions that sleep do nothing');
 cmp_ok($commits{often}, '<', 20 * 6 + $seconds * 10 * 1.5, 'A4: one of 20 sessions looks every 100 ms');
 cmp_ok($commits{often}, '>', $seconds * 2, 'A4: and it does');
 cmp_ok($commits{crowd}, '<', 1000 * 6, 'A2: not all sessions are woken for each job');
+
+#
+# A queue goes on that has more jobs than a look counts.  Each session fetches one job, and does
+# not come back after that.
+#
+
+{
+	my $file = PostgreSQL::Test::Utils::tempdir() . '/many.sql';
+	my $log = '';
+
+	append_to_file($file, q{\if :got = 0
+CALL idem_wait('many', '10 min') \gset
+SELECT count(idem_complete(job_id, token)) AS got FROM idem_fetch('many', lease => '1 h') \gset
+\endif
+});
+	run(q{SELECT idem_pause('many')});
+	run(q{SELECT count(*) FROM idem_enqueue_many('many', array_fill('1'::jsonb, ARRAY[150]))});
+
+	my $run = IPC::Run::start(
+		[
+			$node->installed_command('pgbench'), '--no-vacuum',
+			'--host' => $node->host,
+			'--port' => $node->port,
+			'--client=200', '--jobs=2', '--transactions=1000', '--define=got=0',
+			'--file' => $file,
+			'postgres'
+		],
+		'>&', \$log,
+		IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
+
+	wait_until_asleep($node, 200);
+	run(q{SELECT idem_resume('many')});
+	ok($node->poll_query_until('postgres', 'SELECT count(*) = 0 FROM idem.jobs'),
+		'A2: idem_resume() with 150 jobs: as many sessions are woken');
+	wait_until_asleep($node, 50);
+	run(q{SELECT count(*) FROM idem_enqueue_many('many', array_fill('1'::jsonb, ARRAY[50]))});
+	ok(eval { IPC::Run::finish($run) }, 'A2: and the others by other jobs') or diag($log);
+}
 
 #
 # Without shared memory

@@ -40,6 +40,24 @@ ok(run(q{SELECT min(next_tick) < clock_timestamp() - interval '1 s' FROM idem.sc
 my $jobs = run('SELECT count(*) FROM idem.jobs');
 ok($node->poll_query_until('postgres', "SELECT count(*) > $jobs FROM idem.jobs"), 'T6: the ticks go on');
 
+# more ticks than a visit can do, and no other reason for a visit than the first of them
+$node->append_conf('postgresql.conf', "idem.cleanup_naptime = 1d\nidem.cleanup = off\n");
+run('UPDATE idem.schedules SET next_tick = NULL');
+run('SELECT pg_reload_conf()');
+$node->poll_query_until('postgres', q{
+	SELECT state = 'sleeping' AND worker_pid IS NULL AND pg_conf_load_time() < last_run_at FROM idem.worker_status})
+  or die 'the launcher does not come to rest';
+run(q{
+	BEGIN;
+	DELETE FROM idem.schedules WHERE name NOT IN (SELECT name FROM idem.schedules LIMIT 20000);
+	TRUNCATE idem.jobs;
+	UPDATE idem.schedules SET every = '1 day', starts_at = now() - interval '1 day 1 min', next_tick = now() - interval '1 min';
+	SELECT idem_schedule('first', 'q', every => '1 day', starts_at => clock_timestamp() + interval '0.2 s');
+	COMMIT});
+ok($node->poll_query_until('postgres', 'SELECT count(*) = 0 FROM idem.schedules WHERE next_tick < now()'),
+	'T6: what a visit leaves is due again at once');
+is(run('SELECT count(*) FROM idem.jobs'), '20001', 'T1: each tick is a job');
+
 $node->stop('immediate');
 log_ok($node);
 done_testing();
