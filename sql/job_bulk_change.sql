@@ -218,13 +218,22 @@ SELECT idem_reschedule_many(queue => 'q', run_at => '2100-01-01', priority => 3)
 SELECT job_id, priority, run_at > now() AS later FROM idem.jobs ORDER BY job_id;
 SELECT idem_reschedule_many('{}', priority => 1);
 SELECT idem_reschedule_many(queue => 'other', priority => 1);
--- J14: fetches have seen the job as one for later; and the order is the new one
+-- J14: fetches have seen the jobs as ones for later; and the order is the new one
 CALL anew();
 SELECT count(*) FROM idem_enqueue_many('q', (SELECT array_agg(to_jsonb(i)) FROM generate_series(1, 100) AS i), delay => '1 h');
 SELECT count(*) FROM idem_fetch('q', 100, '1 h');
 SELECT count(*) FROM idem_fetch('q', 100, '1 h');
 SELECT idem_reschedule_many('{70,30}', run_at => now());
 SELECT idem_reschedule_many('{30}', priority => 1);
+SELECT job_id FROM idem_fetch('q', 100, '1 h');
+-- the job is in a range that fetches skip, together with leased jobs
+CALL anew();
+SELECT count(*) FROM idem_enqueue_many('q', (SELECT array_agg(to_jsonb(i)) FROM generate_series(1, 100) AS i));
+SELECT job_id FROM idem_enqueue('q', '"later"', delay => '30 min');
+SELECT count(*) FROM idem_fetch('q', 100, '1 h');
+SELECT count(*) FROM idem_fetch('q', 100, '1 h');
+SELECT count(*) FROM idem_fetch('q', 100, '1 h');
+SELECT idem_reschedule_many('{101}', run_at => now());
 SELECT job_id FROM idem_fetch('q', 100, '1 h');
 -- a job that waits for its retry
 CALL anew();
