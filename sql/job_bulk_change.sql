@@ -105,6 +105,13 @@ SELECT idem_fail(job_id, token, dead => true) FROM idem_fetch('q', 1, '1 h');
 SELECT idem_retry_many('{7,5,4,1,99,1}');
 SELECT idem_retry_many('{}');
 SELECT * FROM jobs ORDER BY job_id;
+-- only the state that was asked for
+CALL anew();
+SELECT count(*) FROM idem_enqueue_many('q', '{1,2}');
+SELECT idem_fail(job_id, token, dead => true) FROM idem_fetch('q', 1, '1 h');
+SELECT idem_cancel(2);
+SELECT idem_retry_many(queue => 'q', state => 'cancelled');
+SELECT * FROM jobs ORDER BY job_id;
 -- other queues
 SELECT idem_retry_many(queue => 'other');
 -- J13: a live job has the number of one in the history: it stays there, and the others are retried
