@@ -33,7 +33,7 @@ SELECT outcome FROM idem_enqueue('q', '2');
 SELECT payload, headers FROM idem_fetch('q', 10, '1 h') ORDER BY payload;
 
 -- the setting takes a JSON object or nothing
-SELECT (fails(format('SET idem.headers = %L', v))).* FROM unnest(ARRAY['x', '[]', '1', '{', '{"a"}', '{} {}', '"{}"', ' ']) AS v;
+SELECT (fails(format('SET idem.headers = %L', v))).* FROM unnest(ARRAY['x', '[]', '1', '{', '{"a"}', '{} {}', '"{}"', ' ', '{"a": "\u0000"}']) AS v;
 SET idem.headers = '';
 SHOW idem.headers;
 -- so does the argument
@@ -59,13 +59,14 @@ SELECT outcome FROM idem_enqueue('q', '3', 'k', on_duplicate => 'replace', heade
 SELECT outcome FROM idem_enqueue('q', '4', 'k', on_duplicate => 'debounce', delay => '0', headers => '{"traceparent": "00-d"}');
 SELECT outcome FROM idem_enqueue('q', '5', 'k', dedup => 'until_executed', headers => '{"traceparent": "00-e"}');
 SELECT payload, headers, links FROM idem.jobs;
--- no link, and J12: no row is written: the trace of the job itself, a linked one, none, no text, too long
+-- no link, and J12: no row is written: the trace of the job itself, a linked one, none, no text, empty, too long
 SELECT ctid AS place FROM idem.jobs \gset
 SELECT outcome FROM idem_enqueue('q', '6', 'k', headers => '{"traceparent": "00-a"}');
 SELECT outcome FROM idem_enqueue('q', '6', 'k', headers => '{"traceparent": "00-c"}');
 SELECT outcome FROM idem_enqueue('q', '6', 'k', headers => '{"tenant": 3}');
 SELECT outcome FROM idem_enqueue('q', '6', 'k', headers => '{"traceparent": 1}');
 SELECT outcome FROM idem_enqueue('q', '6', 'k', headers => '{"traceparent": {"a": "00-x"}}');
+SELECT outcome FROM idem_enqueue('q', '6', 'k', headers => '{"traceparent": ""}');
 SELECT outcome FROM idem_enqueue('q', '6', 'k', headers => jsonb_build_object('traceparent', repeat('x', 257)));
 SELECT outcome FROM idem_enqueue('q', '6', 'k');
 SELECT links, ctid = :'place' AS same_row FROM idem.jobs;

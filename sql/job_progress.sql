@@ -112,11 +112,11 @@ SELECT attempt FROM idem_fetch('q', lease => '1 h');
 SELECT state, error, jsonb_array_length(errors) AS n FROM idem_job(1);
 RESET idem.clock_offset;
 
--- percentage and text for people, of what is fit for it
+-- percentage and text for people, of what is fit for it; a percentage stays short
 CALL anew();
-SELECT count(*) FROM idem_enqueue_many('q', '{1,2,3,4}');
+SELECT count(*) FROM idem_enqueue_many('q', '{1,2,3,4,5}');
 SELECT idem_progress(f.job_id, f.token,
-		(ARRAY['{"percent": 12.345, "message": "half"}', '{"percent": "12", "message": 1}', '[1]', '{"percent": -1e3, "message": ""}'])[f.job_id]::jsonb, '1 h') IS NOT NULL AS renewed
+		(ARRAY['{"percent": 12.345, "message": "half"}', '{"percent": "12", "message": 1}', '[1]', '{"percent": -1e3, "message": ""}', '{"percent": 1e400}'])[f.job_id]::jsonb, '1 h') IS NOT NULL AS renewed
   FROM idem_fetch('q', 10, '1 h') AS f;
 SELECT job_id, percent, message FROM idem.job_status ORDER BY job_id;
 SELECT idem_progress(job_id, token, jsonb_build_object('message', repeat('x', 300)), '1 h') IS NOT NULL AS renewed FROM idem.jobs WHERE job_id = 1;

@@ -81,6 +81,13 @@ SELECT fix FROM idem_why(1) \gexec
 SELECT * FROM why(1);
 SELECT fix FROM idem_why(1) \gexec
 SELECT * FROM why(1);
+-- a fetch without a lease that was committed, as in autocommit; the same for the last attempt
+SELECT job_id FROM idem_enqueue('why_auto', max_attempts => 2);
+SELECT count(*) FROM idem_fetch('why_auto');
+SELECT * FROM why(2);
+SELECT count(*) FROM idem_fetch('why_auto', worker => 'w 1');
+SELECT * FROM why(2);
+SELECT idem_cancel(2);
 -- an expired lease that is not the first: both
 SELECT job_id FROM idem_enqueue('why_q', priority => -1);
 SELECT token FROM idem_fetch('why_q', 2, lease => '1 min', worker => 'w 2') WHERE job_id = 1 \gset

@@ -56,7 +56,7 @@ check_headers(char **newval, void **extra, GucSource source)
 
 	if (**newval == '\0' || (*first == '{' && idem_compat_is_json(*newval)))
 		return true;
-	GUC_check_errdetail("Headers must be a JSON object.");
+	GUC_check_errdetail("Headers must be a JSON object, without \\u0000.");
 	GUC_check_errhint("Set an object such as {\"traceparent\": \"00-...\"}, or an empty string for none.");
 	return false;
 }

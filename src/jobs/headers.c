@@ -70,7 +70,8 @@ find_traceparent(Jsonb *headers)
 		return NULL;
 	value = getKeyJsonValueFromContainer(&headers->root, "traceparent", strlen("traceparent"),
 										 NULL);
-	if (value == NULL || value->type != jbvString || value->val.string.len > MAX_LINK_LEN)
+	if (value == NULL || value->type != jbvString || value->val.string.len == 0 ||
+		value->val.string.len > MAX_LINK_LEN)
 		return NULL;
 	return value;
 }

@@ -63,6 +63,8 @@ get_numbers(FunctionCallInfo fcinfo, const Positions *pos, IdemMany *many)
 	idem_arrays_require(fcinfo, 0, "ids", &many->ids, NULL, &many->n);
 	if (pos->tokens == 0)
 		return;
+	idem_args_require(fcinfo, pos->tokens, "tokens",
+					  "Pass the tokens that idem_fetch() has returned, or a queue instead of ids and tokens.");
 	idem_arrays_require(fcinfo, pos->tokens, "tokens", &many->tokens, NULL, &ntokens);
 	idem_arrays_check_length("ids", many->n, "tokens", ntokens);
 	for (int i = 0; i < ntokens; i++)
@@ -96,8 +98,8 @@ get_many(FunctionCallInfo fcinfo, const Positions *pos, IdemMany *many)
 		return;
 	}
 	if (PG_ARGISNULL(pos->queue))
-		idem_args_refuse_combination("ids", "Neither ids nor a queue was passed.",
-									 "Pass the numbers of the jobs, or the queue whose jobs to change.");
+		idem_args_refuse_combination("ids", "Neither ids nor a queue was passed, or they are null.",
+									 "Pass the numbers of the jobs, or the queue whose jobs to change. If there may be no numbers, pass coalesce(array_agg(...), '{}').");
 	if (pos->tokens != 0 && !PG_ARGISNULL(pos->tokens))
 		idem_args_refuse_combination("tokens", "Tokens were passed without ids.",
 									 "Pass the numbers of the jobs with their tokens, or a queue without tokens.");

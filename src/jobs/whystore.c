@@ -145,6 +145,18 @@ describe_workers(Explanation *why)
 					waiting);
 }
 
+/* How the last attempt of the job found went, whose worker has not said how it ended */
+static char *
+describe_attempt(IdemTable *jobs)
+{
+	char *worker = format_worker(jobs, IDEM_JOBS_WORKER);
+
+	/* a fetch without a lease sets both to the same time */
+	if (idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) == get_touched_at(jobs))
+		return psprintf("%s fetched the job without a lease, and its transaction has committed without idem_complete() or idem_fail(), perhaps in autocommit.", worker);
+	return psprintf("%s had the job, and its lease has expired.", worker);
+}
+
 /* The job found has a lease, which may have expired */
 static void
 explain_lease(Explanation *why)
@@ -164,13 +176,13 @@ explain_lease(Explanation *why)
 		return;
 	else if (idem_jobrow_has_no_attempts_left(jobs, &why->queue))
 		add_reason(why, "spent", lease_until,
-				   psprintf("%s had the lease of the last attempt, which has expired. The next fetch or cleanup makes the job dead.",
-							worker),
+				   psprintf("%s It was the last attempt. The next fetch or cleanup makes the job dead.",
+							describe_attempt(jobs)),
 				   pstrdup("SELECT pg_catalog.idem_cleanup();"));
 	else
 	{
 		add_reason(why, "expired", lease_until,
-				   psprintf("%s had the job, and its lease has expired. The next fetch gets the job. %s", worker,
+				   psprintf("%s The next fetch gets the job. %s", describe_attempt(jobs),
 							describe_workers(why)),
 				   NULL);
 		why->ready = true;

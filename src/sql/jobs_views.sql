@@ -22,7 +22,7 @@ SELECT s.job_id,
 	   s.lease_until,
 	   s.ended_at,
 	   CASE WHEN jsonb_typeof(s.progress -> 'percent') = 'number'
-			THEN round((s.progress -> 'percent')::numeric, 1) END AS percent,
+			THEN round(LEAST(GREATEST((s.progress -> 'percent')::numeric, 0), 100), 1) END AS percent,
 	   CASE WHEN jsonb_typeof(s.progress -> 'message') = 'string'
 			THEN left(s.progress ->> 'message', 200) END AS message
   FROM (SELECT j.job_id,
@@ -84,7 +84,7 @@ COMMENT ON COLUMN idem.job_status.run_at IS 'time from which the job may be fetc
 COMMENT ON COLUMN idem.job_status.started_at IS 'when the worker fetched the job that has it, or that had it when the job ended; otherwise null';
 COMMENT ON COLUMN idem.job_status.lease_until IS 'when the lease of the worker expires; null if no worker holds a lease';
 COMMENT ON COLUMN idem.job_status.ended_at IS 'when the job ended; null if it has not ended';
-COMMENT ON COLUMN idem.job_status.percent IS 'member percent of what idem_progress() stored, if it is a number';
+COMMENT ON COLUMN idem.job_status.percent IS 'member percent of what idem_progress() stored, if it is a number: 0 to 100, others are shown as the nearest of these';
 COMMENT ON COLUMN idem.job_status.message IS 'member message of what idem_progress() stored, if it is a string; the first 200 characters';
 
 CREATE VIEW idem.queue_status AS
