@@ -286,7 +286,7 @@ start_pgpool(
 check_calls('primary_routing_query_pattern_list');
 stop_pgpool();
 
-start_pgpool(read_only_function_list => 'current_setting,count,idem_get,idem_job,idem_slot');
+start_pgpool(read_only_function_list => 'current_setting,count,idem_get,idem_job,idem_job_by_key,idem_slot');
 check_calls('read_only_function_list');
 $primary->wait_for_catchup($standby);
 is(through_pgpool("SELECT $where, status FROM idem_get('default 1')"),
