@@ -61,6 +61,7 @@ OBJS = \
 	src/jobs/errors.o \
 	src/jobs/headers.o \
 	src/jobs/joblog.o \
+	src/jobs/links.o \
 	src/jobs/dead.o \
 	src/jobs/jobstore.o \
 	src/jobs/workstore.o \

@@ -30,8 +30,7 @@
  * it makes it dead first, under the lock on the hash.
  *
  * An enqueue waits for an open transaction that
- * - has inserted a job of the key, or has changed the waiting job (if it has only added links
- *   to that job, only a duplicate that brings a payload waits);
+ * - has inserted a job of the key, or has changed the waiting job;
  * - is inserting or removing a follow-up job of the job that absorbs a new payload or gets
  *   another follow-up job;
  * - is removing the running job that would absorb the duplicate;
@@ -59,14 +58,6 @@
 StaticAssertDecl(LARGE_PAYLOAD + IDEM_MAX_KEY_LEN + IDEM_MAX_QUEUE_LEN + 128 <
 					 TOAST_TUPLE_THRESHOLD,
 				 "the row of a job without a large payload is not toasted");
-
-/* What a duplicate changes in the job that absorbs it */
-typedef enum Change
-{
-	CHANGE_NOTHING,
-	CHANGE_LINKS, /* only the links */
-	CHANGE_JOB
-} Change;
 
 const char *
 idem_dedup_outcome_name(IdemOutcome outcome)
@@ -340,26 +331,14 @@ choose_run_at(IdemTable *jobs, const IdemEnqueue *enqueue, IdemOutcome outcome)
 	return Min(run_at, enqueue->run_at);
 }
 
-/* J16: the links of the job found after it has absorbed the duplicate; NULL: as they are */
-static Jsonb *
-make_links(IdemTable *jobs, const IdemNewJob *duplicate)
-{
-	if (duplicate->headers == NULL)
-		return NULL;
-	return idem_headers_add_link(idem_row_jsonb(jobs, IDEM_JOBS_LINKS),
-								 idem_row_jsonb(jobs, IDEM_JOBS_HEADERS), duplicate->headers);
-}
-
 /*
- * What the duplicate changes in the waiting job that absorbs it (J1, J4, J8, J16).  The row to
- * write is filled if something changes (J12).
+ * What the duplicate changes in the waiting job that absorbs it (J1, J4, J8): fill the row to
+ * write, or return false if nothing changes (J12).
  */
-static Change
+static bool
 change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
 			   IdemOutcome *outcome)
 {
-	Jsonb *links = make_links(jobs, job);
-	Change change = CHANGE_JOB;
 	TimestampTz run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
 	TimestampTz new_run_at;
 	int priority = choose_priority(jobs, enqueue);
@@ -371,9 +350,7 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 	new_run_at = choose_run_at(jobs, enqueue, *outcome);
 	if (!new_payload && new_run_at == run_at &&
 		priority == idem_row_int32(jobs, IDEM_JOBS_PRIORITY))
-		change = links == NULL ? CHANGE_NOTHING : CHANGE_LINKS;
-	if (change == CHANGE_NOTHING)
-		return change;
+		return false;
 
 	slot = idem_write_copy_row(jobs);
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(new_run_at));
@@ -382,9 +359,7 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 		idem_row_clear(slot, IDEM_JOBS_PAYLOAD);
 	else if (new_payload)
 		idem_row_set(slot, IDEM_JOBS_PAYLOAD, job->payload.value);
-	if (links != NULL)
-		idem_row_set(slot, IDEM_JOBS_LINKS, JsonbPGetDatum(links));
-	return change;
+	return true;
 }
 
 /* Another transaction is in the way: the enqueue of a tick does not wait for it (T6) */
@@ -401,28 +376,22 @@ check_may_wait(const IdemEnqueue *enqueue)
 
 /*
  * J1: let the waiting job, which this transaction has locked FOR KEY SHARE, absorb the
- * duplicate.  Returns false if another transaction has changed the job meanwhile.  J16: a link
- * is not worth a wait; there is none if another open transaction has written the job.
+ * duplicate.  Returns false if another transaction has changed the job meanwhile.
  */
 static bool
 absorb_waiting(IdemTable *jobs, IdemKeyedEnqueue *keyed, const IdemKeyScan *scan,
 			   IdemEnqueued *answer)
 {
-	Change change;
 	TM_Result result;
 
 	if (keyed->enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_ERROR)
 		refuse_duplicate(keyed, scan->job_id, "waits");
 	answer->job_id = scan->job_id;
-	change = change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome);
-	if (change == CHANGE_NOTHING)
+	if (!change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome))
 		return true;
 	/* no worker can fetch the job now, but another enqueue may be changing it: wait for that */
 	result = idem_table_lock_row(jobs, scan->tid, LockTupleNoKeyExclusive,
-								 change == CHANGE_LINKS || keyed->enqueue->nowait ? LockWaitSkip :
-																					LockWaitBlock);
-	if (result == TM_WouldBlock && change == CHANGE_LINKS)
-		return true;
+								 keyed->enqueue->nowait ? LockWaitSkip : LockWaitBlock);
 	if (result == TM_WouldBlock)
 		check_may_wait(keyed->enqueue);
 	if (result != TM_Ok)
@@ -431,7 +400,7 @@ absorb_waiting(IdemTable *jobs, IdemKeyedEnqueue *keyed, const IdemKeyScan *scan
 		return false;
 	}
 	/* decide again: the answer may have changed during the wait */
-	if (change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome) != CHANGE_NOTHING)
+	if (change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome))
 	{
 		idem_jobrow_store(jobs);
 		idem_change_note_absorbed(jobs);
@@ -509,6 +478,7 @@ enqueue_keyed(IdemTable *jobs, IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 				 absorb_waiting(jobs, keyed, &scan, answer))
 		{
 			idem_keyscan_note_absorbed(scan.job_id);
+			idem_links_note(scan.job_id, keyed->job->headers);
 			return;
 		}
 	}

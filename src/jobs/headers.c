@@ -9,6 +9,7 @@
  */
 #include "postgres.h"
 
+#include "catalog/pg_collation.h"
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 #include "utils/json.h"
@@ -60,9 +61,9 @@ idem_headers_get(Jsonb *defaults, NullableDatum value)
 	return check_size(value.value);
 }
 
-/* The traceparent of headers; NULL if there is none that can be a link */
-static JsonbValue *
-find_traceparent(Jsonb *headers)
+/* J16: the traceparent of headers; NULL if there is none that can be a link */
+text *
+idem_headers_get_trace(Jsonb *headers)
 {
 	JsonbValue *value;
 
@@ -73,7 +74,7 @@ find_traceparent(Jsonb *headers)
 	if (value == NULL || value->type != jbvString || value->val.string.len == 0 ||
 		value->val.string.len > MAX_LINK_LEN)
 		return NULL;
-	return value;
+	return cstring_to_text_with_len(value->val.string.val, value->val.string.len);
 }
 
 /* A list with one link */
@@ -89,28 +90,19 @@ make_list(const text *link)
 	return DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(json.data)));
 }
 
-static bool
-is_same_string(const JsonbValue *a, const JsonbValue *b)
-{
-	return a->val.string.len == b->val.string.len &&
-		memcmp(a->val.string.val, b->val.string.val, a->val.string.len) == 0;
-}
-
 /*
- * J16: the links of a job with these headers after it has absorbed a duplicate with others.
- * NULL: the links stay as they are, because the duplicate has no trace, or that of the job, or
- * one that is linked already, or because the list is full.
+ * J16: the links of a job with these headers, and one more.  NULL: the links stay as they are,
+ * because the trace is that of the job, or linked already, or because the list is full.
  */
 Jsonb *
-idem_headers_add_link(Jsonb *links, Jsonb *own, Jsonb *duplicate)
+idem_headers_add_link(Jsonb *links, Jsonb *own, text *link)
 {
-	JsonbValue *trace = find_traceparent(duplicate);
-	JsonbValue *own_trace = find_traceparent(own);
-	text *link;
+	text *own_trace = idem_headers_get_trace(own);
 
-	if (trace == NULL || (own_trace != NULL && is_same_string(trace, own_trace)))
+	if (own_trace != NULL &&
+		DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID, PointerGetDatum(own_trace),
+											 PointerGetDatum(link))))
 		return NULL;
-	link = cstring_to_text_with_len(trace->val.string.val, trace->val.string.len);
 	if (links == NULL)
 		return make_list(link);
 	if (JB_ROOT_COUNT(links) >= MAX_LINKS ||

@@ -477,7 +477,11 @@ extern bool idem_jobstore_get(IdemTable *jobs, int64 job_id, IdemJobInfo *info);
 /* headers.c */
 extern Jsonb *idem_headers_defaults(void);
 extern Jsonb *idem_headers_get(Jsonb *defaults, NullableDatum value);
-extern Jsonb *idem_headers_add_link(Jsonb *links, Jsonb *own, Jsonb *duplicate);
+extern text *idem_headers_get_trace(Jsonb *headers);
+extern Jsonb *idem_headers_add_link(Jsonb *links, Jsonb *own, text *link);
+
+/* links.c */
+extern void idem_links_note(int64 job_id, Jsonb *headers);
 
 /* workstore.c */
 extern IdemHold idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result,

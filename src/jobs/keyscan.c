@@ -464,22 +464,6 @@ needs_new_job(const IdemPolicy *policy)
 }
 
 /*
- * The transaction that must end before the waiting job can absorb the duplicate, or invalid.
- * J16: one that has only added links to the job does not matter to a duplicate that brings no
- * payload.
- */
-static TransactionId
-find_changer(IdemTable *jobs, const KeyJobs *list, const KeyJob *waiting, const IdemPolicy *policy)
-{
-	bool has_payload = brings_payload(policy);
-
-	if (TransactionIdIsValid(waiting->changed_by) &&
-		(has_payload || !idem_row_is_updated_only_in(jobs, waiting->tid, IDEM_JOBS_LINKS)))
-		return waiting->changed_by;
-	return has_payload ? find_follower_changer(list, waiting) : InvalidTransactionId;
-}
-
-/*
  * J4: what keeps the enqueue from inserting a follow-up job of the draining job?  First, an
  * open transaction that is inserting or removing another follow-up job of it.  Second, a
  * cancel of the draining job, if the job before that one is still there: a blocked job is
@@ -515,7 +499,9 @@ sum_up(IdemTable *jobs, const KeyJobs *list, const IdemEnqueue *enqueue, IdemKey
 		scan->found = IDEM_KEY_SCAN_WAITING;
 		scan->job_id = waiting->job_id;
 		scan->tid = waiting->tid;
-		scan->in_the_way = find_changer(jobs, list, waiting, policy);
+		scan->in_the_way = waiting->changed_by;
+		if (!TransactionIdIsValid(scan->in_the_way) && brings_payload(policy))
+			scan->in_the_way = find_follower_changer(list, waiting);
 	}
 	else if (open != NULL && (draining == NULL || needs_new_job(policy)))
 	{

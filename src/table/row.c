@@ -9,14 +9,10 @@
 #include "access/htup_details.h"
 #include "access/multixact.h"
 #include "access/subtrans.h"
-#include "access/tableam.h"
 #include "access/xact.h"
 #include "access/xlog.h"
-#include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "storage/procarray.h"
-#include "utils/datum.h"
-#include "utils/snapmgr.h"
 
 #include "table/table.h"
 
@@ -296,82 +292,4 @@ idem_row_is_last_version(IdemTable *table)
 	HeapTupleHeader tuple = get_header(table);
 
 	return ItemPointerEquals(&tuple->t_ctid, &table->found->tts_tid);
-}
-
-/* Make the version of a row at this place the row found; false: there is none */
-static bool
-load_version(IdemTable *table, ItemPointer place)
-{
-	return table_tuple_fetch_row_version(table->heap, place, SnapshotAny, table->found);
-}
-
-/*
- * The transaction that has updated or deleted the row found, or invalid.  *next: the place of
- * the next version, or of the row itself if it was deleted.
- */
-static TransactionId
-get_update(IdemTable *table, ItemPointer next)
-{
-	HeapTupleHeader tuple = get_header(table);
-	Buffer buffer = ((BufferHeapTupleTableSlot *) table->found)->buffer;
-	TransactionId xid = InvalidTransactionId;
-
-	LockBuffer(buffer, BUFFER_LOCK_SHARE);
-	if (!(tuple->t_infomask & HEAP_XMAX_INVALID) &&
-		!HEAP_XMAX_IS_LOCKED_ONLY(tuple->t_infomask))
-		xid = HeapTupleHeaderGetUpdateXid(tuple);
-	*next = tuple->t_ctid;
-	LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
-	return xid;
-}
-
-/* Are the two rows equal in all columns but this one? */
-static bool
-are_equal_but(TupleDesc desc, HeapTuple a, HeapTuple b, AttrNumber column)
-{
-	for (AttrNumber attno = 1; attno <= desc->natts; attno++)
-	{
-		Form_pg_attribute att = TupleDescAttr(desc, attno - 1);
-		bool null_a;
-		bool null_b;
-		Datum value_a = heap_getattr(a, attno, desc, &null_a);
-		Datum value_b = heap_getattr(b, attno, desc, &null_b);
-
-		if (attno == column)
-			continue;
-		if (null_a != null_b ||
-			(!null_a && !datumIsEqual(value_a, value_b, att->attbyval, att->attlen)))
-			return false;
-	}
-	return true;
-}
-
-/*
- * Have the updates of the row at this place, which may be open, changed nothing but one column?
- * False if the row was deleted, or if its versions change while this function reads them.
- */
-bool
-idem_row_is_updated_only_in(IdemTable *table, ItemPointerData place, AttrNumber column)
-{
-	HeapTuple first;
-	TransactionId xid;
-	ItemPointerData next;
-	bool is_equal = load_version(table, &place);
-
-	if (!is_equal)
-		return false;
-	first = ExecCopySlotHeapTuple(table->found);
-	while (is_equal && TransactionIdIsValid(xid = get_update(table, &next)))
-	{
-		CHECK_FOR_INTERRUPTS();
-		/* after a rollback, another row may be at the place of the next version */
-		is_equal = !ItemPointerEquals(&next, &table->found->tts_tid) &&
-			load_version(table, &next) &&
-			TransactionIdEquals(HeapTupleHeaderGetXmin(get_header(table)), xid) &&
-			are_equal_but(RelationGetDescr(table->heap), first,
-						  ExecFetchSlotHeapTuple(table->found, false, NULL), column);
-	}
-	ExecClearTuple(table->found);
-	heap_freetuple(first);
-	return is_equal;
 }

@@ -442,11 +442,9 @@ TM_Result
 idem_table_lock_row(IdemTable *table, ItemPointerData tid, LockTupleMode mode,
 					LockWaitPolicy policy)
 {
-	/* KEY SHARE does not conflict with an update in progress: the new version gets the lock, too */
-	uint8 flags = mode == LockTupleKeyShare ? TUPLE_LOCK_FLAG_LOCK_UPDATE_IN_PROGRESS : 0;
 	TM_FailureData tmfd;
 	TM_Result result = table_tuple_lock(table->heap, &tid, GetActiveSnapshot(), table->found,
-										GetCurrentCommandId(true), mode, policy, flags, &tmfd);
+										GetCurrentCommandId(true), mode, policy, 0, &tmfd);
 
 	if (result == TM_Invisible || result == TM_SelfModified)
 		elog(ERROR, "unexpected result %d of a lock in idem.%s", result, table->def->name);

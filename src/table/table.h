@@ -273,8 +273,6 @@ extern bool idem_row_is_replaced_by_me(IdemTable *table);
 extern bool idem_row_is_changed_by_me(IdemTable *table, ItemPointer tid);
 extern bool idem_row_is_later_version(IdemTable *table);
 extern bool idem_row_is_last_version(IdemTable *table);
-extern bool idem_row_is_updated_only_in(IdemTable *table, ItemPointerData place,
-										AttrNumber column);
 
 /* leaf.c */
 extern void idem_leaf_begin(IdemLeafWalk *walk, IdemTable *table, Relation index,
