@@ -166,10 +166,11 @@ CREATE CONSTRAINT TRIGGER trouble AFTER INSERT ON trouble DEFERRABLE INITIALLY D
 	FOR EACH ROW EXECUTE FUNCTION make_trouble();
 CREATE FUNCTION trouble(payload jsonb) RETURNS jsonb LANGUAGE sql AS
 	$$ INSERT INTO trouble VALUES (payload #>> '{}') RETURNING payload $$;
-SELECT count(*) FROM idem_enqueue_many('trouble', ARRAY['"P0001"', '"40P01"', '"53100"', '"57014"']::jsonb[]);
+SELECT count(*) FROM idem_enqueue_many('trouble', ARRAY['"P0001"', '"40P01"', '"53100"', '"57014"', '"57P01"']::jsonb[]);
 -- a deadlock is an error of the job, too
 CALL idem_work('trouble', 'trouble', max_jobs => 2);
--- after an error of the server the job has failed, and the call ends; an intervention only ends the call
+-- after an error of the server or a cancel the job has failed, and the call ends; a shutdown only ends the call
+CALL idem_work('trouble', 'trouble');
 CALL idem_work('trouble', 'trouble');
 CALL idem_work('trouble', 'trouble');
 SELECT payload, state, attempt, error
@@ -182,17 +183,48 @@ BEGIN
 	RAISE EXCEPTION 'raised' USING errcode = payload #>> '{}';
 END
 $$;
-SELECT count(*) FROM idem_enqueue_many('raise', ARRAY['"P0001"', '"40001"', '"40P01"', '"53200"', '"58030"', '"XX001"', '"XX002"', '"57014"']::jsonb[]);
+SELECT count(*) FROM idem_enqueue_many('raise', ARRAY['"P0001"', '"40001"', '"40P01"', '"53200"', '"58030"', '"XX001"', '"XX002"', '"57014"', '"57P01"']::jsonb[]);
 CALL idem_work('raise', 'raises');
 SELECT count(*) FROM idem.job_status WHERE queue = 'raise' AND attempt = 1;
 CALL idem_work('raise', 'raises');
 SELECT count(*) FROM idem.job_status WHERE queue = 'raise' AND attempt = 1;
+CALL idem_work('raise', 'raises');
 CALL idem_work('raise', 'raises');
 CALL idem_work('raise', 'raises');
 CALL idem_work('raise', 'raises');
 CALL idem_work('raise', 'raises');
 SELECT payload, state, attempt, error
   FROM idem.job_status JOIN LATERAL (SELECT payload, error FROM idem_job(job_id)) AS j ON true WHERE queue = 'raise' ORDER BY job_id;
+
+-- a job that takes longer than statement_timeout does not hold up those behind it, also in a DO block
+CREATE TABLE ran (payload jsonb);
+CREATE FUNCTION slow(payload jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO ran VALUES (payload);
+	IF payload = '"endless"' THEN
+		LOOP
+		END LOOP;
+	END IF;
+	RETURN NULL;
+END
+$$;
+SELECT count(*) FROM idem_enqueue_many('slow', ARRAY['"endless"', '"endless"', '"short"']::jsonb[]);
+SET statement_timeout = '500 ms';
+\set VERBOSITY terse
+CALL idem_work('slow', 'slow');
+DO $$
+DECLARE
+	completed bigint;
+	failed bigint;
+BEGIN
+	CALL idem_work('slow', 'slow', '0', NULL, completed, failed);
+END $$;
+\set VERBOSITY default
+RESET statement_timeout;
+CALL idem_work('slow', 'slow');
+SELECT j.payload, j.state, j.attempt, j.error
+  FROM idem.job_status AS s, LATERAL idem_job(s.job_id) AS j WHERE s.queue = 'slow' ORDER BY s.job_id;
+SELECT payload FROM ran;
 
 -- the handler goes away while the call runs: an error, and the jobs wait
 CREATE FUNCTION vanish(payload jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$

@@ -14,10 +14,24 @@
 #include "fn/fn.h"
 
 /* V2: a cancel, a timeout of the statement, a shutdown */
-bool
-idem_subxact_is_intervention(const ErrorData *error)
+static bool
+is_intervention(const ErrorData *error)
 {
 	return ERRCODE_TO_CATEGORY(error->sqlerrcode) == ERRCODE_OPERATOR_INTERVENTION;
+}
+
+/* J21: a cancel, a timeout of the statement; here or on a server that the code has called */
+bool
+idem_subxact_is_cancel(const ErrorData *error)
+{
+	return error->sqlerrcode == ERRCODE_QUERY_CANCELED;
+}
+
+/* J21: any other intervention */
+bool
+idem_subxact_is_shutdown(const ErrorData *error)
+{
+	return is_intervention(error) && !idem_subxact_is_cancel(error);
 }
 
 /* V2: lack of memory or disk space, an I/O error, damaged data */
@@ -42,7 +56,7 @@ idem_subxact_is_of_server(const ErrorData *error)
 static bool
 is_of_code(const ErrorData *error)
 {
-	return !idem_subxact_is_intervention(error) && !idem_subxact_is_of_server(error) &&
+	return !is_intervention(error) && !idem_subxact_is_of_server(error) &&
 		ERRCODE_TO_CATEGORY(error->sqlerrcode) != ERRCODE_TRANSACTION_ROLLBACK;
 }
 
@@ -93,14 +107,14 @@ idem_subxact_try(void (*run)(void *arg), void *arg, bool keep)
 
 /*
  * J21: run in a subtransaction, which is rolled back if the code raises an error.  Returns the
- * error, or NULL.  Only the intervention of an operator is raised again.
+ * error, or NULL.  Only a shutdown is raised again.
  */
 ErrorData *
 idem_subxact_catch(void (*run)(void *arg), void *arg)
 {
 	ErrorData *error = run_in_subxact(run, arg, true);
 
-	if (error != NULL && idem_subxact_is_intervention(error))
+	if (error != NULL && idem_subxact_is_shutdown(error))
 		ReThrowError(error);
 	return error;
 }

@@ -66,7 +66,7 @@ commit_transaction(bool may_fail)
 {
 	ErrorData *error = idem_procxact_commit();
 
-	if (error != NULL && (!may_fail || idem_subxact_is_intervention(error)))
+	if (error != NULL && (!may_fail || idem_subxact_is_shutdown(error)))
 		ReThrowError(error);
 	return error;
 }
@@ -82,8 +82,18 @@ fail_uncommitted(Work *work, IdemRun *run, const ErrorData *error)
 }
 
 /*
- * J21: run the job that was fetched, and commit.  After an error that concerns the server the job
- * fails, so that it does not stop every later call, and the error ends this call.
+ * J21: does it end the call?  The job has failed nevertheless, else it would come first in every
+ * later call and end that one, too: a job that takes longer than statement_timeout, for example.
+ */
+static bool
+ends_call(const ErrorData *error)
+{
+	return idem_subxact_is_cancel(error) || idem_subxact_is_of_server(error);
+}
+
+/*
+ * J21: run the job that was fetched, and commit.  A cancel is over when its error is raised, so the
+ * same cancel does not interrupt the fail of the job; a second one may, and then the job waits.
  */
 static void
 run_job(Work *work, IdemRun *run)
@@ -105,7 +115,7 @@ run_job(Work *work, IdemRun *run)
 		work->completed++;
 	if (commit_error != NULL)
 		error = commit_error;
-	if (error != NULL && idem_subxact_is_of_server(error))
+	if (error != NULL && ends_call(error))
 		ReThrowError(error);
 }
 

@@ -4,7 +4,7 @@
 # that is done twice has two rows.  The call is stopped at a step by a lock that another session
 # holds, and ended by a cancel, by pg_terminate_backend, or by kill -9, which ends every session of
 # the server.  Then the job must be as it was before the fetch, unless its commit was over; and
-# another call does what is left.
+# another call does what is left.  If a cancel ends its run or the commit, the job has failed.
 
 use strict;
 use warnings FATAL => 'all';
@@ -69,7 +69,7 @@ sub ledger
 	return run(q{SELECT string_agg(job::text, ' ' ORDER BY job) FROM ledger});
 }
 
-# End the call; each way leaves the same behind
+# End the call; each way leaves the same behind, but for a cancel while a job runs
 my %end = (
 	cancel => sub {
 		my ($worker) = @_;
@@ -95,12 +95,13 @@ my %end = (
 		$gate->lost;
 	});
 
-# The steps: jobs, the lock that stops the call there, what the call waits for, what is left when
-# it ends there, and what one more call leaves.
+# The steps: jobs, is_run if a cancel there is a failed attempt, the lock that stops the call there,
+# what the call waits for, what is left when it ends there, and what one more call leaves.
 my @steps = (
 	{
 		name => 'after the fetch, before the work',
 		jobs => [ '{"job": 1}', '{"job": 2}' ],
+		is_run => 1,
 		lock => 'SELECT pg_advisory_lock(1)',
 		event => 'advisory',
 		left => '1 waiting 0, 2 waiting 0',
@@ -110,6 +111,7 @@ my @steps = (
 	{
 		name => 'in the handler, after the work',
 		jobs => [ '{"job": 1}', '{"job": 2}' ],
+		is_run => 1,
 		lock => 'SELECT pg_advisory_lock(2)',
 		event => 'advisory',
 		left => '1 waiting 0, 2 waiting 0',
@@ -119,6 +121,7 @@ my @steps = (
 	{
 		name => 'after the handler, in the middle of complete',
 		jobs => [ '{"job": 1}', '{"job": 2}' ],
+		is_run => 1,
 		lock => 'BEGIN; LOCK TABLE idem.job_log IN SHARE MODE',
 		event => 'relation',
 		left => '1 waiting 0, 2 waiting 0',
@@ -128,6 +131,7 @@ my @steps = (
 	{
 		name => 'at commit',
 		jobs => [ '{"job": 1, "late": false}', '{"job": 2}' ],
+		is_run => 1,
 		lock => 'SELECT pg_advisory_lock(3)',
 		event => 'advisory',
 		left => '1 waiting 0, 2 waiting 0',
@@ -175,6 +179,23 @@ my @steps = (
 		then => '1 done 1, 2 done 1'
 	});
 
+# A cancel while job 1 runs: it has failed, and does not hold up job 2
+sub after_cancelled_run
+{
+	my ($name) = @_;
+
+	is(states(), '1 scheduled 1, 2 waiting 0', "$name: the job has failed");
+	is(ledger(), '', "$name: its work is rolled back");
+	is(run(q{SELECT error FROM idem_job(1)}),
+		'57014: canceling statement due to user request', "$name: the error of the job");
+
+	is(run(q{CALL idem_work('q', 'work')}), '1|0', "$name: the next call");
+	is(states(), '1 scheduled 1, 2 done 1', "$name: the next call runs the next job");
+	run(q{SET idem.clock_offset = '1 h'; CALL idem_work('q', 'work')});
+	is(states(), '1 done 2, 2 done 1', "$name: the job is run again after its backoff");
+	is(ledger(), '1 2', "$name: each job is done once");
+}
+
 # Stop the call at this step.  With "first" the call waits there until another session waits for
 # the lock, which it gets before the call can.
 sub stop_at
@@ -210,7 +231,9 @@ foreach my $how ('cancel', 'terminate', 'crash')
 		my $timeout = $step->{timeout} // '0';
 
 		run('TRUNCATE ledger, idem.jobs, idem.job_log; ALTER SEQUENCE idem.jobs_job_id_seq RESTART');
-		run("SELECT idem_enqueue('q', '$_', max_attempts => 1)") foreach @{ $step->{jobs} };
+		# after the last attempt the job goes to the history, which some steps lock
+		my $attempts = $step->{is_run} ? 2 : 1;
+		run("SELECT idem_enqueue('q', '$_', max_attempts => $attempts)") foreach @{ $step->{jobs} };
 		my $lock = $step->{first} // $step->{lock};
 		$gate->query($lock) if defined $lock;
 		$worker->send("CALL idem_work('q', 'work', '$timeout')");
@@ -225,6 +248,11 @@ foreach my $how ('cancel', 'terminate', 'crash')
 		else
 		{
 			$_->quit foreach grep { defined } $gate, $other;
+		}
+		if ($how eq 'cancel' && $step->{is_run})
+		{
+			after_cancelled_run($name);
+			next;
 		}
 		is(states(), $step->{left}, "$name: the jobs are as before the fetch, or done");
 		is(ledger(), $step->{done}, "$name: the work is there only of jobs that are done");
@@ -257,20 +285,39 @@ is(ledger(), '1 2 3', 'J21: all are done');
 is(run("SELECT bool_and(at > '$before') AND count(DISTINCT at) = 3 FROM ledger"),
 	't', 'J21: now() is the beginning of each job, not that of the call');
 
-# statement_timeout covers the whole call; the job of that moment waits again
+# statement_timeout covers the whole call; the job of that moment has failed
 my $gate = session($node);
 
 run('TRUNCATE ledger, idem.job_log');
 $gate->query('SELECT pg_advisory_lock(2)');
 run(q{SELECT idem_enqueue('q', '{"job": 1}')});
-$worker->query(q{SET statement_timeout = '100 ms'});
+run(q{SELECT idem_enqueue('q', '{"job": 2}')});
+$worker->query(q{SET statement_timeout = '500 ms'});
 is($worker->sqlstate(q{CALL idem_work('q', 'work', '10 min')}), '57014', 'J21: statement_timeout in the handler');
-is(states(), '1 waiting 0', 'J21: the job waits');
+is(states(), '1 scheduled 1, 2 waiting 0', 'J21: the job has failed');
 $gate->query('SELECT pg_advisory_unlock(2)');
 is($worker->sqlstate(q{CALL idem_work('q', 'work', '10 min')}), '57014', 'J21: statement_timeout of a call that waits');
-is(states(), '1 done 1', 'J21: what it did before stays');
+is(states(), '1 scheduled 1, 2 done 1', 'J21: the job did not hold up the next one, whose work stays');
 $_->quit foreach $gate, $worker;
 wait_until_gone($node, $_) foreach $gate, $worker;
+
+# a second cancel, while the job fails after the first one: the job waits
+$gate = session($node);
+$worker = session($node);
+run('TRUNCATE ledger, idem.jobs, idem.job_log');
+run(q{SELECT idem_enqueue('q', '{"job": 1}', max_attempts => 1)});
+$gate->query('BEGIN; LOCK TABLE idem.job_log IN SHARE MODE; SELECT pg_advisory_lock(2)');
+$worker->send(q{CALL idem_work('q', 'work')});
+wait_until_blocked($node, $worker, 'advisory');
+run("SELECT pg_cancel_backend($worker->{pid})");
+wait_until_blocked($node, $worker, 'relation');
+run("SELECT pg_cancel_backend($worker->{pid})");
+$worker->receive;
+is($worker->{sqlstate}, '57014', 'J21: a second cancel ends the call at once');
+is(states(), '1 waiting 0', 'J21: the job waits, its attempt is not counted');
+$_->quit foreach $gate, $worker;
+wait_until_gone($node, $_) foreach $gate, $worker;
+run('TRUNCATE idem.jobs');
 
 # autovacuum learns of dead rows during the call: the statistics are reported between two jobs, about
 # once per second; each poll enqueues another job
