@@ -59,8 +59,8 @@ $node->safe_psql('postgres', q{
 	SELECT count(*) FROM generate_series(1, 300) AS i, idem_enqueue('q', '1', 'k' || i)});
 $node->safe_psql('postgres', q{
 	BEGIN;
-	SELECT count(*) FROM generate_series(1, 200) AS i, generate_series(1, 5),
-		   idem_enqueue('q', '2', 'k' || i, headers => '{"traceparent": "same"}');
+	SELECT count(*) FROM generate_series(1, 5) AS n, generate_series(1, 200) AS i,
+		   idem_enqueue('q', to_jsonb(n), 'k' || i, headers => '{"traceparent": "same"}');
 	SELECT count(*) FROM generate_series(201, 300) AS i,
 		   idem_enqueue('q', '2', 'k' || i, headers => '{"traceparent": "same"}');
 	COMMIT});
