@@ -56,6 +56,9 @@ typedef struct Fetch
 	MemoryContext job_context; /* reset after each job */
 } Fetch;
 
+/* By the steady clock: until then, looks pass over jobs without attempts left (J13) */
+static int64 pass_spent_until = 0;
+
 /* Begin to walk over the part of the queue behind this position */
 static void
 begin_part(Fetch *fetch, const IdemPosition *after)
@@ -203,6 +206,26 @@ update_job(Fetch *fetch, IdemFetched *job)
 }
 
 /*
+ * J13: make the job found dead if it is spent; false if it is not.  If it has to be skipped, the
+ * looks of this backend pass over such jobs for a while: a worker that waits and fetches would
+ * poll without a pause.
+ */
+static bool
+end_if_spent(Fetch *fetch)
+{
+	switch (idem_dead_make_if_spent(fetch->jobs, &fetch->args->queue, NULL))
+	{
+		case IDEM_DEAD_NOT_SPENT:
+			return false;
+		case IDEM_DEAD_SKIPPED:
+			pass_spent_until = idem_clock_steady() + idem_guc_look_after * INT64CONST(1000);
+			return true;
+		default:
+			return true;
+	}
+}
+
+/*
  * Take the job found, which is due, if no other transaction has locked it.  The
  * lock FOR UPDATE is granted only after all absorbed enqueues have ended (J2), so
  * the WAL position of the fetch is later than their commits (J10).
@@ -215,7 +238,7 @@ take_job(Fetch *fetch, IdemFetched *job)
 	if (idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip) != TM_Ok)
 		return false;
 	idem_touched_held(fetch->args->queue.name, false);
-	if (idem_dead_make_if_spent(jobs, &fetch->args->queue, NULL) != IDEM_DEAD_NOT_SPENT)
+	if (end_if_spent(fetch))
 		return false;
 	job->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) + 1;
 	job->job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
@@ -242,6 +265,9 @@ may_take_job(Fetch *fetch)
 {
 	IdemLockers lockers;
 
+	if (idem_jobrow_is_leased(fetch->jobs) && idem_clock_steady() < pass_spent_until &&
+		idem_jobrow_has_no_attempts_left(fetch->jobs, &fetch->args->queue))
+		return false;
 	idem_row_lockers(fetch->jobs, &lockers);
 	return !TransactionIdIsValid(lockers.shared) && !TransactionIdIsValid(lockers.exclusive);
 }
