@@ -211,13 +211,13 @@ $$;
 SELECT count(*) FROM idem_enqueue_many('slow', ARRAY['"endless"', '"endless"', '"short"']::jsonb[]);
 SET statement_timeout = '500 ms';
 \set VERBOSITY terse
-CALL idem_work('slow', 'slow');
+CALL idem_work('slow', 'slow', max_jobs => 1);
 DO $$
 DECLARE
 	completed bigint;
 	failed bigint;
 BEGIN
-	CALL idem_work('slow', 'slow', '0', NULL, completed, failed);
+	CALL idem_work('slow', 'slow', '0', 1, completed, failed);
 END $$;
 \set VERBOSITY default
 RESET statement_timeout;
