@@ -50,7 +50,10 @@ write_link(IdemTable *jobs, const NotedLink *link)
 		return;
 	links = idem_headers_add_link(idem_row_jsonb(jobs, IDEM_JOBS_LINKS),
 								  idem_row_jsonb(jobs, IDEM_JOBS_HEADERS), link->trace);
-	if (links == NULL || idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleNoKeyExclusive, LockWaitSkip) != TM_Ok)
+	if (links == NULL)
+		return;
+	if (idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleNoKeyExclusive, LockWaitSkip) !=
+		TM_Ok)
 		return;
 	idem_row_set(idem_write_copy_row(jobs), IDEM_JOBS_LINKS, JsonbPGetDatum(links));
 	idem_jobrow_store(jobs);
