@@ -68,9 +68,7 @@ func (w *Worker) loop(ctx context.Context, queues []string, round func(context.C
 	for ctx.Err() == nil {
 		found, err := round(ctx)
 		if err == nil && !found {
-			// Until a commit lets a job go. The session has no transaction while it waits. The end of ctx closes the
-			// connection, and with it the wait in the server.
-			_, err = w.Pool.Exec(ctx, "CALL idem_wait_any($1, $2)", queues, interval(w.Wait))
+			err = w.sleep(ctx, queues)
 		}
 		if err == nil || ctx.Err() != nil {
 			continue
@@ -81,6 +79,22 @@ func (w *Worker) loop(ctx context.Context, queues []string, round func(context.C
 		case <-time.After(jitter(1500 * time.Millisecond)):
 		}
 	}
+}
+
+// sleep until a commit lets a job go. The session has no transaction while it waits.
+func (w *Worker) sleep(ctx context.Context, queues []string) error {
+	conn, err := w.Pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	_, err = conn.Exec(ctx, "CALL idem_wait_any($1, $2)", queues, interval(w.Wait))
+	if ctx.Err() != nil && conn.Conn().IsClosed() {
+		// The end of ctx cancels the wait in the server. Do not exit before the request has arrived: pgbouncer 1.18
+		// ends if the client of a cancel request goes away.
+		<-conn.Conn().PgConn().CleanupDone()
+	}
+	return err
 }
 
 const jobColumns = "SELECT f.job_id, f.token, f.attempt, f.max_attempts, f.queue, coalesce(f.payload, 'null')::text "
