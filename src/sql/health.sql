@@ -35,7 +35,7 @@ SELECT 1 AS ord,
 							 || string_agg(quote_literal(x.name), ', ' ORDER BY x.ord) || ';'
 						FROM pg_settings AS s
 					   CROSS JOIN LATERAL ROWS FROM (regexp_split_to_table(
-							CASE WHEN s.setting = '' THEN 'idem' ELSE s.setting || ', idem' END, '\s*,\s*'))
+							CASE WHEN s.setting = '' THEN 'idem' ELSE s.setting || ', idem' END, E'\\s*,\\s*'))
 							WITH ORDINALITY AS x (name, ord)
 					   WHERE s.name = 'shared_preload_libraries'),
 					 'SHOW shared_preload_libraries;')
@@ -721,7 +721,7 @@ SELECT 'version' AS "check",
 	   format('library %s, SQL objects %s', v.library, v.objects)
 	   || CASE WHEN o.is_old THEN ': the server or this session still uses the old library; no other check was made'
 	   WHEN v.library = v.objects THEN '' ELSE ': no other check was made' END AS detail,
-	   CASE WHEN o.is_old THEN CASE WHEN p.is_preloaded THEN 'pg_ctl restart' ELSE '\connect' END
+	   CASE WHEN o.is_old THEN CASE WHEN p.is_preloaded THEN 'pg_ctl restart' ELSE E'\\connect' END
 	   /* a standby cannot run a command that writes */
 	   WHEN v.library <> v.objects AND NOT pg_is_in_recovery() THEN 'ALTER EXTENSION idem UPDATE;' END AS fix
   FROM v
@@ -733,7 +733,7 @@ SELECT 'version' AS "check",
 		SELECT count(*) > 0 AS is_preloaded
 		  FROM pg_settings AS g
 		 WHERE g.name = 'shared_preload_libraries'
-		   AND g.setting ~ '\midem\M') AS p
+		   AND g.setting ~ E'\\midem\\M') AS p
 UNION ALL
 SELECT c."check", c.status, c.detail, c.fix
   FROM v
