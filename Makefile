@@ -27,6 +27,7 @@ OBJS = \
 	src/fn/value.o \
 	src/fn/args.o \
 	src/fn/arrays.o \
+	src/fn/show.o \
 	src/fn/subxact.o \
 	src/fn/handler.o \
 	src/fn/procxact.o \

@@ -33,14 +33,15 @@ ROLLBACK;
 SELECT * FROM why(1);
 SELECT since = run_at AS since_due FROM idem_why(1), idem_job(1);
 
--- paused, and the command that resumes the queue; a name with a quote
+-- paused, and the command that resumes the queue; H1: a name with quotes, and
+-- with a character that would rearrange the command
 SELECT idem_pause('why_q');
 SELECT * FROM why(1);
 SELECT since = paused_at AS since_paused FROM idem_why(1), idem.queues WHERE queue = 'why_q';
 SELECT fix FROM idem_why(1) \gexec
 SELECT * FROM why(1);
-SELECT job_id FROM idem_enqueue('it''s \ "q"');
-SELECT idem_pause('it''s \ "q"');
+SELECT job_id FROM idem_enqueue(E'it''s \\ "q"\u202E');
+SELECT idem_pause(E'it''s \\ "q"\u202E');
 SELECT reason, fix FROM why(2);
 SELECT fix FROM idem_why(2) \gexec
 SELECT reason FROM why(2);

@@ -119,7 +119,7 @@ explain_pause(Explanation *why)
 
 	if (!why->queue.paused)
 		return;
-	queue = quote_literal_cstr(text_to_cstring(why->queue.name));
+	queue = idem_show_literal(text_to_cstring(why->queue.name));
 	add_reason(why, "paused", idem_queuestore_paused_at(why->queue.name),
 			   pstrdup("The queue is paused."),
 			   psprintf("SELECT pg_catalog.idem_resume(%s);", queue));

@@ -154,7 +154,7 @@ SELECT 5 AS ord,
 			|| CASE WHEN s.state = 'locked' THEN '; another session has locked a table' ELSE '' END
 	   END AS detail,
 	   CASE s.state
-	   WHEN 'off' THEN format('ALTER DATABASE %I SET idem.cleanup = on;', current_database())
+	   WHEN 'off' THEN format('ALTER DATABASE %s SET idem.cleanup = on;', idem_visible_name(current_database()))
 	   WHEN 'failing' THEN 'SELECT pg_catalog.idem_cleanup(1);'
 	   WHEN 'not preloaded' THEN 'SELECT pg_catalog.idem_cleanup(10000);'
 	   WHEN 'left out' THEN 'SELECT pg_catalog.idem_cleanup(10000);'
@@ -329,7 +329,7 @@ SELECT 24, true, 'schedules',
 	   END,
 	   CASE
 	   WHEN d.late > 0 THEN 'SELECT pg_catalog.idem_tick();'
-	   WHEN d.ahead IS NOT NULL THEN format('SELECT pg_catalog.idem_schedule_resume(%L);', d.ahead)
+	   WHEN d.ahead IS NOT NULL THEN format('SELECT pg_catalog.idem_schedule_resume(%s);', idem_visible_literal(d.ahead))
 	   END
   FROM (SELECT count(s.name) AS n,
 			   count(*) FILTER (WHERE s.state = 'late') AS late,
@@ -365,10 +365,10 @@ WITH n AS MATERIALIZED (
 			SELECT CASE WHEN m.jobs_from IS NULL THEN m.highest
 				   ELSE GREATEST(m.highest / 1024, m.jobs_from / 1024 - 1) END AS used) AS v),
 u AS (
-	SELECT string_agg(DISTINCT quote_ident(s.subname), ', ') AS names,
+	SELECT string_agg(DISTINCT idem_visible_name(s.subname), ', ') AS names,
 		   string_agg(DISTINCT format('idem.%I', k.relname), ', ') AS tables,
 		   bool_or(s.subbinary) AS is_binary,
-		   min(quote_ident(s.subname)) FILTER (WHERE s.subbinary) AS binary_name
+		   min(idem_visible_name(s.subname)) FILTER (WHERE s.subbinary) AS binary_name
 	  FROM pg_subscription_rel AS x
 	  JOIN pg_subscription AS s ON s.oid = x.srsubid
 	  JOIN pg_class AS k ON k.oid = x.srrelid
@@ -414,7 +414,7 @@ SELECT 23, true, 'publication',
 	   'ALTER PUBLICATION ' || p.name || ' DROP TABLE ' || p.table_name || ';'
   FROM (SELECT 1) AS o
   LEFT JOIN (
-		SELECT quote_ident(b.pubname) AS name,
+		SELECT idem_visible_name(b.pubname) AS name,
 			   format('idem.%I', k.relname) AS table_name,
 			   CASE
 			   WHEN r.prattrs IS NOT NULL THEN 'column list leaves out columns that the subscriber needs'
@@ -463,7 +463,7 @@ SELECT 15 AS ord,
 	   THEN 'SELECT p.oid::pg_catalog.regprocedure AS function, p.proowner::pg_catalog.regrole AS owner FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace WHERE p.proname OPERATOR(pg_catalog.~) ''^idem_'' AND n.nspname OPERATOR(pg_catalog.<>) ''pg_catalog'';'
 	   END AS fix
   FROM (SELECT count(*) AS n,
-			   min(ARRAY[format('%I.%I', n.nspname, p.proname), quote_ident(pg_get_userbyid(p.proowner))]) AS first
+			   min(ARRAY[idem_visible_name(n.nspname) || '.' || idem_visible_name(p.proname), idem_visible_name(pg_get_userbyid(p.proowner))]) AS first
 		  FROM pg_proc AS p
 		  JOIN pg_namespace AS n ON n.oid = p.pronamespace
 		 WHERE p.proname ~ '^idem_' AND n.nspname <> 'pg_catalog') AS f
@@ -477,9 +477,9 @@ SELECT 18, true, 'settings',
 			   string_agg(format('ALTER %s RESET %s;', e.place, e.name), ' ' ORDER BY e.name, e.place) AS fix
 		  FROM (SELECT lower(split_part(x.setting, '=', 1)) AS name,
 					   CASE
-					   WHEN s.setrole = 0::oid AND d.datname IS NOT NULL THEN format('DATABASE %I', d.datname)
+					   WHEN s.setrole = 0::oid AND d.datname IS NOT NULL THEN 'DATABASE ' || idem_visible_name(d.datname)
 					   WHEN s.setrole = 0::oid THEN 'ROLE ALL'
-					   ELSE 'ROLE ' || quote_ident(pg_get_userbyid(s.setrole)) || COALESCE(' IN DATABASE ' || quote_ident(d.datname), '')
+					   ELSE 'ROLE ' || idem_visible_name(pg_get_userbyid(s.setrole)) || COALESCE(' IN DATABASE ' || idem_visible_name(d.datname), '')
 					   END AS place,
 					   s.setrole <> 0::oid AS is_of_role
 				  FROM pg_db_role_setting AS s
@@ -496,7 +496,7 @@ SELECT 19, true, 'timeouts',
 				'the server ends the transactions of clients that hang or are gone'),
 	   g.fix
   FROM (SELECT string_agg(p.name, ' and ' ORDER BY p.name) AS names,
-			   string_agg(format('ALTER DATABASE %I SET %I = %L;', current_database(), p.name, p.value), ' ' ORDER BY p.name) AS fix
+			   string_agg(format('ALTER DATABASE %s SET %I = %s;', idem_visible_name(current_database()), p.name, idem_visible_literal(p.value)), ' ' ORDER BY p.name) AS fix
 		  FROM (VALUES ('client_connection_check_interval', '10s'),
 					   ('idle_in_transaction_session_timeout', '60s')) AS p (name, value)
 		 WHERE current_setting(p.name) = '0'
@@ -638,7 +638,7 @@ SELECT 22 AS ord,
 								 'COMMIT;', t.relname, t.trigger), ' ' ORDER BY t.relname) AS fix
 		  FROM (SELECT c.relname,
 					   idem_citus_table(c.oid) AS kind,
-					   (SELECT min(quote_ident(g.tgname)) FROM pg_trigger AS g WHERE g.tgrelid = c.oid AND g.tgname ~ '^truncate_trigger_') AS trigger
+					   (SELECT min(idem_visible_name(g.tgname)) FROM pg_trigger AS g WHERE g.tgrelid = c.oid AND g.tgname ~ '^truncate_trigger_') AS trigger
 				  FROM pg_class AS c
 				  JOIN pg_namespace AS n ON n.oid = c.relnamespace
 				 WHERE n.nspname = 'idem' AND c.relkind = 'r') AS t
@@ -699,10 +699,10 @@ LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 24
 BEGIN ATOMIC
 	WITH c AS MATERIALIZED (
 		SELECT c.* FROM idem.checks_citus AS c WHERE c.status = 'fail')
-	SELECT c."check", c.status, c.detail, CASE WHEN NOT c.writes OR NOT pg_is_in_recovery() THEN c.fix END
+	SELECT c."check", c.status, idem_visible(c.detail), CASE WHEN NOT c.writes OR NOT pg_is_in_recovery() THEN idem_visible(c.fix) END
 	  FROM c
 	UNION ALL
-	SELECT l."check", l.status, l.detail, l.fix
+	SELECT l."check", l.status, idem_visible(l.detail), idem_visible(l.fix)
 	  FROM (SELECT count(*) AS n FROM c) AS d
 	 CROSS JOIN LATERAL idem_checks_local(d.n) AS l
 	 WHERE d.n = 0;

@@ -28,6 +28,7 @@
 #include "utils/lsyscache.h"
 #include "utils/timestamp.h"
 
+#include "fn/fn.h"
 #include "stats/stats.h"
 
 /*
@@ -187,7 +188,7 @@ idem_holders_fix(const IdemHolder *holder)
 		case IDEM_HOLDER_PROCESS:
 			return psprintf("SELECT pg_catalog.pg_terminate_backend(%d);", holder->pid);
 		case IDEM_HOLDER_PREPARED:
-			return psprintf("ROLLBACK PREPARED %s;", quote_literal_cstr(holder->gid));
+			return psprintf("ROLLBACK PREPARED %s;", idem_show_literal(holder->gid));
 		case IDEM_HOLDER_PRIMARY:
 		case IDEM_HOLDER_HIDDEN:
 			return NULL;

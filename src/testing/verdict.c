@@ -16,6 +16,7 @@
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
 
+#include "fn/fn.h"
 #include "testing/testing.h"
 
 /* Where the values of a column come from that differ after an interruption */
@@ -43,7 +44,7 @@ idem_verdict_add(List **verdicts, const char *check, const char *verdict, const 
 static void
 append_name(StringInfo names, const char *name)
 {
-	appendStringInfo(names, "%s%s", names->len > 0 ? ", " : "", quote_identifier(name));
+	appendStringInfo(names, "%s%s", names->len > 0 ? ", " : "", idem_show_name(name));
 }
 
 static void
