@@ -551,6 +551,9 @@ idem_keystore_forget(IdemTable *table, const IdemKey *key)
 		else if (state == IDEM_KEY_GONE)
 		{
 			idem_keyrow_check_absent(table, &lookup);
+			/* K9: an expired row that cleanup has not removed is no row */
+			if (probe.found == IDEM_FOUND_ROW)
+				idem_probe_note_absent(table, &lookup);
 			return false;
 		}
 		else
