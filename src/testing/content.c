@@ -267,7 +267,10 @@ look_at_value(const IdemColumnChange *column, Datum value)
 				IDEM_MOMENT_XID :
 				0;
 		case XID8OID:
-			return look_at_number((double) U64FromFullTransactionId(DatumGetFullTransactionId(value))) & IDEM_MOMENT_XID;
+			return FullTransactionIdEquals(DatumGetFullTransactionId(value),
+										   GetTopFullTransactionIdIfAny()) ?
+				IDEM_MOMENT_XID :
+				0;
 		case TEXTOID:
 		case VARCHAROID:
 		case BPCHAROID:

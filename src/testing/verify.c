@@ -128,7 +128,7 @@ do_run(Verify *verify, Run *run, HTAB **marks)
 	before = *marks != NULL ? *marks : idem_written_mark();
 	before_cid = GetCurrentCommandId(false);
 	verify->run = run;
-	/* what SET and SET LOCAL have set in the first run is not set in a second one, in another session */
+	/* what a run has set with SET or SET LOCAL is not set in a second one, in another session */
 	nest_level = NewGUCNestLevel();
 	run->error = idem_subxact_try(run_handler, verify, true);
 	AtEOXact_GUC(false, nest_level);
