@@ -1132,7 +1132,7 @@ BEGIN
 	SELECT NULL::integer, 'passwords', CASE WHEN named IS NULL THEN 'ok' ELSE 'fail' END,
 		   CASE WHEN named IS NULL THEN 'the options of the server have no user and no password'
 		   ELSE format('these partitions have a user or a password, which every role can read, and PL/Proxy ignores the user mappings for them: %s', array_to_string(named, ', ')) END,
-		   idem_router.fix_partitions(named, named);
+		   CASE WHEN named IS NOT NULL THEN idem_router.fix_partitions(named, named) END;
 	FOR a IN SELECT q.shard, q.info, q.failure FROM idem_router.ask() AS q LOOP
 		IF (a.failure).state IS NULL THEN
 			infos := infos || a.info;

@@ -304,6 +304,7 @@ router('CREATE SERVER idem_router FOREIGN DATA WRAPPER plproxy OPTIONS (' . join
 router('CREATE USER MAPPING FOR CURRENT_USER SERVER idem_router');
 is(refresh(), join("\n", '0|{[0,256)}', '1|{[256,512)}', '2|{[512,768)}', '3|{[768,1024)}'), 'refresh() asks the shards for their slots');
 is(findings(), '', 'check() finds nothing');
+is(router(q{SELECT count(*) FROM idem_router."check"() WHERE fix IS NOT NULL}), 0, 'and there is nothing to fix');
 router("ALTER SERVER idem_router OPTIONS (SET p1 '$connstrs[1] user=postgres')");
 is(findings() =~ /^\|passwords$/m, 1, 'check() finds a user in the options of the server');
 follow('a user in the options of the server', 'passwords');
@@ -439,6 +440,9 @@ is($app->sqlstate(call($keys[2][15])), '42501', 'a new password counts at once; 
 on_shard($_, 'GRANT USAGE ON SCHEMA shop TO shop_app; GRANT INSERT ON shop.ledger TO shop_app') foreach 0 .. 3;
 is($app->query(call($keys[2][15])), 'finished|f', 'then it runs');
 is(on_shard(2, "SELECT owner FROM idem_get('$keys[2][15]')"), 'shop_app', 'as the role of the user mapping');
+is($app->query(q{SELECT idem_router.idem_cancel_many('{}'), idem_router.idem_cancel_many(queue => 'q'), count(*) FROM idem_router.idem_heartbeat('{}', '{}', '1 s')}),
+	'0|0|0', 'so do calls for many jobs');
+is($app->sqlstate(q{SELECT idem_router.idem_pause('q')}), '42501', 'an application may not pause a queue');
 is($app->sqlstate("SELECT idem_router.idem_call('$keys[2][15]', 'shop.charge', '1')"), 'ID001', 'an application gets our errors');
 is($app->sqlstate("SELECT idem_router.idem_claim('$keys[2][15]')"), '0A000', 'also those of calls that are not routed');
 router(q{ALTER USER MAPPING FOR app SERVER idem_router OPTIONS (SET user 'other_app')});
