@@ -910,6 +910,7 @@ router(sprintf q{ALTER SERVER idem_router OPTIONS (ADD p4 'host=%s port=%d dbnam
 router('ALTER SERVER idem_router OPTIONS (DROP p4)');
 $one->safe_psql('postgres', 'DROP DATABASE fresh WITH (FORCE)');
 router('ALTER SERVER idem_router OPTIONS (DROP p3)');
+is(detail_of('one owner'), 'not every shard has answered', 'the slots of a partition that is gone are not offered to another shard');
 follow('a partition that is gone, and its slots are not', 'partition', 'connection (by people)');
 $option[3]->(3);
 is(findings(), '', 'with the right connection string all is well');
