@@ -75,8 +75,7 @@ BEGIN
 	END IF;
 	IF EXISTS (SELECT FROM pg_namespace AS n WHERE n.oid = old AND n.nspowner <> me)
 		OR EXISTS (SELECT FROM pg_proc AS p WHERE p.pronamespace = old AND p.proowner <> me)
-		OR EXISTS (SELECT FROM pg_class AS c WHERE c.relnamespace = old AND c.relowner <> me)
-		OR EXISTS (SELECT FROM pg_type AS t WHERE t.typnamespace = old AND t.typowner <> me) THEN
+		OR EXISTS (SELECT FROM pg_class AS c WHERE c.relnamespace = old AND c.relowner <> me) THEN
 		RAISE EXCEPTION USING ERRCODE = '42P06', MESSAGE = 'the schema idem_router exists, and not all of it belongs to the current user',
 			HINT = 'Run the file as the role that has installed the older copy, or run DROP SCHEMA idem_router CASCADE first.';
 	END IF;
