@@ -364,6 +364,72 @@ places_ok('after answers');
 places_ok('after timeouts');
 
 #
+# The end of the time of a wait: one more look
+#
+
+# COMMIT PREPARED wakes nobody.  The waiters are stopped while they sleep, until their time is over,
+# so only a look after that can tell them.
+
+run(q{CREATE FUNCTION answer_work(payload jsonb) RETURNS jsonb LANGUAGE sql RETURN payload;
+	SELECT idem_queue_set('kept', keep => '1 day')});
+
+my %last;
+
+foreach my $end ('COMMIT', 'ROLLBACK')
+{
+	my $job = run(q{SELECT job_id FROM idem_enqueue('kept')});
+	my $token = run("SELECT token FROM idem_lease('$end', '1 h')");
+
+	run(qq{
+		BEGIN;
+		SELECT idem_enqueue('$end'), idem_enqueue('work $end', '1'), idem_finish('$end', '1', token => $token);
+		SELECT idem_complete(job_id, token) FROM idem_fetch('kept') WHERE job_id = $job;
+		PREPARE TRANSACTION '$end'});
+	foreach my $sql (
+		"CALL idem_wait('$end', '8 s')",
+		"CALL idem_wait_any('{none,$end}', '8 s')",
+		"CALL idem_wait_job($job, '8 s')",
+		"CALL idem_wait_key('$end', '8 s')",
+		"CALL idem_work('work $end', 'answer_work', '8 s')",
+		"DO \$\$ DECLARE r boolean; BEGIN CALL idem_wait('$end', '8 s', r); RAISE WARNING 'ready %', r; END \$\$")
+	{
+		my $session = session($node);
+
+		$session->send($sql);
+		push @{ $last{$end} }, $session;
+	}
+}
+my @last = map { @$_ } values %last;
+my $pids = join ', ', map { $_->{pid} } @last;
+
+$node->poll_query_until('postgres',
+	"SELECT count(*) = 12 FROM pg_stat_activity WHERE pid IN ($pids) AND wait_event_type = 'Extension'")
+  or die 'not all sessions are asleep';
+kill 'STOP', $_->{pid} foreach @last;
+run("$_ PREPARED '$_'") foreach keys %last;
+$node->poll_query_until('postgres',
+	"SELECT bool_and(clock_timestamp() > query_start + interval '8 s') FROM pg_stat_activity WHERE pid IN ($pids)")
+  or die 'the time does not pass';
+kill 'CONT', $_->{pid} foreach @last;
+
+sub last_answers
+{
+	my ($end) = @_;
+	my @answers = map { $_->receive } @{ $last{$end} };
+
+	($answers[-1]) = $last{$end}[-1]{message} =~ /ready (.)/;
+	return join ' ', @answers;
+}
+
+is(last_answers('COMMIT'), 't t|COMMIT done| finished|1 1|0 t',
+	'A5, A6, A8: a wait looks once more when its time is over: COMMIT PREPARED');
+is(last_answers('ROLLBACK'), 'f f| waiting| live| 0|0 f',
+	'A5, A6, A8: and it has the same answer as before after ROLLBACK PREPARED');
+$_->quit foreach @last;
+run(q{TRUNCATE idem.jobs, idem.keys});
+places_ok('after last looks');
+
+#
 # Cancel and terminate, of each procedure
 #
 
