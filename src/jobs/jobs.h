@@ -380,6 +380,7 @@ typedef struct IdemOpenJob
 
 /* jobtable.c */
 extern void idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode);
+extern bool idem_jobtable_open_at_commit(IdemTable *jobs);
 extern void idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode);
 extern void idem_jobtable_open_log(IdemTable *log, LOCKMODE lockmode);
 extern void idem_jobtable_lock_ids(void);

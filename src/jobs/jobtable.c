@@ -89,6 +89,12 @@ idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode)
 	idem_table_open(jobs, &jobs_def, lockmode);
 }
 
+bool
+idem_jobtable_open_at_commit(IdemTable *jobs)
+{
+	return idem_table_open_at_commit(jobs, &jobs_def);
+}
+
 void
 idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode)
 {
