@@ -216,6 +216,13 @@ typedef struct IdemFetched
 	Jsonb *links;
 } IdemFetched;
 
+/* How long the worker had a job when it ended its attempt (S5) */
+typedef struct IdemRunTime
+{
+	TimestampTz from;
+	TimestampTz to;
+} IdemRunTime;
+
 /* A job that a handler runs in this transaction (V7, J21) */
 typedef struct IdemRun
 {
@@ -224,6 +231,8 @@ typedef struct IdemRun
 	bool is_fetched;
 	IdemFetched fetched;
 	Jsonb *result;
+	bool counts_later; /* the caller counts the end of the attempt, when it has committed */
+	IdemRunTime time;  /* if so; set by complete and fail */
 } IdemRun;
 
 /* Why and until when a fetch skips an entry of the index */
@@ -489,15 +498,16 @@ extern void idem_links_note(int64 job_id, Jsonb *headers);
 
 /* workstore.c */
 extern IdemHold idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result,
-										IdemQueue *queue);
+										IdemQueue *queue, IdemRunTime *run_time);
 extern IdemHold idem_workstore_judge(IdemTable *jobs, bool exists, int64 token);
 extern bool idem_workstore_fail_found(IdemTable *jobs, const IdemQueue *queue,
 									  const IdemFailure *failure, TransactionId *in_the_way,
-									  bool *is_dead);
+									  bool *is_dead, IdemRunTime *run_time);
 extern IdemHold idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token,
-									const IdemFailure *failure, bool *is_dead);
-extern TimestampTz idem_workstore_snooze_found(IdemTable *jobs, const IdemQueue *queue,
-											   int64 delay);
+									const IdemFailure *failure, bool *is_dead,
+									IdemRunTime *run_time);
+extern TimestampTz idem_workstore_snooze_found(IdemTable *jobs, const IdemQueue *queue, int64 delay,
+											   IdemRunTime *run_time);
 extern IdemHold idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay,
 									  TimestampTz *run_at);
 extern IdemHold idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease,
