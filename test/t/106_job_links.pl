@@ -107,6 +107,7 @@ foreach my $ddl (
 			DROP EXTENSION IF EXISTS idem CASCADE; DROP TABLE IF EXISTS jobs; CREATE EXTENSION idem;
 			DROP PUBLICATION IF EXISTS filtered, nameless; SELECT idem_enqueue('q', '1', 'k')});
 		is(sqlstate($node, $sql), '00000', "J16: no error of the commit: $ddl");
+		is(run('SELECT count(links) FROM idem.jobs'), '0', 'and no link') if $ddl =~ /READ ONLY/;
 	}
 }
 $node->safe_psql('postgres', 'DROP EXTENSION idem CASCADE; CREATE EXTENSION idem; DROP PUBLICATION nameless');
