@@ -11,8 +11,8 @@
  * PostgreSQL calls the callbacks for the end of a transaction, also of one that is rolled back,
  * before it releases the locks.  A session that was woken then could not get an advisory lock that
  * the last handler of the job has taken.  So those callbacks only note what has ended, and the
- * callback of the resource owners wakes, in the phase after the locks.  A session that ends keeps its
- * own advisory locks until after the rollback; there the callback for its exit wakes.
+ * callback of the resource owners wakes, in the phase after the locks.  A session that exits keeps
+ * its own advisory locks until after the rollback; there the callback for its exit wakes.
  *
  * A note stays if its subtransaction rolls back.  Then a session may be woken for nothing.
  * A prepared transaction forgets its notes: sessions that wait look once per second.
@@ -325,8 +325,8 @@ at_release(ResourceReleasePhase phase, bool is_commit, bool is_top_level, void *
 }
 
 /*
- * A2: the session exits.  If a transaction was open, it was rolled back, and all locks are released,
- * also the advisory locks that the session held beyond its transactions.
+ * A2: the session exits.  If a transaction was open, it was rolled back, and all locks are
+ * released, also the advisory locks that the session held beyond its transactions.
  */
 static void
 wake_at_exit(int code, Datum arg)
