@@ -53,7 +53,7 @@ typedef struct Fetch
 	IdemFetchWalk walk;
 	int64 npages; /* pages of the index read for the last entry */
 	int found;
-	bool is_counted;		   /* this attempt, which a transaction that has failed had fetched (S1) */
+	bool is_counted;		   /* it was fetched before, in a transaction that has failed (S1) */
 	MemoryContext job_context; /* reset after each job */
 } Fetch;
 
@@ -454,8 +454,8 @@ idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 }
 
 /*
- * J21: fetch this job again if it can be fetched now, whatever its place in the queue is, and whether
- * or not the queue is paused.  The first fetch, which was rolled back, is counted already.
+ * J21: fetch this job again if it can be fetched now, whatever its place in the queue is, and
+ * whether or not the queue is paused.  The first fetch, which was rolled back, is counted already.
  */
 void
 idem_fetchstore_fetch_one(IdemTable *jobs, const IdemFetch *args, int64 job_id,

@@ -9,11 +9,11 @@
  * Until then the transaction has the row locked FOR KEY SHARE, because of the duplicate, so no
  * worker can fetch the job.
  *
- * A link is worth neither a wait nor an error of the commit.  No subtransaction can be begun at that
- * moment, so nothing may raise an error: idem_table_open_at_commit() checks beforehand, and takes all
- * locks without waiting.  The link is dropped if one of them is not free, if the table may have
- * changed, or if another open transaction has changed the row.  A transaction that is prepared drops
- * its links, too: it may stay open for long.
+ * A link is worth neither a wait nor an error of the commit.  No subtransaction can be begun at
+ * that moment, so nothing may raise an error: idem_table_open_at_commit() checks beforehand, and
+ * takes all locks without waiting.  The link is dropped if one of them is not free, if the table
+ * may have changed, or if another open transaction has changed the row.  A transaction that is
+ * prepared drops its links, too: it may stay open for long.
  */
 #include "postgres.h"
 
@@ -38,7 +38,7 @@ typedef struct NotedLink
 static NotedLink *noted = NULL;
 static int nnoted = 0;
 
-/* J16: write the link into the row of its job, unless another transaction has changed or locked that row */
+/* J16: write the link into the row of its job, unless another transaction has changed that row */
 static void
 write_link(IdemTable *jobs, const NotedLink *link)
 {

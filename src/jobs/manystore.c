@@ -116,6 +116,7 @@ end_attempt_found(Bulk *bulk)
 {
 	const IdemMany *many = bulk->many;
 	bool fails = many->kind == IDEM_MANY_FAIL;
+	IdemQueueCounter counter = fails ? IDEM_QUEUE_COUNTER_FAILED : IDEM_QUEUE_COUNTER_SNOOZED;
 	IdemRunTime unknown;
 	IdemRunTime *run_time = many->tokens != NULL ? NULL : &unknown;
 	TransactionId in_the_way;
@@ -123,11 +124,11 @@ end_attempt_found(Bulk *bulk)
 
 	if (!fails)
 		(void) idem_workstore_snooze_found(bulk->jobs, &bulk->queue, many->delay, run_time);
-	else if (!idem_workstore_fail_found(bulk->jobs, &bulk->queue, &many->fail, &in_the_way, &is_dead,
-										run_time))
+	else if (!idem_workstore_fail_found(bulk->jobs, &bulk->queue, &many->fail, &in_the_way,
+										&is_dead, run_time))
 		return false;
 	if (run_time != NULL)
-		idem_counters_add_queue(bulk->queue.name, fails ? IDEM_QUEUE_COUNTER_FAILED : IDEM_QUEUE_COUNTER_SNOOZED);
+		idem_counters_add_queue(bulk->queue.name, counter);
 	return true;
 }
 

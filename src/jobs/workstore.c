@@ -76,8 +76,8 @@ idem_workstore_refuse(IdemHold hold, int64 job_id)
 }
 
 /*
- * S1, S5: an attempt has ended.  run_time: the caller counts it; NULL: count it here, as one that the
- * worker has ended.
+ * S1, S5: an attempt has ended.  run_time: the caller counts it; NULL: count it here, as one that
+ * the worker has ended.
  */
 static void
 count_end(const text *queue, IdemQueueCounter counter, TimestampTz from, TimestampTz to,

@@ -352,7 +352,7 @@ idem_table_open_indexes(IdemTable *table)
 	}
 }
 
-/* Lock the table and its indexes as far as they are known, without waiting; false: one is not free */
+/* Lock the table and the indexes that are known, without waiting; false: a lock is not free */
 static bool
 try_lock(const IdemTableCache *cache)
 {
@@ -381,8 +381,8 @@ may_update(Relation heap)
 /*
  * Open a table, with its indexes, to update rows right before the commit, where there must be
  * neither a wait nor an error (J16).  False: that is not certain.  The transaction has used the
- * table before.  What was checked then still holds if no invalidation of the table has arrived since;
- * the locks, which this transaction has in most cases, keep out any other change.
+ * table before.  What was checked then still holds if no invalidation of the table has arrived
+ * since, and the locks keep out further changes.
  */
 bool
 idem_table_open_at_commit(IdemTable *table, const IdemTableDef *def)

@@ -11,8 +11,8 @@
  * read are not disturbed, and few rows are deleted faster than new files are made.
  *
  * Fetches need no note about this (J14).  The rows are gone for them as after idem_complete().
- * No follow-up job becomes free, because all jobs are removed and no session can add one.  A rollback
- * need not wake sessions that wait for a queue: a look waits for the lock on idem.jobs.
+ * No follow-up job becomes free, because all jobs are removed and no session can add one.  A
+ * rollback need not wake sessions that wait for a queue: a look waits for the lock on idem.jobs.
  */
 #include "postgres.h"
 

@@ -427,6 +427,24 @@ is(last_answers('ROLLBACK'), 'f f| waiting| live| 0|0 f',
 	'A5, A6, A8: and it has the same answer as before after ROLLBACK PREPARED');
 $_->quit foreach @last;
 run(q{TRUNCATE idem.jobs, idem.keys});
+
+# A look that began before the time was over, and ended after that, is not the last one.
+{
+	my ($session, $locker) = (session($node), session($node));
+	my $job = run(q{SELECT job_id FROM idem_enqueue('kept')});
+
+	$session->query('SET idem.look_after = 10');
+	$session->send("CALL idem_wait_job($job, '5 s')");
+	$locker->query('BEGIN; LOCK TABLE idem.jobs');
+	wait_until_blocked($node, $session, 'relation');
+	$locker->query(q{SELECT idem_complete(job_id, token) FROM idem_fetch('kept')});
+	$node->poll_query_until('postgres',
+		"SELECT clock_timestamp() > query_start + interval '5 s' FROM pg_stat_activity WHERE pid = $session->{pid}")
+	  or die 'the time does not pass';
+	$locker->query('COMMIT');
+	answer($session, 'done|', 'A5: the last look begins when the time is over');
+	$_->quit foreach $session, $locker;
+}
 places_ok('after last looks');
 
 #
