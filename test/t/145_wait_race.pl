@@ -183,7 +183,8 @@ my %ends = (
 	  [ "BEGIN; SELECT FROM idem_fetch('locks'); SELECT count(pg_advisory_lock(n)) FROM generate_series(1, 20000) AS n" ],
 	'the end of a session with a temporary table' =>
 	  [ "CREATE TEMP TABLE t (a int); BEGIN; SELECT FROM idem_fetch('locks'); SELECT count(pg_advisory_lock(n)) FROM generate_series(1, 20000) AS n" ],
-	'the end of the session in a subtransaction' => [ "BEGIN; SAVEPOINT a; $fetch" ]);
+	'the end of the session in a subtransaction' =>
+	  [ "BEGIN; SELECT hold_locks(20000); SAVEPOINT a; SELECT FROM idem_fetch('locks')" ]);
 
 foreach my $what (sort keys %ends)
 {
