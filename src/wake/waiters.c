@@ -13,11 +13,11 @@
  * for those that wait for a few.
  *
  * The lock of a bucket protects its list and the places in it; a spinlock protects the list
- * of free places and the number of extra ones.  A process holds these locks for moments: nothing under them allocates
- * memory or raises an error.  The count of a bucket is also read without the lock.  A
- * process that ends a transaction reads it after the change of the transaction is visible;
- * a session that waits looks after it has added to the count.  Both have a memory barrier
- * in between.  So one of them sees the other (A3).
+ * of free places and the number of extra ones.  A process holds these locks for moments:
+ * nothing under them allocates memory or raises an error.  The count of a bucket is also read
+ * without the lock.  A process that ends a transaction reads it after the change of the
+ * transaction is visible; a session that waits looks after it has added to the count.  Both
+ * have a memory barrier in between.  So one of them sees the other (A3).
  */
 #include "postgres.h"
 
