@@ -308,7 +308,8 @@ ISOLATION = \
 	reset \
 	subscription \
 	shard-set \
-	shard-move
+	shard-move \
+	shard-read
 ISOLATION_OPTS = \
 	--inputdir=$(srcdir)/test/isolation \
 	--temp-instance=tmp_check_iso \

@@ -317,9 +317,13 @@ SELECT 11, false, 'dead jobs',
 		 WHERE g.state = 'dead') AS j
 UNION ALL
 SELECT 24, true, 'schedules',
-	   CASE WHEN d.late > 0 THEN 'fail' WHEN d.ahead IS NOT NULL THEN 'warn' ELSE 'ok' END,
+	   CASE WHEN d.refused > 0 OR d.late > 0 THEN 'fail' WHEN d.ahead IS NOT NULL THEN 'warn' ELSE 'ok' END,
 	   CASE
 	   WHEN d.n = 0 THEN 'there are no schedules'
+	   WHEN d.refused > 0
+	   THEN format('this database has no slots, so it refuses the jobs of its schedules (ID006) at each tick: %s', array_to_string(d.names[1:5], ', '))
+			|| CASE WHEN d.refused > 5 THEN format(' and %s more', d.refused - 5) ELSE '' END
+			|| '; the fix shows the commands that declare them in a database with slots and remove them here'
 	   WHEN d.late > 0
 	   THEN format('%s schedules are late, the first, %s, since %s: nothing enqueues their jobs, or that fails; the fix enqueues them and shows why it fails', d.late, d.first_late, d.first_tick)
 	   WHEN d.ahead IS NOT NULL
@@ -328,16 +332,22 @@ SELECT 24, true, 'schedules',
 	   ELSE format('%s schedules, none is late', d.n)
 	   END,
 	   CASE
+	   WHEN d.refused > 0
+	   THEN 'SELECT pg_catalog.format(''SELECT pg_catalog.idem_schedule(%s, %s, cron => %L, every => %L, payload => %s, time_zone => %L, missed => %L, priority => %s, starts_at => %L, ends_at => %L);'', pg_catalog.idem_visible_literal(s.name), pg_catalog.idem_visible_literal(s.queue), s.cron, s.every, COALESCE(pg_catalog.idem_visible_literal(s.payload::pg_catalog.text), ''NULL''), s.time_zone, s.missed, s.priority, s.starts_at, s.ends_at) AS elsewhere, pg_catalog.format(''SELECT pg_catalog.idem_unschedule(%s);'', pg_catalog.idem_visible_literal(s.name)) AS here FROM idem.schedules AS s WHERE s.next_tick IS NOT NULL ORDER BY s.name;'
 	   WHEN d.late > 0 THEN 'SELECT pg_catalog.idem_tick();'
 	   WHEN d.ahead IS NOT NULL THEN format('SELECT pg_catalog.idem_schedule_resume(%s);', idem_visible_literal(d.ahead))
 	   END
   FROM (SELECT count(s.name) AS n,
-			   count(*) FILTER (WHERE s.state = 'late') AS late,
+			   count(*) FILTER (WHERE s.next_tick IS NOT NULL AND p.has_none) AS refused,
+			   array_agg(s.name ORDER BY s.name) FILTER (WHERE s.next_tick IS NOT NULL) AS names,
+			   count(*) FILTER (WHERE s.state = 'late' AND NOT p.is_standby) AS late,
 			   (array_agg(s.name ORDER BY s.next_tick) FILTER (WHERE s.state = 'late'))[1] AS first_late,
 			   min(s.next_tick) FILTER (WHERE s.state = 'late') AS first_tick,
 			   min(s.name) FILTER (WHERE s.last_tick > t.now + interval '1 minute' AND s.next_tick > s.last_tick) AS ahead
 		  FROM t
-		  LEFT JOIN idem.schedule_status AS s ON NOT pg_is_in_recovery() OR s.state <> 'late') AS d;
+		 CROSS JOIN (SELECT EXISTS (SELECT FROM idem.shard AS m WHERE m.slots = '{}') AS has_none,
+							pg_is_in_recovery() AS is_standby) AS p
+		  LEFT JOIN idem.schedule_status AS s ON true) AS d;
 COMMENT ON VIEW idem.checks_work IS 'for idem.checks: expired leases, parked keys, dead jobs, schedules';
 COMMENT ON COLUMN idem.checks_work.ord IS 'place of the check among all checks';
 COMMENT ON COLUMN idem.checks_work.writes IS 'whether the fix writes, so that a standby cannot run it';
@@ -524,9 +534,12 @@ CREATE VIEW idem.checks_shard AS
 WITH p AS (
 	SELECT p.*,
 		   (SELECT COALESCE(sum(upper(r) - lower(r)), 0) FROM unnest(p.slots) AS r) AS nslots,
-		   c.system_identifier AS here
+		   p.system_identifier <> c.system_identifier OR p.database_oid <> d.oid AS is_copy,
+		   (SELECT o.datname FROM pg_database AS o
+			 WHERE o.oid = p.database_oid AND o.oid <> d.oid AND p.system_identifier = c.system_identifier) AS original
 	  FROM idem.shard AS p
 	 CROSS JOIN pg_control_system() AS c
+	 CROSS JOIN (SELECT o.oid FROM pg_database AS o WHERE o.datname = current_database()) AS d
 	 /* so that the planner expects one row, and JIT does not set in */
 	 WHERE p.id = 1),
 f AS (
@@ -553,7 +566,7 @@ SELECT 20 AS ord,
 	   'shard map' AS "check",
 	   CASE
 	   WHEN o.has_citus AND p.slots IS NULL THEN 'fail'
-	   WHEN p.slots IS NOT NULL AND p.system_identifier <> p.here THEN 'warn'
+	   WHEN p.slots IS NOT NULL AND p.is_copy THEN 'warn'
 	   WHEN p.given IS NOT NULL OR p.taken IS NOT NULL THEN 'warn'
 	   ELSE 'ok'
 	   END AS status,
@@ -561,8 +574,10 @@ SELECT 20 AS ord,
 	   WHEN o.has_citus AND p.slots IS NULL
 	   THEN 'Citus is installed, and there is no map: a function that reaches another node accepts the key a second time; a coordinator needs pg_catalog.idem_shard_set(''{}'', by => ''scope''), each worker the slots of its shards; the fix shows whether keys were claimed here'
 	   WHEN p.slots IS NULL THEN 'no map: this database accepts every key'
-	   WHEN p.system_identifier <> p.here
-	   THEN 'the map was set on another server: after pg_upgrade the fix is right; after a restore or a copy the slots may have moved since, and another database may have them'
+	   WHEN p.original IS NOT NULL
+	   THEN format('a copy of database %s, with its map: both accept the same keys; if applications use both, give this one slots of its own with pg_catalog.idem_shard_set(); the fix shows the map', idem_visible_name(p.original))
+	   WHEN p.is_copy
+	   THEN 'the map was set in another database; if this one replaces it for good (pg_upgrade, a restore, a new primary), and no slots have moved since, run SELECT pg_catalog.idem_shard_set(s.slots, s.by, s.number, keep_id => s.database_id) FROM idem.shard AS s; if it is a copy, both accept the same keys: give it slots of its own with pg_catalog.idem_shard_set(); the fix shows the map'
 	   WHEN p.nslots = 0 AND p.given IS NULL THEN 'a map without slots: this database refuses every key'
 	   ELSE format('%s of 1024 slots, by %s', p.nslots, p.by) || COALESCE(format(', shard %s', p.number), '')
 			|| COALESCE('; a move is not complete, run idem_move again: given up, with rows: ' || p.given::text, '')
@@ -570,8 +585,8 @@ SELECT 20 AS ord,
 	   END AS detail,
 	   CASE
 	   WHEN o.has_citus AND p.slots IS NULL THEN 'SELECT (SELECT pg_catalog.count(*) FROM idem.keys) AS keys, (SELECT pg_catalog.count(*) FROM idem.jobs) AS jobs;'
-	   WHEN p.slots IS NOT NULL AND p.system_identifier <> p.here
-	   THEN 'SELECT pg_catalog.idem_shard_set(s.slots, s.by, s.number) FROM idem.shard AS s;'
+	   WHEN p.slots IS NOT NULL AND p.is_copy
+	   THEN 'SELECT s.slots, s.by, s.number, s.database_id, s.database_oid, s.system_identifier, s.given, s.taken FROM idem.shard AS s;'
 	   WHEN p.given IS NOT NULL OR p.taken IS NOT NULL
 	   THEN 'SELECT given, receiver, taken, sender FROM idem.shard;'
 	   END AS fix

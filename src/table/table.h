@@ -13,6 +13,7 @@
 #include "nodes/execnodes.h"
 #include "nodes/lockoptions.h"
 #include "utils/jsonb.h"
+#include "utils/uuid.h"
 
 #include "idem.h"
 
@@ -69,6 +70,7 @@ typedef struct IdemTable
 {
 	const IdemTableDef *def;
 	MemoryContext context; /* current when the table was opened */
+	LOCKMODE index_lock;   /* the lock on each index that is opened */
 	Relation heap;
 	Relation pkey;
 	TupleTableSlot *found;	 /* the row found last */
@@ -183,6 +185,8 @@ enum IdemShardColumn
 	IDEM_SHARD_ID = 1,
 	IDEM_SHARD_JOBS_FROM,
 	IDEM_SHARD_SYSTEM_IDENTIFIER,
+	IDEM_SHARD_DATABASE_OID,
+	IDEM_SHARD_DATABASE_ID,
 	IDEM_SHARD_BY,
 	IDEM_SHARD_SLOTS,
 	IDEM_SHARD_NUMBER,
@@ -267,6 +271,7 @@ extern TM_Result idem_write_delete(IdemTable *table, bool wait);
 /* row.c */
 extern bool idem_row_varlena_equals(IdemTable *table, AttrNumber attno, struct varlena *value);
 extern int64 idem_row_age(IdemTable *table, AttrNumber since);
+extern TransactionId idem_row_xmin(IdemTable *table);
 extern bool idem_row_is_mine(IdemTable *table);
 extern bool idem_row_is_locked(IdemTable *table);
 extern void idem_row_lockers(IdemTable *table, IdemLockers *lockers);
@@ -307,10 +312,13 @@ extern void idem_shard_list_slots(IdemShard *shard);
 extern void idem_shard_read(IdemTable *table, IdemShard *shard);
 extern const IdemShard *idem_shard_get(void);
 extern int idem_shard_slot(const IdemShard *shard, const text *scope, const text *key);
+extern const IdemShard *idem_shard_get_latest(void);
 extern void idem_shard_check_key(const text *scope, const text *key);
+extern void idem_shard_check_key_shown(const text *scope, const text *key, Snapshot snapshot);
 extern int idem_shard_slot_of_job(const IdemShard *shard, int64 job_id);
 extern bool idem_shard_has_job(const IdemShard *shard, int64 job_id);
 extern void idem_shard_check_job(int64 job_id);
+extern void idem_shard_check_job_shown(int64 job_id, Snapshot snapshot);
 extern int idem_shard_choose_slot(const text *scope, const text *key);
 extern int64 idem_shard_last_plain(void);
 extern int64 idem_shard_number(int64 value, int slot);
@@ -391,6 +399,20 @@ idem_row_text(IdemTable *table, AttrNumber attno)
 	NullableDatum column = idem_row_datum(table, attno);
 
 	return column.isnull ? NULL : DatumGetTextPCopy(column.value);
+}
+
+static inline pg_uuid_t *
+idem_row_uuid(IdemTable *table, AttrNumber attno)
+{
+	NullableDatum column = idem_row_datum(table, attno);
+	pg_uuid_t *uuid = NULL;
+
+	if (!column.isnull)
+	{
+		uuid = palloc_object(pg_uuid_t);
+		*uuid = *DatumGetUUIDP(column.value);
+	}
+	return uuid;
 }
 
 static inline Jsonb *

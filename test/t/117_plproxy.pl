@@ -940,12 +940,13 @@ on_shard($_, q{SELECT idem_revoke('other_app', 'admin'); SELECT idem_grant('othe
 $open->query(call($keys[0][0]));
 $open->query('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM idem_router.slots');
 my $slot = router("SELECT idem_slot('$keys[0][19]')");
-my $above = on_shard(0, "SELECT idem_shard_give('{[$slot,$slot]}', 'three')");
+my %id = map { $_ => on_shard($_, 'SELECT idem_shard_id()') } 0, 3;
+my $above = on_shard(0, "SELECT idem_shard_give('{[$slot,$slot]}', '$id{3}')");
 is(detail_of('one owner'), "the slots {[$slot,@{[ $slot + 1 ]})} are moving: a shard has given them up, and none has taken them yet",
 	'check() finds a move that is not complete');
 is(findings(), '|one owner', 'and nothing else');
 follow('a move that is not complete', 'one owner (by people)');
-on_shard(3, "SELECT idem_shard_take('{[$slot,$slot]}', $above, 'zero')");
+on_shard(3, "SELECT idem_shard_take('{[$slot,$slot]}', $above, '$id{0}')");
 on_shard(0, 'UPDATE idem.shard SET given = NULL, receiver = NULL');
 on_shard(3, 'UPDATE idem.shard SET taken = NULL, sender = NULL');
 is( names_shard(0, error_of(call($keys[0][19]))),
@@ -958,8 +959,8 @@ $open->query('ROLLBACK');
 is($open->query(call($keys[0][19])), 'finished|f', 'the next transaction of every open session goes by the new one');
 is(findings(), '', 'and check() finds nothing');
 # back, as the moves below expect it; the key stays where it is
-$above = on_shard(3, "SELECT idem_shard_give('{[$slot,$slot]}', 'zero')");
-on_shard(0, "SELECT idem_shard_take('{[$slot,$slot]}', $above, 'three')");
+$above = on_shard(3, "SELECT idem_shard_give('{[$slot,$slot]}', '$id{0}')");
+on_shard(0, "SELECT idem_shard_take('{[$slot,$slot]}', $above, '$id{3}')");
 on_shard(3, 'UPDATE idem.shard SET given = NULL, receiver = NULL');
 on_shard(0, 'UPDATE idem.shard SET taken = NULL, sender = NULL');
 refresh();
