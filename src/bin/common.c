@@ -530,12 +530,29 @@ common_field(const PGresult *result, int row, const char *column)
 	return PQgetisnull(result, row, number) ? NULL : PQgetvalue(result, row, number);
 }
 
+/* End a COPY that an error has left under way. */
+static void
+end_copy(Server *server)
+{
+	while (PQtransactionStatus(server->conn) == PQTRANS_ACTIVE)
+	{
+		PGresult *result = PQgetResult(server->conn);
+		char *line = NULL;
+
+		if (PQresultStatus(result) == PGRES_COPY_IN)
+			PQputCopyEnd(server->conn, "another attempt");
+		while (PQresultStatus(result) == PGRES_COPY_OUT && PQgetCopyData(server->conn, &line, 0) > 0)
+			PQfreemem(line);
+		PQclear(result);
+	}
+}
+
 /*
  * Do the work, again and again if an error says that this can help.  Before each new attempt the
  * transactions of these servers are rolled back.  False if it has not helped.
  */
 bool
-common_try(void (*work)(void *), void *argument, Server *servers, int nservers)
+common_try(void (*work)(void *), void *argument, Server *const *servers, int nservers)
 {
 	volatile int attempt = 1;
 	sigjmp_buf buffer;
@@ -552,24 +569,9 @@ common_try(void (*work)(void *), void *argument, Server *servers, int nservers)
 		retry = NULL;
 		for (int i = 0; i < nservers; i++)
 		{
-			/* ends a COPY that is under way */
-			while (PQtransactionStatus(servers[i].conn) == PQTRANS_ACTIVE)
-			{
-				PGresult *result = PQgetResult(servers[i].conn);
-
-				if (result != NULL && PQresultStatus(result) == PGRES_COPY_IN)
-					PQputCopyEnd(servers[i].conn, "another attempt");
-				else if (result != NULL && PQresultStatus(result) == PGRES_COPY_OUT)
-				{
-					char *line = NULL;
-
-					while (PQgetCopyData(servers[i].conn, &line, 0) > 0)
-						PQfreemem(line);
-				}
-				PQclear(result);
-			}
-			if (PQtransactionStatus(servers[i].conn) != PQTRANS_IDLE)
-				common_run(&servers[i], "ROLLBACK", 0);
+			end_copy(servers[i]);
+			if (PQtransactionStatus(servers[i]->conn) != PQTRANS_IDLE)
+				common_run(servers[i], "ROLLBACK", 0);
 		}
 		if (attempt == 10)
 			return false;
