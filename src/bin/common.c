@@ -549,10 +549,11 @@ end_copy(Server *server)
 
 /*
  * Do the work, again and again if an error says that this can help.  Before each new attempt the
- * transactions of these servers are rolled back.  False if it has not helped.
+ * transactions of these servers are rolled back.  False if it has not helped after so many attempts.
  */
 bool
-common_try(void (*work)(void *), void *argument, Server *const *servers, int nservers)
+common_try(void (*work)(void *), void *argument, Server *const *servers, int nservers,
+		   int attempts)
 {
 	volatile int attempt = 1;
 	sigjmp_buf buffer;
@@ -573,9 +574,10 @@ common_try(void (*work)(void *), void *argument, Server *const *servers, int nse
 			if (PQtransactionStatus(servers[i]->conn) != PQTRANS_IDLE)
 				common_run(servers[i], "ROLLBACK", 0);
 		}
-		if (attempt == 10)
+		if (attempt == attempts)
 			return false;
-		common_print(stdout, "%s: trying again (%d of 9)", program, attempt++);
+		common_print(stdout, "%s: trying again (%d of %d)", program, attempt, attempts - 1);
+		attempt++;
 		common_sleep(1000);
 	}
 }
@@ -586,7 +588,7 @@ common_try(void (*work)(void *), void *argument, Server *const *servers, int nse
 
 /*
  * Fixed for each session, whatever ALTER ROLE, ALTER DATABASE and postgresql.conf say.  All of
- * them change how values are written and read, how long a query may take, or which code runs.
+ * them change how values are written and read, how long a query takes, or which code runs.
  * The first ones are set first: until then nothing is looked up by name.
  */
 static const Setting prelude[] = {
@@ -606,6 +608,7 @@ static const Setting prelude[] = {
 	{"idle_in_transaction_session_timeout", "0"},
 	{"idle_session_timeout", "0"},
 	{"intervalstyle", "postgres"},
+	{"jit", "off"},
 	{"lc_monetary", "C"},
 	{"lc_numeric", "C"},
 	{"lc_time", "C"},

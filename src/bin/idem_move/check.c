@@ -15,15 +15,11 @@ static const char queue_query[] =
 	" q.backoff, q.backoff_max, q.keep, q.keep_dead, q.owner AS quoted_owner"
 	"  FROM idem.queues AS q LEFT JOIN pg_roles AS r ON r.oid = q.owner::oid ORDER BY q.queue";
 
-/*
- * What each of the two databases must be.  The lock keeps a second idem_move away, so that neither
- * sees half of what the other does; it ends with the session.
- */
+/* What each of the two databases must be */
 void
-check_server(Move *move, Database *database)
+check_server(const Database *database)
 {
-	Server *server = &database->server;
-	PGresult *result;
+	Server *server = (Server *) &database->server;
 
 	if (!common_is_true(server, "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'idem')", 0))
 		common_die("the %s does not have the extension idem; run there: CREATE EXTENSION idem", server->name);
@@ -31,6 +27,18 @@ check_server(Move *move, Database *database)
 		common_die("both connections must be those of superusers; that of the %s is not", server->name);
 	if (common_is_true(server, "SELECT pg_is_in_recovery()", 0))
 		common_die("the %s is a standby, which cannot move slots; connect to its primary", server->name);
+}
+
+/*
+ * M8: keep a second idem_move away, so that neither sees half of what the other does.  The lock ends
+ * with the session.  A server notices within a second that the program of a session was killed.
+ */
+void
+check_alone(const Move *move, Database *database)
+{
+	Server *server = &database->server;
+	PGresult *result;
+
 	result = common_attempt(server, "SELECT set_config('lock_timeout', '5s', false), pg_advisory_lock(7594306392080346998)", 0);
 	if (result == NULL && strcmp(server->sqlstate, "55P03") == 0)
 	{
@@ -122,12 +130,13 @@ resolve_table(Move *move, UserTable *table)
 		common_die("--table %s: name the schema and the table, as in shop.orders", table->qualified);
 	table->qualified = common_format("%s.%s", common_quote_name(&move->source.server, table->schema),
 									 common_quote_name(&move->source.server, table->name));
+	table->shown = common_format("%s.%s", table->schema, table->name);
 	here = common_value(&move->source.server, columns_query, 1, table->qualified);
 	there = common_value(&move->target.server, columns_query, 1, table->qualified);
 	if (here == NULL || there == NULL)
-		common_die("table %s has no columns", table->qualified);
+		common_die("table %s has no columns", table->shown);
 	if (strcmp(here, there) != 0)
-		common_die("table %s has the columns (%s) in the source, and (%s) in the target", table->qualified, here, there);
+		common_die("table %s has the columns (%s) in the source, and (%s) in the target", table->shown, here, there);
 	table->columns = copy_columns(&move->source.server, table->qualified);
 	free(here);
 	free(there);
@@ -150,9 +159,9 @@ tell_rows_without_slot(Move *move, const UserTable *table)
 	PGresult *result = common_query(&move->source.server, sql, 0);
 
 	if (strcmp(common_field(result, 0, "is_null"), "0") != 0)
-		common_print(stdout, "idem_move: table %s has %s rows whose slot is null: they stay in the source", table->qualified, common_field(result, 0, "is_null"));
+		common_print(stdout, "idem_move: table %s has %s rows whose slot is null: they stay in the source", table->shown, common_field(result, 0, "is_null"));
 	if (strcmp(common_field(result, 0, "is_other"), "0") != 0)
-		common_print(stdout, "idem_move: table %s has %s rows whose slot is not between 0 and 1023: they stay in the source", table->qualified, common_field(result, 0, "is_other"));
+		common_print(stdout, "idem_move: table %s has %s rows whose slot is not between 0 and 1023: they stay in the source", table->shown, common_field(result, 0, "is_other"));
 	PQclear(result);
 	free(sql);
 }
@@ -175,7 +184,7 @@ check_tables(Move *move)
 			char *columns = copy_columns(servers[s], table->qualified);
 
 			if (columns == NULL || strcmp(columns, table->columns) != 0)
-				common_die("the columns of table %s have changed meanwhile", table->qualified);
+				common_die("the columns of table %s have changed meanwhile", table->shown);
 			try_command(servers[s], common_format("SELECT %s FROM %s WHERE false AND (%s)::integer = 0", columns, table->qualified, table->slot));
 			/* a table of a publication may lack a replica identity */
 			try_command(servers[s], common_format("DELETE FROM %s WHERE false", table->qualified));
@@ -365,7 +374,7 @@ check_user_rows(Move *move, const Slots *todo)
 	for (int i = 0; i < move->ntables; i++)
 	{
 		if (guard_has_rows(move, &move->target.server, &move->tables[i], todo))
-			common_die("table %s of the target has rows of the slots that are to move: they are in the way", move->tables[i].qualified);
+			common_die("table %s of the target has rows of the slots that are to move: they are in the way", move->tables[i].shown);
 		tell_rows_without_slot(move, &move->tables[i]);
 	}
 	common_run(&move->target.server, "ROLLBACK", 0);

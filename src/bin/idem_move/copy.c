@@ -198,7 +198,7 @@ copy_rows(Move *move, const char *name, const char *columns, const char *from, c
 char *
 copy_columns(Server *server, const char *qualified)
 {
-	return common_value(server, "SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attname COLLATE \"C\")"
+	return common_value(server, "SELECT string_agg('\"' || replace(a.attname, '\"', '\"\"') || '\"', ', ' ORDER BY a.attname COLLATE \"C\")"
 								" FROM pg_attribute AS a WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''",
 						1, qualified);
 }

@@ -98,31 +98,31 @@ static const char kind_query[] =
 	"  FROM pg_class AS c WHERE c.oid = $1::oid";
 
 static void
-refuse_code(Server *server, const char *qualified, const char *oid)
+refuse_code(Server *server, const char *shown, const char *oid)
 {
 	char *code = common_value(server, code_query, 1, oid);
 
 	if (code == NULL)
 		return;
-	common_warn("%s: table %s could run code of a role that is no superuser: %s", server->name, qualified, code);
+	common_warn("%s: table %s could run code of a role that is no superuser: %s", server->name, shown, code);
 	common_die("with --trust-owners this code runs with your privileges, which are those of a superuser");
 }
 
 /* The name must mean the table that this transaction has locked. */
 static char *
-locked_oid(Server *server, const char *schema, const char *name, const char *qualified)
+locked_oid(Server *server, const UserTable *table)
 {
 	char *oid;
 
-	common_run(server, "SELECT FROM pg_namespace WHERE nspname = $1 FOR SHARE", 1, schema);
+	common_run(server, "SELECT FROM pg_namespace WHERE nspname = $1 FOR SHARE", 1, table->schema);
 	oid = common_value(server, "SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"
 							   " JOIN pg_locks AS l ON l.relation = c.oid AND l.locktype = 'relation' AND l.granted"
 							   "  AND l.pid = pg_backend_pid() AND l.mode = 'ShareUpdateExclusiveLock'"
 							   "  AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())"
 							   " WHERE n.nspname = $1 AND c.relname = $2",
-					   2, schema, name);
+					   2, table->schema, table->name);
 	if (oid == NULL)
-		common_die("%s: table %s was renamed meanwhile; run this again", server->name, qualified);
+		common_die("%s: table %s was renamed meanwhile; run this again", server->name, table->shown);
 	return oid;
 }
 
@@ -144,13 +144,13 @@ guard_lock(const Move *move, Server *server)
 	for (int i = 0; i < move->ntables; i++)
 	{
 		const UserTable *table = &move->tables[i];
-		char *oid = locked_oid(server, table->schema, table->name, table->qualified);
+		char *oid = locked_oid(server, table);
 		char *kind = common_value(server, kind_query, 1, oid);
 
 		if (kind != NULL)
-			common_die("%s: %s %s", server->name, table->qualified, kind);
+			common_die("%s: %s %s", server->name, table->shown, kind);
 		if (!move->trust_owners)
-			refuse_code(server, table->qualified, oid);
+			refuse_code(server, table->shown, oid);
 		free(oid);
 	}
 	/* a superuser owns these, but can have granted TRIGGER on them, or have added something */

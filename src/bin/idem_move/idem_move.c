@@ -171,7 +171,7 @@ try_step(void (*work)(void *), Step *step)
 	Server *const servers[] = {&move.source.server, &move.target.server};
 
 	has_begun = true;
-	return common_try(work, step, servers, 2);
+	return common_try(work, step, servers, 2, move.mode == MODE_ABORT ? 1 : 10);
 }
 
 /* Step 1 of the protocol */
@@ -331,7 +331,7 @@ check_copied(const Slots *slots, Database *database, Database *other)
 		const UserTable *table = &move.tables[i];
 
 		if (guard_has_rows(&move, &database->server, table, slots) && !guard_has_rows(&move, &other->server, table, slots))
-			common_die("table %s would lose its rows of %s, which the other database does not have: it was not named when they moved. Name the same tables in every run; move the slots back without this table, and forward with it", table->qualified, maps_format(slots));
+			common_die("table %s would lose its rows of %s, which the other database does not have: it was not named when they moved. Name the same tables in every run; move the slots back without this table, and forward with it", table->shown, maps_format(slots));
 	}
 	common_run(&other->server, "ROLLBACK", 0);
 	common_run(&database->server, "ROLLBACK", 0);
@@ -346,7 +346,7 @@ check_left(const Slots *slots)
 	for (int i = 0; i < move.ntables; i++)
 	{
 		if (guard_has_rows(&move, &move.source.server, &move.tables[i], slots))
-			common_die("table %s still has rows of %s in the source, although the slots have moved: it was not named in an earlier run. Copy these rows by hand", move.tables[i].qualified, maps_format(slots));
+			common_die("table %s still has rows of %s in the source, although the slots have moved: it was not named in an earlier run. Copy these rows by hand", move.tables[i].shown, maps_format(slots));
 	}
 	common_run(&move.source.server, "ROLLBACK", 0);
 }
@@ -651,7 +651,7 @@ connect_to(Database *database, const char *name, const char *conninfo)
 		common_set(&database->server, "restrict_nonsystem_relation_kind", "view, foreign-table", false);
 	/* the server notices within a second that this program was killed; not every platform can */
 	PQclear(common_attempt(&database->server, "SELECT set_config('client_connection_check_interval', '1s', false)", 0));
-	check_server(&move, database);
+	check_server(database);
 	maps_read(database);
 }
 
@@ -666,6 +666,11 @@ main(int argc, char **argv)
 	connect_to(&move.source, "source", from);
 	connect_to(&move.target, "target", to);
 	check_databases(&move);
+	check_alone(&move, &move.source);
+	check_alone(&move, &move.target);
+	/* another run may have changed them until now */
+	maps_read(&move.source);
+	maps_read(&move.target);
 	move_slots();
 	common_end_progress();
 	common_disconnect(&move.source.server);

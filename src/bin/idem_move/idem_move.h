@@ -39,6 +39,7 @@ typedef struct UserTable
 	char *schema;
 	char *name;
 	char *qualified; /* schema and name, quoted */
+	char *shown;	 /* the same, for messages */
 	char *slot;		 /* an expression of the caller */
 	char *columns;	 /* that are copied, quoted */
 } UserTable;
@@ -106,7 +107,8 @@ extern void copy_batch(Move *move, const Slots *slots, const char *above, uint64
 extern bool copy_is_last(const Move *move, const Slots *slots);
 
 /* check.c */
-extern void check_server(Move *move, Database *database);
+extern void check_server(const Database *database);
+extern void check_alone(const Move *move, Database *database);
 extern void check_databases(Move *move);
 extern void check_tables(Move *move);
 extern void check_everything(Move *move, const Slots *todo);
