@@ -711,8 +711,9 @@ print_notice(void *arg, const PGresult *result)
 void
 common_connect(Server *server, const char *name, const char *conninfo, const Setting *settings)
 {
-	const char *const keywords[] = {"dbname", "fallback_application_name", NULL};
-	const char *const values[] = {conninfo, program, NULL};
+	/* what comes later wins, so the caller can choose another name in the string */
+	const char *const keywords[] = {"application_name", "dbname", NULL};
+	const char *const values[] = {program, conninfo, NULL};
 	int place = 0;
 	char *pid;
 

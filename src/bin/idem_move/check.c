@@ -114,7 +114,7 @@ check_databases(Move *move)
 
 /* What the values of the columns look like; enumerated types have their labels in both */
 static const char columns_query[] =
-	"SELECT string_agg(format('%I %s %s', a.attname, format_type(a.atttypid, a.atttypmod),"
+	"SELECT string_agg(concat_ws(' ', quote_ident(a.attname), format_type(a.atttypid, a.atttypmod),"
 	" (SELECT array_agg(e.enumlabel ORDER BY e.enumlabel) FROM pg_enum AS e WHERE e.enumtypid = a.atttypid)), ', ' ORDER BY a.attname COLLATE \"C\")"
 	" FROM pg_attribute AS a WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''";
 

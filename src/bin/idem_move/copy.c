@@ -145,8 +145,8 @@ next_line(Server *server, char **line)
 
 /* Send what the query of the source returns to the table of the target; compare what is there then. */
 static uint64_t
-copy_rows(Move *move, const char *name, const char *columns, const char *from, const char *to,
-		  uint64_t before)
+copy_rows(Move *move, const char *name, const char *shown, const char *columns, const char *from,
+		  const char *to, uint64_t before)
 {
 	Server *source = &move->source.server;
 	Server *target = &move->target.server;
@@ -187,7 +187,7 @@ copy_rows(Move *move, const char *name, const char *columns, const char *from, c
 	}
 	if (!is_same_digest(&sent, &found))
 		common_die("table %s: the target has other rows than the source has sent (%llu and %llu rows); nothing was taken: the source still has them all",
-				   name, (unsigned long long) found.lines, (unsigned long long) sent.lines);
+				   shown, (unsigned long long) found.lines, (unsigned long long) sent.lines);
 	free(out);
 	free(in);
 	free(back);
@@ -224,7 +224,7 @@ copy_tables(Move *move, const Slots *slots, uint64_t *rows)
 		char *from = maps_condition(&move->source, table, slots);
 		char *to = maps_condition(&move->target, table, slots);
 
-		rows[table] = copy_rows(move, maps_tables[table], columns, from, to, sum);
+		rows[table] = copy_rows(move, maps_tables[table], maps_tables[table], columns, from, to, sum);
 		sum += rows[table];
 		free(columns);
 		free(from);
@@ -238,7 +238,7 @@ copy_tables(Move *move, const Slots *slots, uint64_t *rows)
 		char *condition = maps_user_condition(table, slots);
 
 		rows[NTABLES + i] =
-			copy_rows(move, table->qualified, table->columns, condition, condition, sum);
+			copy_rows(move, table->qualified, table->shown, table->columns, condition, condition, sum);
 		sum += rows[NTABLES + i];
 		free(condition);
 	}
@@ -261,7 +261,7 @@ copy_schedules(Move *move)
 						 common_quote_value(&move->target.server, PQgetvalue(names, 0, 0)));
 	if (common_is_true(&move->target.server, "SELECT EXISTS (SELECT FROM idem.schedules WHERE name = ANY ($1))", 1, PQgetvalue(names, 0, 0)))
 		common_die("source and target have schedules with the same name; drop one of the two with idem_unschedule()");
-	count = copy_rows(move, "idem.schedules", columns, "true", mine, 0);
+	count = copy_rows(move, "idem.schedules", "idem.schedules", columns, "true", mine, 0);
 	PQclear(names);
 	free(columns);
 	free(mine);
