@@ -133,7 +133,7 @@ SQL_PARTS = \
 	src/sql/close.sql
 # Programs for operators, installed beside psql: folders of src/bin, each with its Makefile.
 PROGRAMS = idem_cutover idem_move
-SCRIPTS = src/scripts/idem_cutover src/scripts/idem_move
+SCRIPTS = src/scripts/idem_move
 
 PGFILEDESC = "idem - idempotency keys inside the caller's own transaction"
 
