@@ -213,8 +213,11 @@ ALTER SEQUENCE idem.jobs_job_id_seq CACHE 1;
 UPDATE idem.shard SET system_identifier = 0;
 -- the map was set on another server
 SELECT status, detail, fix FROM idem_doctor() WHERE "check" = 'shard map';
-SELECT fix FROM idem_doctor() WHERE "check" = 'shard map' \gset
-:fix
+SELECT idem_shard_set(s.slots, s.by, s.number, keep_id => s.database_id) FROM idem.shard AS s;
+SELECT status FROM idem_doctor() WHERE "check" = 'shard map';
+UPDATE idem.shard SET database_oid = (SELECT oid FROM pg_database WHERE datname = 'template1');
+SELECT status, detail FROM idem_doctor() WHERE "check" = 'shard map';
+SELECT idem_shard_set(s.slots, s.by, s.number) FROM idem.shard AS s;
 SELECT status FROM idem_doctor() WHERE "check" = 'shard map';
 -- the sequence is behind the jobs: no map
 CALL anew();

@@ -72,7 +72,7 @@ static const PrivilegeSet privilege_sets[NSETS] = {
 	[SET_APP] = {{APP_FUNCTIONS, "idem_slot"}, {NULL}},
 	[SET_ADMIN] = {{APP_FUNCTIONS, VIEW_FUNCTIONS, REPORT_FUNCTIONS, "idem_key_hash", "idem_forget", "idem_cleanup",
 					"idem_queue_set", "idem_queue_drop", "idem_pause", "idem_resume", "idem_tick", "idem_stats_reset", "idem_reset",
-					"idem_shard_set", "idem_shard_give", "idem_shard_take"},
+					"idem_shard_set", "idem_shard_give", "idem_shard_take", "idem_shard_id"},
 				   {MONITOR_RELATIONS, "key_status", "lease_status", "job_status", "queues", "schedules", "shard"}},
 	[SET_MONITOR] = {{VIEW_FUNCTIONS, REPORT_FUNCTIONS}, {MONITOR_RELATIONS}},
 };

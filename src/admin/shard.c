@@ -1,6 +1,7 @@
 /*
  * shard.c
- *		SQL functions of shards: idem_shard_set, idem_shard_give, idem_shard_take, idem_slot.
+ *		SQL functions of shards: idem_shard_set, idem_shard_give, idem_shard_take, idem_shard_id,
+ *		idem_slot.
  *
  * The first three change the map, which table/shard.c reads.  They lock idem.keys and
  * idem.jobs against every function that writes, until the transaction ends.  So they wait for
@@ -13,8 +14,10 @@
 #include "access/tableam.h"
 #include "access/xlog.h"
 #include "catalog/pg_type.h"
+#include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
 #include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/multirangetypes.h"
@@ -24,20 +27,33 @@
 #include "jobs/jobs.h"
 #include "keys/keys.h"
 
-IDEM_FUNCTION(idem_shard_set, VOIDOID, INT4MULTIRANGEOID, TEXTOID, INT4OID, BOOLOID);
-IDEM_FUNCTION(idem_shard_give, INT8OID, INT4MULTIRANGEOID, TEXTOID);
-IDEM_FUNCTION(idem_shard_take, VOIDOID, INT4MULTIRANGEOID, INT8OID, TEXTOID);
+IDEM_FUNCTION(idem_shard_set, VOIDOID, INT4MULTIRANGEOID, TEXTOID, INT4OID, BOOLOID, UUIDOID);
+IDEM_FUNCTION(idem_shard_give, INT8OID, INT4MULTIRANGEOID, UUIDOID);
+IDEM_FUNCTION(idem_shard_take, VOIDOID, INT4MULTIRANGEOID, INT8OID, UUIDOID);
+IDEM_FUNCTION(idem_shard_id, UUIDOID);
 IDEM_FUNCTION(idem_slot, INT4OID, TEXTOID, TEXTOID);
 
-/* A change of the map: the tables that it has locked, and the map from before */
+/*
+ * The identity of a database (M8).  The id goes wherever the row of idem.shard goes; the other
+ * two are where idem_shard_set() has stored it, so that a copy does not pass for the original.
+ */
+typedef struct Identity
+{
+	int64 system_identifier;
+	Oid database_oid;
+	pg_uuid_t id;
+} Identity;
+
+/* A change of the map: the tables that it has locked, and the row from before */
 typedef struct Change
 {
 	IdemTable keys;
 	IdemTable jobs;
 	IdemTable table;
 	IdemShard from;
-	text *receiver; /* of the slots that were given up, or NULL */
-	text *sender;	/* of the slots that were taken, or NULL */
+	Identity identity;	 /* if from.exists */
+	pg_uuid_t *receiver; /* of the slots that were given up, or NULL */
+	pg_uuid_t *sender;	 /* of the slots that were taken, or NULL */
 } Change;
 
 /* Slots whose rows must not stay behind, and what is needed to find these rows */
@@ -262,15 +278,76 @@ has_any(const bool *slots)
 	return memchr(slots, true, IDEM_SLOTS) != NULL;
 }
 
+static bool
+is_same_id(const pg_uuid_t *a, const pg_uuid_t *b)
+{
+	return memcmp(a->data, b->data, UUID_LEN) == 0;
+}
+
+static void
+read_identity(IdemTable *table, Identity *identity)
+{
+	identity->system_identifier = idem_row_int64(table, IDEM_SHARD_SYSTEM_IDENTIFIER);
+	identity->database_oid = idem_row_oid(table, IDEM_SHARD_DATABASE_OID);
+	identity->id = *idem_row_uuid(table, IDEM_SHARD_DATABASE_ID);
+}
+
+/*
+ * M8: was the row stored in another database?  Then a template, a dump, a copy of the server or
+ * pg_upgrade has brought it here.
+ */
+static bool
+is_copy(const Identity *identity)
+{
+	return identity->system_identifier != (int64) GetSystemIdentifier() ||
+		identity->database_oid != MyDatabaseId;
+}
+
+pg_noreturn static void
+refuse_copy(const Identity *identity)
+{
+	ereport(ERROR,
+			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("the map of slots was stored in another database"),
+			errdetail("It was stored in database %u of the server with system identifier %lld; this is database %u of server %lld.",
+					  identity->database_oid, (long long) identity->system_identifier, MyDatabaseId,
+					  (long long) GetSystemIdentifier()),
+			errhint("If this database replaces that one for good, as after pg_upgrade, run SELECT pg_catalog.idem_shard_set(slots, by, number, keep_id => database_id) FROM idem.shard. If it is a copy, give it slots of its own with pg_catalog.idem_shard_set()."));
+}
+
+/*
+ * M8: this database replaces the one that has stored the row, so it keeps its id.  The caller
+ * passes the id to say so.
+ */
+static void
+check_kept_id(const Change *change, const pg_uuid_t *id)
+{
+	const Identity *identity = &change->identity;
+
+	if (!change->from.exists || !is_same_id(&identity->id, id))
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid value of \"%s\"", "keep_id"),
+				errdetail("It is not the id in table idem.shard."),
+				errhint("Pass column \"database_id\" of idem.shard if this database replaces the one that has stored it, or leave it out."));
+	if (is_copy(identity) && identity->system_identifier == (int64) GetSystemIdentifier() &&
+		get_database_name(identity->database_oid) != NULL)
+		ereport(ERROR,
+				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("the database that has this id still exists"),
+				errdetail("It is database \"%s\" of this server.", get_database_name(identity->database_oid)),
+				errhint("Leave \"keep_id\" out: this database then gets an id of its own."));
+}
+
 /* Slots that are on their way, and the other database; nulls if there are none */
 static void
 set_moving(TupleTableSlot *row, AttrNumber attno, const bool *slots, AttrNumber other_attno,
-		   const text *other)
+		   const pg_uuid_t *other)
 {
 	if (!has_any(slots))
 		return;
 	idem_row_set(row, attno, make_ranges(slots));
-	idem_row_set_varlena(row, other_attno, other);
+	idem_row_set(row, other_attno, UUIDPGetDatum(other));
 }
 
 /*
@@ -286,6 +363,8 @@ store_map(Change *change, const IdemShard *to)
 	idem_row_set(slot, IDEM_SHARD_ID, Int16GetDatum(IDEM_SHARD_ROW));
 	idem_row_set(slot, IDEM_SHARD_JOBS_FROM, Int64GetDatum(to->jobs_from));
 	idem_row_set(slot, IDEM_SHARD_SYSTEM_IDENTIFIER, Int64GetDatum(GetSystemIdentifier()));
+	idem_row_set(slot, IDEM_SHARD_DATABASE_OID, ObjectIdGetDatum(MyDatabaseId));
+	idem_row_set(slot, IDEM_SHARD_DATABASE_ID, UUIDPGetDatum(&change->identity.id));
 	idem_row_set(slot, IDEM_SHARD_BY, CStringGetTextDatum(to->by_scope ? "scope" : "key"));
 	if (to->is_mapped)
 		idem_row_set(slot, IDEM_SHARD_SLOTS, make_ranges(to->has));
@@ -314,8 +393,9 @@ begin_change(Change *change)
 	if (!idem_shard_find(&change->table))
 		return;
 	idem_shard_read(&change->table, &change->from);
-	change->receiver = idem_row_text(&change->table, IDEM_SHARD_RECEIVER);
-	change->sender = idem_row_text(&change->table, IDEM_SHARD_SENDER);
+	read_identity(&change->table, &change->identity);
+	change->receiver = idem_row_uuid(&change->table, IDEM_SHARD_RECEIVER);
+	change->sender = idem_row_uuid(&change->table, IDEM_SHARD_SENDER);
 }
 
 static void
@@ -341,11 +421,68 @@ get_number(FunctionCallInfo fcinfo, int arg)
 	return PG_GETARG_INT32(arg);
 }
 
+pg_noreturn static void
+refuse_back(int slot, const char *hint)
+{
+	ereport(ERROR,
+			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("slots that were given up may have arrived in another database"),
+			errdetail("Slot %d was given up for the database whose id is in column \"receiver\" of idem.shard.", slot),
+			errhint("%s", hint));
+}
+
+pg_noreturn static void
+refuse_taken(int slot)
+{
+	ereport(ERROR,
+			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("slots have not arrived completely"),
+			errdetail("The database that had slot %d before may still have its rows.", slot),
+			errhint("Finish that move first: run idem_move with the same databases until it says \"moved\"."));
+}
+
+/*
+ * M8: a move must not be forgotten, nor its slots be taken back, because the other database may
+ * have taken them, or may still have their rows.
+ */
+static void
+check_moves(const Change *change, const IdemShard *to, bool same_rule)
+{
+	const IdemShard *from = &change->from;
+
+	for (int slot = 0; slot < IDEM_SLOTS; slot++)
+	{
+		bool stays = same_rule && to->is_mapped;
+
+		if (from->given[slot] && (!stays || to->has[slot]))
+			refuse_back(slot, "Run idem_move with the same databases: with --abort it takes back what has not arrived, without it finishes the move.");
+		if (from->taken[slot] && (!stays || !to->has[slot]))
+			refuse_taken(slot);
+	}
+}
+
+/* M8: the id that the row gets; a copy gets an id of its own, and takes no part in a move */
+static void
+choose_id(Change *change, bool force)
+{
+	if (change->from.exists && !is_copy(&change->identity))
+		return;
+	if (has_any(change->from.given) || has_any(change->from.taken))
+	{
+		if (!force)
+			refuse_copy(&change->identity);
+		memset(change->from.given, 0, sizeof(change->from.given));
+		memset(change->from.taken, 0, sizeof(change->from.taken));
+	}
+	change->identity.id = *DatumGetUUIDP(DirectFunctionCall1(gen_random_uuid, (Datum) 0));
+}
+
 Datum
 idem_shard_set(PG_FUNCTION_ARGS)
 {
 	static const char *const words[] = {"key", "scope", NULL};
 	IdemShard to = {.is_mapped = !PG_ARGISNULL(0)};
+	bool force = !PG_ARGISNULL(3) && PG_GETARG_BOOL(3);
 	Change change;
 	bool same_rule;
 
@@ -358,8 +495,15 @@ idem_shard_set(PG_FUNCTION_ARGS)
 
 	begin_change(&change);
 	same_rule = change.from.exists && change.from.by_scope == to.by_scope;
-	if (PG_ARGISNULL(3) || !PG_GETARG_BOOL(3))
+	if (PG_ARGISNULL(4))
+		choose_id(&change, force);
+	else
+		check_kept_id(&change, PG_GETARG_UUID_P(4));
+	if (!force)
+	{
+		check_moves(&change, &to, same_rule);
 		check_rows(&change, &to);
+	}
 	to.jobs_from = same_rule ? change.from.jobs_from : next_number();
 	if (!same_rule)
 		check_sequence(&change, to.jobs_from);
@@ -379,6 +523,8 @@ begin_move(FunctionCallInfo fcinfo, Change *change, bool *slots)
 	idem_args_require(fcinfo, 0, "slots", "Pass ranges of slots such as '{[0,256)}'.");
 	idem_shard_mark(slots, PG_GETARG_DATUM(0));
 	begin_change(change);
+	if (change->from.exists && is_copy(&change->identity))
+		refuse_copy(&change->identity);
 	if (!change->from.is_mapped)
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -387,20 +533,16 @@ begin_move(FunctionCallInfo fcinfo, Change *change, bool *slots)
 				errhint("Run SELECT pg_catalog.idem_shard_set('{[0,1024)}') if it has all keys, or pg_catalog.idem_shard_set('{}') if it is new and has none."));
 }
 
-/* M8: the name of the other database */
-static text *
-get_other(FunctionCallInfo fcinfo, int arg, const char *name)
+/* M8: slots do not move from a database to itself */
+static void
+check_is_other(const Change *change, const pg_uuid_t *other, const char *name)
 {
-	text *other = PG_GETARG_TEXT_PP(arg);
-	int length = VARSIZE_ANY_EXHDR(other);
-
-	if (length == 0 || length > IDEM_MAX_SCOPE_LEN)
+	if (is_same_id(&change->identity.id, other))
 		ereport(ERROR,
 				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("invalid value of \"%s\"", name),
-				errdetail("It has %d bytes; it must have between 1 and %d.", length, IDEM_MAX_SCOPE_LEN),
-				errhint("Pass a name for the other database, the same in each call of a move."));
-	return other;
+				errdetail("It is the id of this database."),
+				errhint("Pass what pg_catalog.idem_shard_id() returns in the other database."));
 }
 
 /*
@@ -408,16 +550,14 @@ get_other(FunctionCallInfo fcinfo, int arg, const char *name)
  * otherwise take what the second one has taken already.
  */
 static void
-check_other(const bool *moving, const text *before, const text *now, const char *column)
+check_other(const bool *moving, const pg_uuid_t *before, const pg_uuid_t *now, const char *column)
 {
-	if (!has_any(moving) ||
-		(before != NULL && VARSIZE_ANY_EXHDR(before) == VARSIZE_ANY_EXHDR(now) &&
-		 memcmp(VARDATA_ANY(before), VARDATA_ANY(now), VARSIZE_ANY_EXHDR(now)) == 0))
+	if (!has_any(moving) || (before != NULL && is_same_id(before, now)))
 		return;
 	ereport(ERROR,
 			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			errmsg("slots are moving to or from another database"),
-			errdetail("Column \"%s\" of idem.shard names that database.", column),
+			errdetail("Column \"%s\" of idem.shard has the id of that database.", column),
 			errhint("Finish that move first: run idem_move with the same databases until it says \"moved\"."));
 }
 
@@ -426,11 +566,7 @@ static void
 check_slot(const IdemShard *shard, int slot)
 {
 	if (shard->taken[slot])
-		ereport(ERROR,
-				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("slots have not arrived completely"),
-				errdetail("The database that had slot %d before may still have its rows.", slot),
-				errhint("Finish that move first: run idem_move with the same databases until it says \"moved\"."));
+		refuse_taken(slot);
 	if (!shard->has[slot] && !shard->given[slot])
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -446,12 +582,13 @@ idem_shard_give(PG_FUNCTION_ARGS)
 	bool slots[IDEM_SLOTS] = {0};
 	Change change;
 	IdemShard to;
-	text *receiver;
+	pg_uuid_t *receiver;
 
 	idem_fn_begin(fcinfo, &idem_shard_give_signature, "idem_shard_give()");
-	idem_args_require(fcinfo, 1, "receiver", "Pass a name for the database that will take the slots.");
-	receiver = get_other(fcinfo, 1, "receiver");
+	idem_args_require(fcinfo, 1, "receiver", "Pass what pg_catalog.idem_shard_id() returns in the database that will take the slots.");
+	receiver = PG_GETARG_UUID_P(1);
 	begin_move(fcinfo, &change, slots);
+	check_is_other(&change, receiver, "receiver");
 	check_other(change.from.given, change.receiver, receiver, "receiver");
 	change.receiver = receiver;
 	to = change.from;
@@ -506,21 +643,33 @@ get_above(FunctionCallInfo fcinfo, int arg)
 	return above;
 }
 
-/* M8: note slots that come from another database, which is not this one that takes its own back */
+/* M8: take slots back that were given up; the caller names the database that may have them */
 static void
-note_sender(FunctionCallInfo fcinfo, int arg, Change *change, IdemShard *to, const bool *slots)
+take_back(const Change *change, IdemShard *to, const bool *slots, const pg_uuid_t *sender)
 {
-	bool comes[IDEM_SLOTS];
+	for (int slot = 0; slot < IDEM_SLOTS; slot++)
+	{
+		if (!slots[slot] || !to->given[slot])
+			continue;
+		if (sender == NULL || change->receiver == NULL || !is_same_id(sender, change->receiver))
+			refuse_back(slot, "Run idem_move --abort, which keeps that database from taking the slots. If you are sure that it has not taken them and never will, pass its id as \"sender\".");
+		to->given[slot] = false;
+		to->has[slot] = true;
+	}
+}
 
+/* M8: take slots that come from another database, which may still have their rows */
+static void
+take_new(FunctionCallInfo fcinfo, const Change *change, IdemShard *to, const bool *slots)
+{
 	for (int slot = 0; slot < IDEM_SLOTS; slot++)
-		comes[slot] = slots[slot] && !change->from.has[slot] && !change->from.given[slot];
-	if (!has_any(comes))
-		return;
-	idem_args_require(fcinfo, arg, "sender", "Pass a name for the database that had the slots.");
-	check_other(change->from.taken, change->sender, get_other(fcinfo, arg, "sender"), "sender");
-	change->sender = PG_GETARG_TEXT_PP(arg);
-	for (int slot = 0; slot < IDEM_SLOTS; slot++)
-		to->taken[slot] |= comes[slot];
+	{
+		if (!slots[slot] || to->has[slot])
+			continue;
+		idem_args_require(fcinfo, 2, "sender", "Pass what pg_catalog.idem_shard_id() returns in the database that had the slots.");
+		check_other(change->from.taken, change->sender, PG_GETARG_UUID_P(2), "sender");
+		to->taken[slot] = to->has[slot] = true;
+	}
 }
 
 /*
@@ -534,22 +683,47 @@ idem_shard_take(PG_FUNCTION_ARGS)
 	Change change;
 	IdemShard to;
 	int64 above;
+	pg_uuid_t *sender = PG_ARGISNULL(2) ? NULL : PG_GETARG_UUID_P(2);
 
 	idem_fn_begin(fcinfo, &idem_shard_take_signature, "idem_shard_take()");
 	above = get_above(fcinfo, 1);
 	begin_move(fcinfo, &change, slots);
+	if (sender != NULL)
+		check_is_other(&change, sender, "sender");
 	to = change.from;
-	note_sender(fcinfo, 2, &change, &to, slots);
-	for (int slot = 0; slot < IDEM_SLOTS; slot++)
-	{
-		to.has[slot] |= slots[slot];
-		to.given[slot] &= !slots[slot];
-	}
+	take_back(&change, &to, slots, sender);
+	take_new(fcinfo, &change, &to, slots);
+	if (memcmp(to.taken, change.from.taken, sizeof(to.taken)) != 0)
+		change.sender = sender;
 	idem_jobtable_lift_sequence(above);
 	check_sequence(&change, next_number());
 	note_jobs(&change.jobs, &to, slots);
 	end_change(&change, &to);
 	PG_RETURN_VOID();
+}
+
+/* M8: the id of this database, by the row as it is now */
+Datum
+idem_shard_id(PG_FUNCTION_ARGS)
+{
+	IdemTable table;
+	Identity identity;
+	pg_uuid_t *id = palloc_object(pg_uuid_t);
+
+	idem_fn_begin(fcinfo, &idem_shard_id_signature, NULL);
+	idem_shard_open(&table, AccessShareLock);
+	if (!idem_shard_find(&table))
+		ereport(ERROR,
+				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("this database has no id"),
+				errdetail("pg_catalog.idem_shard_set() gives it one, and was never called here."),
+				errhint("Run SELECT pg_catalog.idem_shard_set('{[0,1024)}') if it has all keys, or pg_catalog.idem_shard_set('{}') if it is new and has none."));
+	read_identity(&table, &identity);
+	idem_table_close(&table);
+	if (is_copy(&identity))
+		refuse_copy(&identity);
+	*id = identity.id;
+	PG_RETURN_UUID_P(id);
 }
 
 /* M1: the slot of a key, by the rule of the map */

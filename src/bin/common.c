@@ -530,12 +530,30 @@ common_field(const PGresult *result, int row, const char *column)
 	return PQgetisnull(result, row, number) ? NULL : PQgetvalue(result, row, number);
 }
 
+/* End a COPY that an error has left under way. */
+static void
+end_copy(Server *server)
+{
+	while (PQtransactionStatus(server->conn) == PQTRANS_ACTIVE)
+	{
+		PGresult *result = PQgetResult(server->conn);
+		char *line = NULL;
+
+		if (PQresultStatus(result) == PGRES_COPY_IN)
+			PQputCopyEnd(server->conn, "another attempt");
+		while (PQresultStatus(result) == PGRES_COPY_OUT && PQgetCopyData(server->conn, &line, 0) > 0)
+			PQfreemem(line);
+		PQclear(result);
+	}
+}
+
 /*
  * Do the work, again and again if an error says that this can help.  Before each new attempt the
- * transactions of these servers are rolled back.  False if it has not helped.
+ * transactions of these servers are rolled back.  False if it has not helped after so many attempts.
  */
 bool
-common_try(void (*work)(void *), void *argument, Server *servers, int nservers)
+common_try(void (*work)(void *), void *argument, Server *const *servers, int nservers,
+		   int attempts)
 {
 	volatile int attempt = 1;
 	sigjmp_buf buffer;
@@ -552,28 +570,14 @@ common_try(void (*work)(void *), void *argument, Server *servers, int nservers)
 		retry = NULL;
 		for (int i = 0; i < nservers; i++)
 		{
-			/* ends a COPY that is under way */
-			while (PQtransactionStatus(servers[i].conn) == PQTRANS_ACTIVE)
-			{
-				PGresult *result = PQgetResult(servers[i].conn);
-
-				if (result != NULL && PQresultStatus(result) == PGRES_COPY_IN)
-					PQputCopyEnd(servers[i].conn, "another attempt");
-				else if (result != NULL && PQresultStatus(result) == PGRES_COPY_OUT)
-				{
-					char *line = NULL;
-
-					while (PQgetCopyData(servers[i].conn, &line, 0) > 0)
-						PQfreemem(line);
-				}
-				PQclear(result);
-			}
-			if (PQtransactionStatus(servers[i].conn) != PQTRANS_IDLE)
-				common_run(&servers[i], "ROLLBACK", 0);
+			end_copy(servers[i]);
+			if (PQtransactionStatus(servers[i]->conn) != PQTRANS_IDLE)
+				common_run(servers[i], "ROLLBACK", 0);
 		}
-		if (attempt == 10)
+		if (attempt == attempts)
 			return false;
-		common_print(stdout, "%s: trying again (%d of 9)", program, attempt++);
+		common_print(stdout, "%s: trying again (%d of %d)", program, attempt, attempts - 1);
+		attempt++;
 		common_sleep(1000);
 	}
 }
@@ -584,7 +588,7 @@ common_try(void (*work)(void *), void *argument, Server *servers, int nservers)
 
 /*
  * Fixed for each session, whatever ALTER ROLE, ALTER DATABASE and postgresql.conf say.  All of
- * them change how values are written and read, how long a query may take, or which code runs.
+ * them change how values are written and read, how long a query takes, or which code runs.
  * The first ones are set first: until then nothing is looked up by name.
  */
 static const Setting prelude[] = {
@@ -604,6 +608,7 @@ static const Setting prelude[] = {
 	{"idle_in_transaction_session_timeout", "0"},
 	{"idle_session_timeout", "0"},
 	{"intervalstyle", "postgres"},
+	{"jit", "off"},
 	{"lc_monetary", "C"},
 	{"lc_numeric", "C"},
 	{"lc_time", "C"},

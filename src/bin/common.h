@@ -80,7 +80,8 @@ extern bool common_is_true(Server *server, const char *sql, int nparams, ...);
 extern const char *common_field(const PGresult *result, int row, const char *column);
 extern void common_note_error(Server *server, const PGresult *result);
 extern void common_raise(Server *server) NORETURN;
-extern bool common_try(void (*work)(void *), void *argument, Server *servers, int nservers);
+extern bool common_try(void (*work)(void *), void *argument, Server *const *servers, int nservers,
+					   int attempts);
 
 /* signals, time, progress */
 extern void common_check_signals(void);

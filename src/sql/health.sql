@@ -524,9 +524,12 @@ CREATE VIEW idem.checks_shard AS
 WITH p AS (
 	SELECT p.*,
 		   (SELECT COALESCE(sum(upper(r) - lower(r)), 0) FROM unnest(p.slots) AS r) AS nslots,
-		   c.system_identifier AS here
+		   p.system_identifier <> c.system_identifier OR p.database_oid <> d.oid AS is_copy,
+		   (SELECT o.datname FROM pg_database AS o
+			 WHERE o.oid = p.database_oid AND o.oid <> d.oid AND p.system_identifier = c.system_identifier) AS original
 	  FROM idem.shard AS p
 	 CROSS JOIN pg_control_system() AS c
+	 CROSS JOIN (SELECT o.oid FROM pg_database AS o WHERE o.datname = current_database()) AS d
 	 /* so that the planner expects one row, and JIT does not set in */
 	 WHERE p.id = 1),
 f AS (
@@ -553,7 +556,7 @@ SELECT 20 AS ord,
 	   'shard map' AS "check",
 	   CASE
 	   WHEN o.has_citus AND p.slots IS NULL THEN 'fail'
-	   WHEN p.slots IS NOT NULL AND p.system_identifier <> p.here THEN 'warn'
+	   WHEN p.slots IS NOT NULL AND p.is_copy THEN 'warn'
 	   WHEN p.given IS NOT NULL OR p.taken IS NOT NULL THEN 'warn'
 	   ELSE 'ok'
 	   END AS status,
@@ -561,8 +564,10 @@ SELECT 20 AS ord,
 	   WHEN o.has_citus AND p.slots IS NULL
 	   THEN 'Citus is installed, and there is no map: a function that reaches another node accepts the key a second time; a coordinator needs pg_catalog.idem_shard_set(''{}'', by => ''scope''), each worker the slots of its shards; the fix shows whether keys were claimed here'
 	   WHEN p.slots IS NULL THEN 'no map: this database accepts every key'
-	   WHEN p.system_identifier <> p.here
-	   THEN 'the map was set on another server: after pg_upgrade the fix is right; after a restore or a copy the slots may have moved since, and another database may have them'
+	   WHEN p.original IS NOT NULL
+	   THEN format('a copy of database %s, with its map: both accept the same keys; if applications use both, give this one slots of its own with pg_catalog.idem_shard_set(); the fix shows the map', p.original)
+	   WHEN p.is_copy
+	   THEN 'the map was set in another database; if this one replaces it for good (pg_upgrade, a restore, a new primary), and no slots have moved since, run SELECT pg_catalog.idem_shard_set(s.slots, s.by, s.number, keep_id => s.database_id) FROM idem.shard AS s; if it is a copy, both accept the same keys: give it slots of its own with pg_catalog.idem_shard_set(); the fix shows the map'
 	   WHEN p.nslots = 0 AND p.given IS NULL THEN 'a map without slots: this database refuses every key'
 	   ELSE format('%s of 1024 slots, by %s', p.nslots, p.by) || COALESCE(format(', shard %s', p.number), '')
 			|| COALESCE('; a move is not complete, run idem_move again: given up, with rows: ' || p.given::text, '')
@@ -570,8 +575,8 @@ SELECT 20 AS ord,
 	   END AS detail,
 	   CASE
 	   WHEN o.has_citus AND p.slots IS NULL THEN 'SELECT (SELECT pg_catalog.count(*) FROM idem.keys) AS keys, (SELECT pg_catalog.count(*) FROM idem.jobs) AS jobs;'
-	   WHEN p.slots IS NOT NULL AND p.system_identifier <> p.here
-	   THEN 'SELECT pg_catalog.idem_shard_set(s.slots, s.by, s.number) FROM idem.shard AS s;'
+	   WHEN p.slots IS NOT NULL AND p.is_copy
+	   THEN 'SELECT s.slots, s.by, s.number, s.database_id, s.database_oid, s.system_identifier, s.given, s.taken FROM idem.shard AS s;'
 	   WHEN p.given IS NOT NULL OR p.taken IS NOT NULL
 	   THEN 'SELECT given, receiver, taken, sender FROM idem.shard;'
 	   END AS fix

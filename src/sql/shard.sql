@@ -8,13 +8,15 @@ CREATE TABLE idem.shard (
 	id smallint NOT NULL,
 	jobs_from bigint NOT NULL,
 	system_identifier bigint NOT NULL,
+	database_oid oid NOT NULL,
+	database_id uuid NOT NULL,
 	by text COLLATE "C" NOT NULL,
 	slots int4multirange,
 	number integer,
 	given int4multirange,
-	receiver text COLLATE "C",
+	receiver uuid,
 	taken int4multirange,
-	sender text COLLATE "C",
+	sender uuid,
 	CONSTRAINT shard_pkey PRIMARY KEY (id)
 ) USING heap;
 
@@ -22,13 +24,15 @@ COMMENT ON TABLE idem.shard IS 'the map of slots, as idem_shard_set() stored it;
 COMMENT ON COLUMN idem.shard.id IS '1: there is one row at most';
 COMMENT ON COLUMN idem.shard.jobs_from IS 'the first job number that carries a slot, in its low ten bits';
 COMMENT ON COLUMN idem.shard.system_identifier IS 'system identifier of the server on which idem_shard_set() was called';
+COMMENT ON COLUMN idem.shard.database_oid IS 'OID of the database in which idem_shard_set() was called; if it or system_identifier is not that of this database, the row came with a copy, a restore or pg_upgrade';
+COMMENT ON COLUMN idem.shard.database_id IS 'random id of this database, by which a move knows it whatever its name';
 COMMENT ON COLUMN idem.shard.by IS 'what the slot of a key is computed from: key (scope and key) or scope';
 COMMENT ON COLUMN idem.shard.slots IS 'slots of this database, 0 to 1023; empty: none, the database is a router; null: no map, it accepts every key';
 COMMENT ON COLUMN idem.shard.number IS 'number of the shard, for error messages; null: none';
 COMMENT ON COLUMN idem.shard.given IS 'slots that idem_shard_give() has given up: their rows may still be here, for another database to copy; null: none';
-COMMENT ON COLUMN idem.shard.receiver IS 'the database for which they were given up, as told to idem_shard_give(); null: there are none';
+COMMENT ON COLUMN idem.shard.receiver IS 'database_id of the database for which they were given up; null: there are none';
 COMMENT ON COLUMN idem.shard.taken IS 'slots that idem_shard_take() has taken from another database, which may still have their rows; null: none';
-COMMENT ON COLUMN idem.shard.sender IS 'the database that had them, as told to idem_shard_take(); null: there are none';
+COMMENT ON COLUMN idem.shard.sender IS 'database_id of the database that had them; null: there are none';
 COMMENT ON CONSTRAINT shard_pkey ON idem.shard IS 'finds the row';
 COMMENT ON INDEX idem.shard_pkey IS 'finds the row';
 
@@ -38,7 +42,8 @@ CREATE FUNCTION pg_catalog.idem_shard_set(
 	slots int4multirange,
 	by text DEFAULT 'key',
 	number integer DEFAULT NULL,
-	force boolean DEFAULT false)
+	force boolean DEFAULT false,
+	keep_id uuid DEFAULT NULL)
 RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_shard_set';
@@ -47,7 +52,7 @@ COMMENT ON FUNCTION pg_catalog.idem_shard_set IS
 
 CREATE FUNCTION pg_catalog.idem_shard_give(
 	slots int4multirange,
-	receiver text)
+	receiver uuid)
 RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_shard_give';
@@ -57,12 +62,19 @@ COMMENT ON FUNCTION pg_catalog.idem_shard_give IS
 CREATE FUNCTION pg_catalog.idem_shard_take(
 	slots int4multirange,
 	above bigint,
-	sender text DEFAULT NULL)
+	sender uuid DEFAULT NULL)
 RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_shard_take';
 COMMENT ON FUNCTION pg_catalog.idem_shard_take IS
 	'for operators: add slots to the map, after their rows were copied; new job numbers are made from values above the given one';
+
+CREATE FUNCTION pg_catalog.idem_shard_id()
+RETURNS uuid
+LANGUAGE C VOLATILE PARALLEL RESTRICTED
+AS 'MODULE_PATHNAME', 'idem_shard_id';
+COMMENT ON FUNCTION pg_catalog.idem_shard_id() IS
+	'for operators: the id of this database, for idem_shard_give() and idem_shard_take(); an error in a copy of a database with a map';
 
 CREATE FUNCTION pg_catalog.idem_slot(
 	key text,

@@ -13,6 +13,7 @@
 #include "nodes/execnodes.h"
 #include "nodes/lockoptions.h"
 #include "utils/jsonb.h"
+#include "utils/uuid.h"
 
 #include "idem.h"
 
@@ -183,6 +184,8 @@ enum IdemShardColumn
 	IDEM_SHARD_ID = 1,
 	IDEM_SHARD_JOBS_FROM,
 	IDEM_SHARD_SYSTEM_IDENTIFIER,
+	IDEM_SHARD_DATABASE_OID,
+	IDEM_SHARD_DATABASE_ID,
 	IDEM_SHARD_BY,
 	IDEM_SHARD_SLOTS,
 	IDEM_SHARD_NUMBER,
@@ -387,6 +390,20 @@ idem_row_text(IdemTable *table, AttrNumber attno)
 	NullableDatum column = idem_row_datum(table, attno);
 
 	return column.isnull ? NULL : DatumGetTextPCopy(column.value);
+}
+
+static inline pg_uuid_t *
+idem_row_uuid(IdemTable *table, AttrNumber attno)
+{
+	NullableDatum column = idem_row_datum(table, attno);
+	pg_uuid_t *uuid = NULL;
+
+	if (!column.isnull)
+	{
+		uuid = palloc_object(pg_uuid_t);
+		*uuid = *DatumGetUUIDP(column.value);
+	}
+	return uuid;
 }
 
 static inline Jsonb *

@@ -110,7 +110,9 @@ is(sqlstate($other, "SELECT idem_claim('$higher')", db => 'restored'), 'ID006', 
 is(run("SELECT status FROM idem_claim('$lower')", %restored), 'finished', 'and a key of the dump is finished');
 cmp_ok(run("SELECT job_id FROM idem_enqueue('q')", %restored), '>', $job, 'M6: numbers go on after those of the dump');
 is(run(q{SELECT status FROM idem_doctor() WHERE "check" = 'shard map'}, %restored), 'warn', 'another system: the doctor warns');
-run(run(q{SELECT fix FROM idem_doctor() WHERE "check" = 'shard map'}, %restored), %restored);
+is(sqlstate($other, 'SELECT idem_shard_id()', db => 'restored'), '55000', 'M8: a restored database does not pass for the original');
+run('SELECT idem_shard_set(s.slots, s.by, s.number) FROM idem.shard AS s', %restored);
+isnt(run('SELECT idem_shard_id()', %restored), run('SELECT idem_shard_id()'), 'M8: it gets an id of its own');
 is(run(q{SELECT status FROM idem_doctor() WHERE "check" = 'shard map'}, %restored), 'ok', 'until the map is set again');
 
 # Two shards: each key is accepted once, and no number comes twice.
@@ -132,6 +134,34 @@ is(scalar(grep { $_ == 1 } values %accepted), 300, 'M2: every key is accepted by
 my %number = map { $_ => 1 } @numbers;
 is(scalar(keys %number), 600, 'M6: the numbers of two shards do not collide');
 is(sqlstate($node, "SELECT idem_cancel($numbers[0])", db => 'two'), 'ID006', 'M2: a job of the other shard');
+
+# A database that is copied in the middle of a move is not the one that moves; a new name is no copy.
+
+my %id = map { $_ => run('SELECT idem_shard_id()', db => $_) } 'one', 'two';
+my $set = 'SELECT idem_shard_set(s.slots, s.by, s.number';
+
+isnt($id{one}, $id{two}, 'M8: each database has an id of its own');
+run("SELECT idem_shard_give('{[0,10)}', '$id{two}')", db => 'one');
+run('CREATE DATABASE twin TEMPLATE one');
+is(sqlstate($node, $_, db => 'twin'), '55000', "M8: refused in a copy: $_")
+  foreach 'SELECT idem_shard_id()', "SELECT idem_shard_give('{[10,20)}', '$id{two}')", "SELECT idem_shard_take('{[0,10)}', 0, '$id{two}')",
+  "$set) FROM idem.shard AS s", "$set, keep_id => s.database_id) FROM idem.shard AS s";
+is(run(q{SELECT status, detail ~ '^a copy of database one,' FROM idem_doctor() WHERE "check" = 'shard map'}, db => 'twin'),
+	'warn|t', 'H1: the doctor names the original');
+run('ALTER DATABASE one RENAME TO uno');
+is(run('SELECT idem_shard_id()', db => 'uno'), $id{one}, 'M8: a new name does no harm');
+run("$set, force => true) FROM idem.shard AS s", db => 'twin');
+is(run('SELECT given IS NULL, receiver IS NULL FROM idem.shard', db => 'twin'), 't|t', 'M8: with force a copy has no part in the move');
+isnt(run('SELECT idem_shard_id()', db => 'twin'), $id{one}, 'M8: but an id of its own');
+is(run(q{SELECT status FROM idem_doctor() WHERE "check" = 'shard map'}, db => 'twin'), 'ok', 'H1: and the doctor has no finding');
+run("SELECT idem_shard_take('{[0,10)}', 0, '$id{two}')", db => 'uno');
+# the original is gone: a copy can take its place
+run("SELECT idem_shard_give('{[0,10)}', '$id{two}')", db => 'uno');
+run('CREATE DATABASE heir TEMPLATE uno');
+run('DROP DATABASE uno');
+is(sqlstate($node, 'SELECT idem_shard_id()', db => 'heir'), '55000', 'M8: not by itself');
+run("$set, keep_id => s.database_id) FROM idem.shard AS s", db => 'heir');
+is(run('SELECT idem_shard_id(), given, receiver FROM idem.shard', db => 'heir'), "$id{one}|{[0,10)}|$id{two}", 'M8: and the move goes on');
 
 log_ok($node);
 log_ok($standby);

@@ -618,8 +618,9 @@ router(q{SELECT idem_shard_set('{}')});
 $open->query(call($keys[0][0]));
 $open->query('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM idem_router.slots');
 my $slot = router("SELECT idem_slot('$keys[0][19]')");
-my $above = on_shard(0, "SELECT idem_shard_give('{[$slot,$slot]}', 'three')");
-on_shard(3, "SELECT idem_shard_take('{[$slot,$slot]}', $above, 'zero')");
+my %id = map { $_ => on_shard($_, 'SELECT idem_shard_id()') } 0, 3;
+my $above = on_shard(0, "SELECT idem_shard_give('{[$slot,$slot]}', '$id{3}')");
+on_shard(3, "SELECT idem_shard_take('{[$slot,$slot]}', $above, '$id{0}')");
 on_shard(0, 'UPDATE idem.shard SET given = NULL, receiver = NULL');
 on_shard(3, 'UPDATE idem.shard SET taken = NULL, sender = NULL');
 is( error_of(call($keys[0][19])),
@@ -632,8 +633,8 @@ $open->query('ROLLBACK');
 is($open->query(call($keys[0][19])), 'finished|f', 'the next transaction of every open session goes by the new one');
 is(findings(), '', 'and check() finds nothing');
 # back, as the moves below expect it; the key stays where it is
-$above = on_shard(3, "SELECT idem_shard_give('{[$slot,$slot]}', 'zero')");
-on_shard(0, "SELECT idem_shard_take('{[$slot,$slot]}', $above, 'three')");
+$above = on_shard(3, "SELECT idem_shard_give('{[$slot,$slot]}', '$id{0}')");
+on_shard(0, "SELECT idem_shard_take('{[$slot,$slot]}', $above, '$id{3}')");
 on_shard(3, 'UPDATE idem.shard SET given = NULL, receiver = NULL');
 on_shard(0, 'UPDATE idem.shard SET taken = NULL, sender = NULL');
 refresh();

@@ -108,7 +108,7 @@ my $verdicts = q{SELECT "check", status FROM idem_doctor() WHERE "check" NOT IN 
 is(on_standby($verdicts), run($verdicts), 'H1: the doctor of a replica finds what that of the primary finds');
 
 is(sqlstate($standby, "SELECT $_"), '25006', "K13: $_ gives 25006 on a replica")
-  foreach q{idem_shard_set('{}')}, q{idem_shard_set(NULL)}, q{idem_shard_give('{}', 'other')}, q{idem_shard_take('{}', 0)};
+  foreach q{idem_shard_set('{}')}, q{idem_shard_set(NULL)}, q{idem_shard_give('{}', gen_random_uuid())}, q{idem_shard_take('{}', 0)};
 
 # The map and foreign rows, seen by a replica.
 run(q{SELECT idem_shard_set('{[0,512)}', number => 3, force => true)});

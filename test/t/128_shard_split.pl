@@ -87,7 +87,8 @@ $target->wait_for_subscription_sync($source, 'sub');
 is(sqlstate($target, qq{SELECT idem_claim('$done_high')}), '25006', 'K13: the target does not write yet');
 
 # 2. the source gives up the half
-my $above = on_source("SELECT idem_shard_give('$half', 'target')");
+my ($source_id, $target_id) = (on_source('SELECT idem_shard_id()'), on_target('SELECT idem_shard_id()'));
+my $above = on_source("SELECT idem_shard_give('$half', '$target_id')");
 
 is(sqlstate($source, qq{SELECT idem_claim('$done_high')}), 'ID006', 'M8: the source refuses the half');
 
@@ -113,7 +114,7 @@ is(on_target(qq{SELECT count(*) FROM idem.jobs WHERE job_id < $jobs_from}), '0',
 # 4. the subscription ends, and the target takes the half
 on_target('DROP SUBSCRIPTION sub');
 is(sqlstate($target, qq{SELECT idem_claim('$done_high')}), 'ID006', 'M8: nobody has the half now');
-on_target("SELECT idem_shard_take('$half', $above, 'source')");
+on_target("SELECT idem_shard_take('$half', $above, '$source_id')");
 $load->finish;
 $load->ledger_ok;
 

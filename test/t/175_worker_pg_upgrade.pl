@@ -124,8 +124,15 @@ my $schedule = 'SELECT queue, cron, time_zone, missed, payload, missed_ticks FRO
 my $schedule_before = $old->safe_psql('postgres', $schedule);
 my $number = $old->safe_psql('postgres', 'SELECT max(job_id) FROM idem.jobs');
 
+# a move of slots has begun
+my $id = $old->safe_psql('postgres', 'SELECT idem_shard_id()');
+my $receiver = '11111111-1111-4111-8111-111111111111';
+my $given = "int4multirange(int4range(idem_slot('given'), idem_slot('given') + 1))";
+
+$old->safe_psql('postgres', "SELECT idem_shard_give($given, '$receiver')");
+
 my $before = $old->safe_psql('postgres', $rows);
-my $map = $old->safe_psql('postgres', 'SELECT jobs_from, by, slots, number FROM idem.shard');
+my $map = $old->safe_psql('postgres', 'SELECT database_id, jobs_from, by, slots, number, given, receiver FROM idem.shard');
 my $stats_before = $old->safe_psql('postgres', $stats);
 
 like(slurp_file($old->logfile),
@@ -180,9 +187,17 @@ cmp_ok($new->safe_psql('postgres', q{SELECT job_id FROM idem_enqueue('mail')}),
 	'>', $number + 1024 - $number % 1024 - 1, 'M6: job numbers go on after those of the old server');
 is($new->safe_psql('postgres', q{SELECT job_id < 1024 FROM idem_fetch('before the map')}), 't', 'M6: a job from before the map');
 is(doctor('shard map', node => $new), 'warn', 'H1: another system identifier');
-$new->safe_psql('postgres', doctor('shard map', columns => 'fix', node => $new));
-is(doctor('shard map', node => $new), 'ok', 'H1: until the map is set again');
-is($new->safe_psql('postgres', 'SELECT jobs_from, by, slots, number FROM idem.shard'), $map, 'M6: and it is the same map');
+like(doctor('shard map', columns => 'detail', node => $new), qr/keep_id => s.database_id/, 'H1: the doctor names the way on');
+my $set = 'SELECT idem_shard_set(s.slots, s.by, s.number';
+
+is(sqlstate($new, $_), '55000', "M8: after pg_upgrade the move does not go on by itself: $_")
+  foreach 'SELECT idem_shard_id()', "SELECT idem_shard_give($given, '$receiver')", "SELECT idem_shard_take($given, 0, '$receiver')",
+  "$set) FROM idem.shard AS s";
+$new->safe_psql('postgres', "$set, keep_id => s.database_id) FROM idem.shard AS s");
+is($new->safe_psql('postgres', 'SELECT idem_shard_id()'), $id, 'M8: the id is kept for the one that says so');
+is($new->safe_psql('postgres', 'SELECT database_id, jobs_from, by, slots, number, given, receiver FROM idem.shard'), $map, 'M6: the map and the move, too');
+$new->safe_psql('postgres', "SELECT idem_shard_take($given, 0, '$receiver')");
+is(doctor('shard map', node => $new), 'ok', 'H1: then nothing is missing');
 $new->safe_psql('postgres', 'ALTER SYSTEM SET idem.cleanup = on');
 $new->safe_psql('postgres', 'SELECT pg_reload_conf()');
 $new->poll_query_until('postgres', "SELECT ($expired) = 0")

@@ -1,0 +1,393 @@
+/*
+ * check.c
+ *		Whether slots can move: everything that could make a move fail half way is looked at
+ *		before any slot is given up.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "idem_move.h"
+
+/* What the names of the columns mean to check_queues() and check_copy_queues() */
+static const char queue_query[] =
+	"SELECT q.queue, r.rolname AS owner, q.owner IS NOT NULL AND r.oid IS NULL AS is_orphan, q.paused_at IS NOT NULL AS is_paused,"
+	" q.dedup, q.on_duplicate, q.if_running, q.key_ttl, q.include_scheduled, q.debounce_max, q.lease, q.max_attempts,"
+	" q.backoff, q.backoff_max, q.keep, q.keep_dead, q.owner AS quoted_owner"
+	"  FROM idem.queues AS q LEFT JOIN pg_roles AS r ON r.oid = q.owner::oid ORDER BY q.queue";
+
+/* What each of the two databases must be */
+void
+check_server(const Database *database)
+{
+	Server *server = (Server *) &database->server;
+
+	if (!common_is_true(server, "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'idem')", 0))
+		common_die("the %s does not have the extension idem; run there: CREATE EXTENSION idem", server->name);
+	if (!common_is_true(server, "SELECT rolsuper FROM pg_roles WHERE rolname = current_user", 0))
+		common_die("both connections must be those of superusers; that of the %s is not", server->name);
+	if (common_is_true(server, "SELECT pg_is_in_recovery()", 0))
+		common_die("the %s is a standby, which cannot move slots; connect to its primary", server->name);
+}
+
+/*
+ * M8: keep a second idem_move away, so that neither sees half of what the other does.  The lock ends
+ * with the session.  A server notices within a second that the program of a session was killed.
+ */
+void
+check_alone(const Move *move, Database *database)
+{
+	Server *server = &database->server;
+	PGresult *result;
+
+	result = common_attempt(server, "SELECT set_config('lock_timeout', '5s', false), pg_advisory_lock(7594306392080346998)", 0);
+	if (result == NULL && strcmp(server->sqlstate, "55P03") == 0)
+	{
+		char *pid = common_value(server, "SELECT string_agg(l.pid::text, ', ') FROM pg_locks AS l WHERE l.locktype = 'advisory' AND l.granted"
+										 " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+										 " AND l.objsubid = 1 AND (l.classid::bigint << 32) + l.objid::bigint = 7594306392080346998",
+								 0);
+
+		common_die("another idem_move is at work in the %s (server process %s); wait until it has ended", server->name, pid == NULL ? "unknown" : pid);
+	}
+	if (result == NULL)
+		common_raise(server);
+	PQclear(result);
+	result = common_attempt(server, "SELECT set_config('lock_timeout', $1, false)", 1, move->lock_timeout);
+	if (result == NULL)
+		common_wrong_use("--lock-timeout takes a time such as 5s: %s", server->message);
+	PQclear(result);
+}
+
+static void
+check_same(const Move *move, const char *what, const char *sql)
+{
+	char *here = common_value((Server *) &move->source.server, sql, 0);
+	char *there = common_value((Server *) &move->target.server, sql, 0);
+
+	if (strcmp(here, there) != 0)
+		common_die("the source has %s %s; the target has %s", what, here, there);
+	free(here);
+	free(there);
+}
+
+/* Facts of the two databases, after maps_read() */
+void
+check_databases(Move *move)
+{
+	Database *source = &move->source;
+	Database *target = &move->target;
+	Slots both = maps_and(&source->slots, &target->slots);
+	char *encoding = common_value(&source->server, "SELECT getdatabaseencoding()", 0);
+
+	if (maps_is_id(source->id, target->id))
+		common_die("source and target are the same database, or one is a copy of the other's server");
+	check_same(move, "version", "SELECT pg_catalog.idem_version()");
+	check_same(move, "encoding", "SELECT getdatabaseencoding()");
+	if (strcmp(source->by, target->by) != 0)
+		common_die("the source has a map by %s; the target has a map by %s", source->by, target->by);
+	if (source->number != NULL && target->number == NULL)
+		common_die("the source is shard %s, and the target has no number: is it a router? Else set one with idem_shard_set()", source->number);
+	if (source->number != NULL && strcmp(source->number, target->number) == 0)
+		common_die("both databases are shard %s; give the target another number with idem_shard_set()", source->number);
+	if (!maps_is_empty(&both))
+		common_die("both databases have the slots %s: keys may have been used twice", maps_format(&both));
+	for (int i = 0; i < 2; i++)
+	{
+		Server *server = i == 0 ? &source->server : &target->server;
+
+		if (common_is_true(server, "SELECT EXISTS (SELECT FROM pg_subscription_rel AS s JOIN pg_class AS c ON c.oid = s.srrelid"
+								   " WHERE c.relnamespace = 'idem'::regnamespace)",
+						   0))
+			common_die("a subscription writes the tables of idem in the %s; drop it first", server->name);
+	}
+	/* the arguments are in the encoding of the terminal, and are sent as they are */
+	for (int i = 0; i < move->ntables; i++)
+	{
+		for (const char *c = move->tables[i].slot; *c != '\0'; c++)
+		{
+			if ((unsigned char) *c >= 0x80 && strcmp(encoding, "UTF8") != 0 && strcmp(encoding, "SQL_ASCII") != 0)
+				common_die("--table can have ASCII characters only, because the databases have the encoding %s", encoding);
+		}
+	}
+	free(encoding);
+}
+
+/* What the values of the columns look like; enumerated types have their labels in both */
+static const char columns_query[] =
+	"SELECT string_agg(format('%I %s %s', a.attname, format_type(a.atttypid, a.atttypmod),"
+	" (SELECT array_agg(e.enumlabel ORDER BY e.enumlabel) FROM pg_enum AS e WHERE e.enumtypid = a.atttypid)), ', ' ORDER BY a.attname COLLATE \"C\")"
+	" FROM pg_attribute AS a WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''";
+
+static void
+resolve_table(Move *move, UserTable *table)
+{
+	char *here;
+	char *there;
+
+	table->schema = common_value(&move->source.server, "SELECT (parse_ident($1))[1]", 1, table->qualified);
+	table->name = common_value(&move->source.server, "SELECT (parse_ident($1))[2]", 1, table->qualified);
+	if (table->name == NULL || common_is_true(&move->source.server, "SELECT cardinality(parse_ident($1)) > 2", 1, table->qualified))
+		common_die("--table %s: name the schema and the table, as in shop.orders", table->qualified);
+	table->qualified = common_format("%s.%s", common_quote_name(&move->source.server, table->schema),
+									 common_quote_name(&move->source.server, table->name));
+	table->shown = common_format("%s.%s", table->schema, table->name);
+	here = common_value(&move->source.server, columns_query, 1, table->qualified);
+	there = common_value(&move->target.server, columns_query, 1, table->qualified);
+	if (here == NULL || there == NULL)
+		common_die("table %s has no columns", table->shown);
+	if (strcmp(here, there) != 0)
+		common_die("table %s has the columns (%s) in the source, and (%s) in the target", table->shown, here, there);
+	table->columns = copy_columns(&move->source.server, table->qualified);
+	free(here);
+	free(there);
+}
+
+/* Run a command that changes nothing: is it valid, and allowed? */
+static void
+try_command(Server *server, const char *sql)
+{
+	common_run(server, sql, 0);
+}
+
+/* Rows that belong to no slot stay in the source; the caller should know before anything moves. */
+static void
+tell_rows_without_slot(Move *move, const UserTable *table)
+{
+	char *sql = common_format("SELECT count(*) FILTER (WHERE s.slot IS NULL) AS is_null, count(*) FILTER (WHERE s.slot NOT BETWEEN 0 AND 1023) AS is_other"
+							  " FROM (SELECT (%s)::integer AS slot FROM %s) AS s",
+							  table->slot, table->qualified);
+	PGresult *result = common_query(&move->source.server, sql, 0);
+
+	if (strcmp(common_field(result, 0, "is_null"), "0") != 0)
+		common_print(stdout, "idem_move: table %s has %s rows whose slot is null: they stay in the source", table->shown, common_field(result, 0, "is_null"));
+	if (strcmp(common_field(result, 0, "is_other"), "0") != 0)
+		common_print(stdout, "idem_move: table %s has %s rows whose slot is not between 0 and 1023: they stay in the source", table->shown, common_field(result, 0, "is_other"));
+	PQclear(result);
+	free(sql);
+}
+
+/* Do the tables of --table exist on both sides, and will each command of the move be accepted? */
+void
+check_tables(Move *move)
+{
+	Server *servers[] = {&move->source.server, &move->target.server};
+
+	for (int i = 0; i < move->ntables; i++)
+		resolve_table(move, &move->tables[i]);
+	for (int s = 0; s < 2; s++)
+	{
+		common_run(servers[s], "BEGIN", 0);
+		guard_lock(move, servers[s]);
+		for (int i = 0; i < move->ntables; i++)
+		{
+			const UserTable *table = &move->tables[i];
+			char *columns = copy_columns(servers[s], table->qualified);
+
+			if (columns == NULL || strcmp(columns, table->columns) != 0)
+				common_die("the columns of table %s have changed meanwhile", table->shown);
+			try_command(servers[s], common_format("SELECT %s FROM %s WHERE false AND (%s)::integer = 0", columns, table->qualified, table->slot));
+			/* a table of a publication may lack a replica identity */
+			try_command(servers[s], common_format("DELETE FROM %s WHERE false", table->qualified));
+			try_command(servers[s], common_format("INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %s FROM %s WHERE false", table->qualified, columns, columns, table->qualified));
+			free(columns);
+		}
+		common_run(servers[s], "ROLLBACK", 0);
+	}
+}
+
+/* Names in the first result that the second query, with one as its parameter, does not find */
+static char *
+missing_names(PGresult *names, Server *server, const char *sql)
+{
+	char *missing = NULL;
+
+	for (int row = 0; row < PQntuples(names); row++)
+	{
+		const char *name = PQgetvalue(names, row, 0);
+
+		if (!common_is_true(server, sql, 1, name))
+			missing = common_format("%s%s%s", missing == NULL ? "" : missing, missing == NULL ? "" : " ", name);
+	}
+	PQclear(names);
+	return missing;
+}
+
+/* Does idem.schedules have an owner column?  The versions are the same in both. */
+static void
+check_roles(Move *move, const Slots *todo)
+{
+	Server *source = &move->source.server;
+	char *condition = maps_condition(&move->source, TABLE_KEYS, todo);
+	char *dropped = common_format("SELECT EXISTS (SELECT FROM idem.keys AS k WHERE NOT EXISTS (SELECT FROM pg_roles AS r WHERE r.oid = k.owner::oid) AND %s)", condition);
+	char *owners = common_format("SELECT r.rolname FROM pg_roles AS r WHERE r.oid IN (SELECT k.owner::oid FROM idem.keys AS k WHERE %s)"
+								 " OR r.oid IN (SELECT q.owner::oid FROM idem.queues AS q)",
+								 condition);
+	char *missing;
+
+	if (common_is_true(source, dropped, 0))
+		common_die("keys of these slots belong to a role that was dropped; remove them with idem_forget()");
+	missing = missing_names(common_query(source, owners, 0), &move->target.server,
+							"SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)");
+	if (missing != NULL)
+		common_die("the target lacks roles that own keys: %s", missing);
+	free(condition);
+	free(dropped);
+	free(owners);
+}
+
+static int
+find_queue(const PGresult *queues, const char *name)
+{
+	for (int row = 0; row < PQntuples(queues); row++)
+	{
+		if (strcmp(PQgetvalue(queues, row, 0), name) == 0)
+			return row;
+	}
+	return -1;
+}
+
+/* Declarations that the target lacks are copied; others must be the same. */
+static void
+check_queues(Move *move)
+{
+	PGresult *here = common_query(&move->source.server, queue_query, 0);
+	PGresult *there = common_query(&move->target.server, queue_query, 0);
+	char *different = NULL;
+
+	for (int row = 0; row < PQntuples(here); row++)
+	{
+		const char *name = PQgetvalue(here, row, 0);
+		int other = find_queue(there, name);
+		bool is_same = true;
+
+		if (strcmp(common_field(here, row, "is_orphan"), "t") == 0)
+			common_die("queue %s of the source belongs to a role that was dropped; declare it again with idem_queue_set()", name);
+		if (other < 0)
+			continue;
+		for (int column = 0; column < PQnfields(here); column++)
+			is_same &= PQgetisnull(here, row, column) == PQgetisnull(there, other, column) &&
+				strcmp(PQgetvalue(here, row, column), PQgetvalue(there, other, column)) == 0;
+		if (!is_same)
+			different = common_format("%s%s%s", different == NULL ? "" : different, different == NULL ? "" : " ", name);
+	}
+	if (different != NULL)
+		common_die("queues are declared with other settings in the target: %s", different);
+	PQclear(here);
+	PQclear(there);
+}
+
+void
+check_copy_queues(Move *move)
+{
+	PGresult *here = common_query(&move->source.server, queue_query, 0);
+	PGresult *there = common_query(&move->target.server, queue_query, 0);
+
+	for (int row = 0; row < PQntuples(here); row++)
+	{
+		const char *name = PQgetvalue(here, row, 0);
+
+		if (find_queue(there, name) >= 0)
+			continue;
+		common_run(&move->target.server, "BEGIN", 0);
+		common_run(&move->target.server, "SELECT pg_catalog.idem_queue_set($1, dedup => $2, on_duplicate => $3, if_running => $4, key_ttl => $5, include_scheduled => $6,"
+										 " debounce_max => $7, lease => $8, max_attempts => $9, backoff => $10, backoff_max => $11, keep => $12, keep_dead => $13, owner => $14)",
+				   14, name, common_field(here, row, "dedup"), common_field(here, row, "on_duplicate"), common_field(here, row, "if_running"),
+				   common_field(here, row, "key_ttl"), common_field(here, row, "include_scheduled"), common_field(here, row, "debounce_max"),
+				   common_field(here, row, "lease"), common_field(here, row, "max_attempts"), common_field(here, row, "backoff"),
+				   common_field(here, row, "backoff_max"), common_field(here, row, "keep"), common_field(here, row, "keep_dead"), common_field(here, row, "quoted_owner"));
+		if (strcmp(common_field(here, row, "is_paused"), "t") == 0)
+			common_run(&move->target.server, "SELECT pg_catalog.idem_pause($1)", 1, name);
+		common_run(&move->target.server, "COMMIT", 0);
+	}
+	PQclear(here);
+	PQclear(there);
+}
+
+/* Rows that could not move, or would be in the way */
+static void
+check_rows(Move *move, const Slots *todo)
+{
+	Server *source = &move->source.server;
+	Server *target = &move->target.server;
+	char *first_number = common_format("%lld", (long long) move->source.jobs_from);
+	char *next_number = common_value(source, "SELECT (CASE WHEN is_called THEN last_value + 1 ELSE last_value END) * 1024 FROM idem.jobs_job_id_seq", 0);
+
+	if (strtoll(next_number, NULL, 10) < move->target.jobs_from)
+		common_die("new jobs of the source get numbers from %s on, and numbers of the target carry slots only from %lld on; lift the sequence idem.jobs_job_id_seq of the source first", next_number, (long long) move->target.jobs_from);
+	if (common_is_true(source, "SELECT EXISTS (SELECT FROM idem.jobs WHERE key_hash IS NOT NULL AND job_id < $1::bigint)"
+							   " OR EXISTS (SELECT FROM idem.job_keys WHERE job_id < $1::bigint AND expires_at > pg_catalog.idem_clock())",
+					   1, first_number))
+		common_die("the source has jobs with a key from before its map, whose slots are not known; wait until they have ended and their keys have expired");
+	for (int table = 0; table < NTABLES; table++)
+	{
+		char *condition = maps_condition(&move->target, table, todo);
+		char *sql = common_format("SELECT EXISTS (SELECT FROM %s WHERE %s)", maps_tables[table], condition);
+		char *lowest;
+
+		if (common_is_true(target, sql, 0))
+			common_die("%s of the target has rows of slots that the target does not have; see idem_doctor() there", maps_tables[table]);
+		free(condition);
+		free(sql);
+		if (table == TABLE_KEYS)
+			continue;
+		condition = maps_condition(&move->source, table, todo);
+		sql = common_format("SELECT min(job_id) FROM %s WHERE %s AND job_id < %lld", maps_tables[table], condition, (long long) move->target.jobs_from);
+		lowest = common_value(source, sql, 0);
+		if (lowest != NULL)
+			common_die("%s has job %s, and numbers of the target carry slots only from %lld on; wait until such jobs have ended", maps_tables[table], lowest, (long long) move->target.jobs_from);
+		free(condition);
+		free(sql);
+	}
+	free(first_number);
+	free(next_number);
+}
+
+/* A database without slots cannot number the jobs of its schedules: they would stop. */
+static void
+check_schedules(Move *move, const Slots *todo)
+{
+	PGresult *names;
+	char *list;
+
+	if (!copy_is_last(move, todo))
+		return;
+	if (!move->schedules)
+	{
+		list = common_value(&move->source.server, "SELECT string_agg(name, ', ' ORDER BY name) FROM idem.schedules", 0);
+		if (list != NULL)
+			common_die("the source would have schedules and no slots, so they would stop: %s; move them with --schedules, or drop them with idem_unschedule()", list);
+		return;
+	}
+	names = common_query(&move->source.server, "SELECT name FROM idem.schedules ORDER BY name", 0);
+	list = missing_names(names, &move->target.server, "SELECT NOT EXISTS (SELECT FROM idem.schedules WHERE name = $1)");
+	if (list != NULL)
+		common_die("source and target have schedules with the same name: %s; drop one of the two with idem_unschedule()", list);
+}
+
+static void
+check_user_rows(Move *move, const Slots *todo)
+{
+	common_run(&move->target.server, "BEGIN", 0);
+	guard_lock(move, &move->target.server);
+	common_run(&move->source.server, "BEGIN", 0);
+	guard_lock(move, &move->source.server);
+	for (int i = 0; i < move->ntables; i++)
+	{
+		if (guard_has_rows(move, &move->target.server, &move->tables[i], todo))
+			common_die("table %s of the target has rows of the slots that are to move: they are in the way", move->tables[i].shown);
+		tell_rows_without_slot(move, &move->tables[i]);
+	}
+	common_run(&move->target.server, "ROLLBACK", 0);
+	common_run(&move->source.server, "ROLLBACK", 0);
+}
+
+/* Everything that concerns the slots that are still to move */
+void
+check_everything(Move *move, const Slots *todo)
+{
+	check_roles(move, todo);
+	check_queues(move);
+	check_schedules(move, todo);
+	check_rows(move, todo);
+	check_user_rows(move, todo);
+}
