@@ -133,7 +133,6 @@ SQL_PARTS = \
 	src/sql/close.sql
 # Programs for operators, installed beside psql: folders of src/bin, each with its Makefile.
 PROGRAMS = idem_cutover idem_move
-SCRIPTS = src/scripts/idem_cutover
 
 PGFILEDESC = "idem - idempotency keys inside the caller's own transaction"
 
@@ -407,7 +406,7 @@ list-%:
 
 CLANG_FORMAT ?= clang-format
 C_FILES = $(wildcard src/*.[ch] src/*/*.[ch] src/bin/*/*.[ch])
-SHELL_SCRIPTS = .ci/run $(SCRIPTS) $(wildcard examples/*/start test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh)
+SHELL_SCRIPTS = .ci/run $(wildcard examples/*/start test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh)
 
 format:
 	$(CLANG_FORMAT) -i $(C_FILES)

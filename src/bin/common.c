@@ -622,10 +622,7 @@ static const Setting prelude[] = {
 	{"transform_null_equals", "off"},
 	{"xmlbinary", "base64"},
 	{"xmloption", "content"},
-	{NULL, NULL}};
-
-/* Settings that not every major version has */
-static const Setting newer_prelude[] = {
+	/* not in every version */
 	{"transaction_timeout", "0"},
 	{"restrict_nonsystem_relation_kind", "foreign-table"},
 	{NULL, NULL}};
@@ -644,23 +641,29 @@ common_set(Server *server, const char *name, const char *value, bool local)
 	free(now);
 }
 
-/* Units and spellings differ ("5s" and "5000ms"), so this is for the values of prelude only. */
+/*
+ * Units and spellings differ ("5s" and "5000ms"), so this is for the values of prelude only.  What
+ * is as it should be is not set: some of them are for superusers.
+ */
 static void
-set_all(Server *server, const Setting *settings, bool if_known)
+set_all(Server *server, const Setting *settings)
 {
 	for (const Setting *setting = settings; setting->name != NULL; setting++)
 	{
-		char *now;
+		for (int i = 0;; i++)
+		{
+			/* null: the server does not have it */
+			char *now = common_value(server, "SELECT pg_catalog.current_setting($1, true)", 1, setting->name);
+			bool is_right = now == NULL || strcmp(now, setting->value) == 0;
 
-		if (if_known &&
-			!common_is_true(server, "SELECT true FROM pg_catalog.pg_settings WHERE name = $1", 1, setting->name))
-			continue;
-		common_set(server, setting->name, setting->value, false);
-		now = common_value(server, "SELECT pg_catalog.current_setting($1)", 1, setting->name);
-		if (now == NULL || strcmp(now, setting->value) != 0)
-			common_die("%s: setting %s is \"%s\" instead of \"%s\"", server->name, setting->name,
-					   now == NULL ? "" : now, setting->value);
-		free(now);
+			if (!is_right && i > 0)
+				common_die("%s: setting %s is \"%s\" instead of \"%s\"", server->name, setting->name, now,
+						   setting->value);
+			free(now);
+			if (is_right)
+				break;
+			common_set(server, setting->name, setting->value, false);
+		}
 	}
 }
 
@@ -742,8 +745,7 @@ common_connect(Server *server, const char *name, const char *conninfo, const Set
 	if (pid == NULL || atoi(pid) != PQbackendPID(server->conn))
 		common_die("%s: the connection goes through a pooler; connect to the server itself", name);
 	free(pid);
-	set_all(server, prelude, false);
-	set_all(server, newer_prelude, true);
+	set_all(server, prelude);
 	if (PQparameterStatus(server->conn, "server_encoding") == NULL ||
 		PQsetClientEncoding(server->conn, PQparameterStatus(server->conn, "server_encoding")) != 0)
 		common_die("%s: could not set the encoding of the connection", name);
