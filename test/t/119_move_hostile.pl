@@ -205,7 +205,7 @@ sub evil_connstr { return "host=" . $node->host . " port=" . $node->port . " dbn
 {
 	my $out = '';
 
-	IPC::Run::run([ command('source', 'postgres', '{[0,1024)}', '--to' => evil_connstr(), '--table' => qq{public.$quoted_table:CASE WHEN k IS NOT NULL THEN pg_catalog.idem_slot(k) END}) ], '>&', \$out);
+	IPC::Run::run([ command('source', 'postgres', '{[0,1024)}', '--batch' => 1024, '--to' => evil_connstr(), '--table' => qq{public.$quoted_table:CASE WHEN k IS NOT NULL THEN pg_catalog.idem_slot(k) END}) ], '>&', \$out);
 	is($? >> 8, 0, 'hostile names and settings') or diag($out);
 	like($out, qr/has 1 rows whose slot is null: they stay in the source/, 'rows without a slot are told');
 	like($out, qr/t'"\\! touch .*\\x0a\\x1b\[31m/, 'names do nothing to a terminal');
@@ -329,30 +329,67 @@ refused_ok(qr/target: table bob\.t could run code.*check constraint/, 'code that
 	'--switch' => "$psql -c '$add_check'");
 is(log_count($node, qr/EVIL/), $logged, 'it has not run');
 
-# while the transaction that copies, or deletes, waits for its first lock
-foreach my $step ('copy', 'purge')
+# Runs a move that was stopped before this step, and these commands while the transaction of the step
+# waits for its first lock, in this database.
+sub in_between
 {
-	my $db = $step eq 'copy' ? 'target' : 'source';
+	my ($step, $db, @commands) = @_;
+	my $out = '';
 
 	fresh_table(100);
 	move('source', 'target', '{[0,1024)}', '--batch' => 1024, @slot, '--stop-after' => $step eq 'copy' ? 'give' : 'take');
 	my $blocker = session($node, db => $db);
 	$blocker->query('BEGIN; LOCK TABLE idem.shard IN ROW EXCLUSIVE MODE');
-	my $out = '';
 	my $moving = IPC::Run::start([ command('source', 'target', '{[0,1024)}', '--batch' => 1024, '--lock-timeout' => '1min', @slot) ], '>&', \$out,
 		IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
 	$node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'idem_move' AND wait_event_type = 'Lock'})
 	  or die 'the move does not wait';
-	$logged = log_count($node, qr/EVIL/);
-	run("SET ROLE bob; $add_check", db => $db);
+	foreach (@commands)
+	{
+		my ($where, $sql) = @$_;
+
+		$where eq 'blocker' ? $blocker->query($sql) : run($sql, db => $where);
+	}
 	$blocker->query('COMMIT');
 	$blocker->quit;
 	$moving->finish;
 	note $out;
-	is($moving->full_result(0) >> 8, 1, "code that is added just before the $step: refused");
+	return ($moving->full_result(0) >> 8, $out);
+}
+
+foreach my $step ('copy', 'purge')
+{
+	my $db = $step eq 'copy' ? 'target' : 'source';
+	my ($status, $out) = in_between($step, $db, [ $db, "SET ROLE bob; $add_check" ]);
+
+	is($status, 1, "code that is added just before the $step: refused");
 	like($out, qr/$db: table bob\.t could run code/, "code that is added just before the $step: says why");
 	is(log_count($node, qr/EVIL/), $logged, "code that is added just before the $step: has not run");
 	is(run('SELECT count(*) FROM bob.t', db => $step eq 'copy' ? 'source' : 'target'), 100, 'no row is lost');
+}
+
+# an abort in between, or what it does to the map of the target
+{
+	my ($status, $out) = in_between('copy', 'target', [ 'blocker', 'UPDATE idem.shard SET id = id' ]);
+
+	is($status, 1, 'M8: the map of the target changes before the copy: refused');
+	like($out, qr/map of the target has changed meanwhile/, 'M8: the map of the target changes before the copy: says why');
+	is(maps(), '{}|{[0,1024)} / {}|{}', 'M8: nothing was taken');
+}
+
+# the target has lost the slots: what the source has left is all that there is
+{
+	my ($status, $out) = in_between('purge', 'source', [ 'target', q{SELECT idem_shard_set('{}', number => 1, force => true)} ]);
+
+	is($status, 1, 'M8: the target does not have the slots: nothing is deleted');
+	like($out, qr/or that one does not have them: nothing is deleted/, 'M8: the target does not have the slots: says why');
+	is(on_source('SELECT count(*) FROM bob.t'), 100, 'M8: the rows are there');
+}
+{
+	my ($status, $out) = in_between('purge', 'source', [ 'blocker', q{UPDATE idem.shard SET receiver = '00000000-0000-0000-0000-000000000001'} ]);
+
+	is($status, 1, 'M8: the slots were given up for another database: nothing is deleted');
+	is(on_source('SELECT count(*) FROM bob.t'), 100, 'M8: the rows are there');
 }
 
 #
@@ -403,6 +440,10 @@ on_source('DROP PUBLICATION p');
 my $out = moved_ok('rows of other slots', 'source', 'target', '{[0,9)}', '--check', '--table' => 'bob.t:length(k) * 1000');
 like($out, qr/table bob\.t has 3 rows whose slot is not between 0 and 1023/, 'are told');
 
+on_target('ALTER DATABASE target SET idem.scope = \'s\'');
+check_ok(qr/source has idem\.scope ; the target has s/, 'another default scope', @slot);
+on_target('ALTER DATABASE target RESET idem.scope');
+
 # a role without privileges
 run('CREATE ROLE low LOGIN');
 refused_ok(qr/superusers; that of the source is not/, 'no superuser', 'source', 'target', '{[0,9)}', '--from' => $node->connstr('source') . ' user=low');
@@ -417,7 +458,7 @@ run(q{SELECT idem_shard_set('{[0,1024)}', number => 0); SELECT idem_claim(conver
 run(q{SELECT idem_shard_set('{}', number => 1)}, db => 'others');
 {
 	local $ENV{PGCLIENTENCODING} = 'UTF8';
-	moved_ok('bytes of SQL_ASCII move', 'bytes', 'others', '{[0,1024)}', '--table' => 'public.t:7');
+	moved_ok('bytes of SQL_ASCII move', 'bytes', 'others', '{[0,1024)}', '--batch' => 1024, '--table' => 'public.t:7');
 }
 is(run(q{SELECT encode(key::bytea, 'hex') || encode(k::bytea, 'hex') FROM idem.keys, t}, db => 'others'), '636166e9e9', 'as they are');
 refused_ok(qr/source has encoding SQL_ASCII; the target has UTF8/, 'another encoding', 'others', 'target', '{[0,9)}');
@@ -472,7 +513,7 @@ refused_ok(qr/stored in another database/, 'M8: nor does a copy of the source gi
 # the copy has a map of its own now, and another id
 run(q{SELECT idem_shard_set('{}', number => 7, force => true)}, db => 'copied');
 refused_ok(qr/given up \{\[0,1024\)\} for another database/, 'M8: nor with an id of its own', 'target', 'copied', '{[0,1024)}');
-moved_ok('the original gets them', 'target', 'source', '{[0,1024)}');
+moved_ok('the original gets them', 'target', 'source', '{[0,1024)}', '--batch' => 1024);
 
 #
 # two at once; signals; locks

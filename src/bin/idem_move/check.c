@@ -83,6 +83,8 @@ check_databases(Move *move)
 		common_die("source and target are the same database, or one is a copy of the other's server");
 	check_same(move, "version", "SELECT pg_catalog.idem_version()");
 	check_same(move, "encoding", "SELECT getdatabaseencoding()");
+	/* idem_slot() in an expression of --table uses it */
+	check_same(move, "idem.scope", "SELECT COALESCE(current_setting('idem.scope', true), '')");
 	if (strcmp(source->by, target->by) != 0)
 		common_die("the source has a map by %s; the target has a map by %s", source->by, target->by);
 	if (source->number != NULL && target->number == NULL)

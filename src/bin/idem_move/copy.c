@@ -291,7 +291,7 @@ copy_batch(Move *move, const Slots *slots, const char *above, uint64_t *rows)
 	common_run(source, "BEGIN ISOLATION LEVEL REPEATABLE READ", 0);
 	common_run(source, "LOCK TABLE idem.shard IN SHARE MODE", 0);
 	/* nobody changes a schedule that is about to move */
-	if (move->schedules)
+	if (move->schedules && copy_is_last(move, slots))
 		common_run(source, "LOCK TABLE idem.schedules IN SHARE MODE", 0);
 	guard_lock(move, source);
 	maps_lock(&move->source, "SHARE");
