@@ -541,7 +541,8 @@ end_copy(Server *server)
 
 		if (PQresultStatus(result) == PGRES_COPY_IN)
 			PQputCopyEnd(server->conn, "another attempt");
-		while (PQresultStatus(result) == PGRES_COPY_OUT && PQgetCopyData(server->conn, &line, 0) > 0)
+		while (PQresultStatus(result) == PGRES_COPY_OUT &&
+			   PQgetCopyData(server->conn, &line, 0) > 0)
 			PQfreemem(line);
 		PQclear(result);
 	}
@@ -549,7 +550,7 @@ end_copy(Server *server)
 
 /*
  * Do the work, again and again if an error says that this can help.  Before each new attempt the
- * transactions of these servers are rolled back.  False if it has not helped after so many attempts.
+ * transactions of these servers are rolled back.  False if so many attempts have not helped.
  */
 bool
 common_try(void (*work)(void *), void *argument, Server *const *servers, int nservers,

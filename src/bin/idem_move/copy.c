@@ -58,7 +58,8 @@ static void
 add_line(Digest *digest, const char *line, size_t length)
 {
 	uint64_t v[4] = {
-		hash_key[0] ^ UINT64_C(0x736f6d6570736575), hash_key[1] ^ UINT64_C(0x646f72616e646f6d) ^ 0xee,
+		hash_key[0] ^ UINT64_C(0x736f6d6570736575),
+		hash_key[1] ^ UINT64_C(0x646f72616e646f6d) ^ 0xee,
 		hash_key[0] ^ UINT64_C(0x6c7967656e657261), hash_key[1] ^ UINT64_C(0x7465646279746573)};
 	uint64_t last = (uint64_t) length << 56;
 	size_t whole = length / 8 * 8;
@@ -143,7 +144,7 @@ next_line(Server *server, char **line)
 	return 0;
 }
 
-/* Send what the query of the source returns to the table of the target; compare what is there then. */
+/* Send what the source has to the table of the target, and compare what is there then. */
 static uint64_t
 copy_rows(Move *move, const char *name, const char *shown, const char *columns, const char *from,
 		  const char *to, uint64_t before)
@@ -224,7 +225,8 @@ copy_tables(Move *move, const Slots *slots, uint64_t *rows)
 		char *from = maps_condition(&move->source, table, slots);
 		char *to = maps_condition(&move->target, table, slots);
 
-		rows[table] = copy_rows(move, maps_tables[table], maps_tables[table], columns, from, to, sum);
+		rows[table] =
+			copy_rows(move, maps_tables[table], maps_tables[table], columns, from, to, sum);
 		sum += rows[table];
 		free(columns);
 		free(from);
@@ -238,7 +240,8 @@ copy_tables(Move *move, const Slots *slots, uint64_t *rows)
 		char *condition = maps_user_condition(table, slots);
 
 		rows[NTABLES + i] =
-			copy_rows(move, table->qualified, table->shown, table->columns, condition, condition, sum);
+			copy_rows(move, table->qualified, table->shown, table->columns, condition, condition,
+					  sum);
 		sum += rows[NTABLES + i];
 		free(condition);
 	}

@@ -160,7 +160,7 @@ guard_lock(const Move *move, Server *server)
 
 /* Has the table rows of these slots?  After guard_lock(), in its transaction */
 bool
-guard_has_rows(const Move *move, Server *server, const UserTable *table, const Slots *slots)
+guard_has_rows(Server *server, const UserTable *table, const Slots *slots)
 {
 	char *condition = maps_user_condition(table, slots);
 	char *sql = common_format("SELECT EXISTS (SELECT FROM %s WHERE %s)", table->qualified, condition);
