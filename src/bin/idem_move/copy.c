@@ -293,7 +293,7 @@ copy_batch(Move *move, const Slots *slots, const char *above, uint64_t *rows)
 	/* REPEATABLE READ: a job is in idem.jobs or in idem.job_log */
 	common_run(source, "BEGIN ISOLATION LEVEL REPEATABLE READ", 0);
 	common_run(source, "LOCK TABLE idem.shard IN SHARE MODE", 0);
-	/* nobody changes a schedule that is about to move */
+	/* no session changes a schedule that is about to move */
 	if (move->schedules && copy_is_last(move, slots))
 		common_run(source, "LOCK TABLE idem.schedules IN SHARE MODE", 0);
 	guard_lock(move, source);
