@@ -189,6 +189,14 @@ refused_ok(qr/schedules with the same name: nightly/, 'a schedule twice', 'sourc
 on_target(q{SELECT idem_unschedule('nightly'); SELECT idem_schedule('mine', 'q', '0 5 * * *')});
 refused_ok(qr/stopped after step "take"/, 'schedules, stopped', 'source', 'target', '{[0,1024)}', '--schedules', '--stop-after' => 'take');
 is(on_target(q{SELECT string_agg(name, ' ' ORDER BY name) FROM idem.schedules}), 'mine nightly often', 'the target has them with the slots');
+# with a slot, those that are left in the source would tick as well
+refused_ok(qr/the target has given up its last slots, and still has schedules; finish that move first: run it again for \{\[1000,1024\)\}/,
+	'schedules in both', 'target', 'source', '{[0,9)}');
+is(on_source('SELECT slots FROM idem.shard'), '{}', 'M8: a database with copies of schedules gets no slots');
+refused_ok(qr/schedules that have moved are deleted in the target: nightly, often.*stopped after/s, 'some of the last slots go back',
+	'target', 'source', '{[1000,1005)}', '--stop-after' => 'give');
+is(on_source('SELECT count(*) FROM idem.schedules'), 0, 'M8: first the copies are deleted');
+moved_ok('they come back', 'target', 'source', '{[1000,1005)}', '--abort');
 moved_ok('the rest, also without --schedules', 'source', 'target', '{[0,1024)}');
 is(on_source('SELECT count(*) FROM idem.schedules'), 0, 'the source has none');
 on_target(q{SELECT idem_unschedule('mine')});

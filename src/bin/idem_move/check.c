@@ -104,7 +104,9 @@ check_databases(Move *move)
 	/* the arguments are in the encoding of the terminal, and are sent as they are */
 	for (int i = 0; i < move->ntables; i++)
 	{
-		for (const char *c = move->tables[i].slot; *c != '\0'; c++)
+		const char *argument = common_format("%s:%s", move->tables[i].qualified, move->tables[i].slot);
+
+		for (const char *c = argument; *c != '\0'; c++)
 		{
 			if ((unsigned char) *c >= 0x80 && strcmp(encoding, "UTF8") != 0 &&
 				strcmp(encoding, "SQL_ASCII") != 0)
@@ -372,6 +374,11 @@ check_schedules(Move *move, const Slots *todo)
 	PGresult *names;
 	char *list;
 
+	/* copies that an earlier move has not deleted yet: with slots they would tick in both */
+	if (maps_is_empty(&move->target.slots) && !maps_is_empty(&move->target.given) &&
+		common_is_true(&move->target.server, "SELECT EXISTS (SELECT FROM idem.schedules)", 0))
+		common_die("the target has given up its last slots, and still has schedules; finish that move first: run it again for %s",
+				   maps_format(&move->target.given));
 	if (!copy_is_last(move, todo))
 		return;
 	if (!move->schedules)
