@@ -17,7 +17,7 @@
 #include "idem_move.h"
 
 /*
- * What has been sent, or read back: the number of lines, and the sum of their hashes.  The sum does
+ * What was sent, or read back: the number of lines, and the sum of their hashes.  The sum does
  * not depend on the order.  The hash is SipHash-2-4 with 128 bits and a random key, so a row that
  * was changed, lost or doubled makes another sum but by chance.
  */
