@@ -78,6 +78,15 @@ foreach my $step ('copy', 'purge')
 	is(on_source('SELECT count(*) FROM bob.t'), 100, "code that is added just before the $step: the source has its rows");
 }
 
+# a column that is not copied would get its default
+{
+	my ($status, $out) = in_between('copy', 'target', [ 'target', q{SET ROLE bob; ALTER TABLE bob.t ADD more text; ALTER TABLE bob.t ALTER more SET DEFAULT bob.evil('')} ]);
+
+	is($status, 1, 'a column that is added just before the copy: refused');
+	like($out, qr/target: the columns of table bob\.t have changed meanwhile/, 'a column that is added just before the copy: says why');
+	is(evil_runs(), $logged, 'a column that is added just before the copy: no default has run');
+}
+
 # an abort in between, or what it does to the map of the target
 {
 	my ($status, $out) = in_between('copy', 'target', [ 'blocker', 'UPDATE idem.shard SET id = id' ]);

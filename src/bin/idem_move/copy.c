@@ -240,15 +240,6 @@ copy_has_duplicates(Move *move, const UserTable *table, const Slots *slots, cons
 	return has_duplicates;
 }
 
-/* The columns of a table that have values of their own, quoted, in alphabetical order */
-char *
-copy_columns(Server *server, const char *qualified)
-{
-	return common_value(server, "SELECT string_agg('\"' || replace(a.attname, '\"', '\"\"') || '\"', ', ' ORDER BY a.attname COLLATE \"C\")"
-								" FROM pg_attribute AS a WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''",
-						1, qualified);
-}
-
 /* Does the source have no slot left after these? */
 bool
 copy_is_last(const Move *move, const Slots *slots)
@@ -266,7 +257,7 @@ copy_tables(Move *move, const Slots *slots, uint64_t *rows)
 
 	for (int table = 0; table < NTABLES; table++)
 	{
-		char *columns = copy_columns(&move->source.server, maps_tables[table]);
+		char *columns = guard_columns(&move->source.server, maps_tables[table]);
 		char *from = maps_condition(&move->source, table, slots);
 		char *to = maps_condition(&move->target, table, slots);
 
@@ -297,7 +288,7 @@ copy_tables(Move *move, const Slots *slots, uint64_t *rows)
 static uint64_t
 copy_schedules(Move *move)
 {
-	char *columns = copy_columns(&move->source.server, "idem.schedules");
+	char *columns = guard_columns(&move->source.server, "idem.schedules");
 	PGresult *names = common_query(&move->source.server, "SELECT array_agg(name) FROM idem.schedules", 0);
 	char *mine;
 	uint64_t count;

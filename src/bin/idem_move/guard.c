@@ -22,8 +22,9 @@
 
 /*
  * What could run while the tables $1, or partitions of them, are read or written.  Column defaults
- * are missing, because a value is given for every column; so are row security policies, which do
- * not apply to superusers: the table is refused nevertheless, because its owner expects them to.
+ * are missing, because a value is given for every column (guard_lock() sees to that).  Row security
+ * policies do not apply to superusers; the table is refused nevertheless, because its owner expects
+ * them to.
  */
 static const char code_query[] =
 	"WITH RECURSIVE super AS (SELECT oid FROM pg_roles WHERE rolsuper),\n"
@@ -126,6 +127,15 @@ locked_oid(Server *server, const UserTable *table)
 	return oid;
 }
 
+/* The columns of a table that have values of their own, quoted, in alphabetical order */
+char *
+guard_columns(Server *server, const char *qualified)
+{
+	return common_value(server, "SELECT string_agg('\"' || replace(a.attname, '\"', '\"\"') || '\"', ', ' ORDER BY a.attname COLLATE \"C\")"
+								" FROM pg_attribute AS a WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''",
+						1, qualified);
+}
+
 /*
  * M8: lock the tables of the user until the transaction ends, and refuse those that could run code
  * of another role.  Call this as the first thing in a transaction, or after other LOCK commands:
@@ -146,11 +156,17 @@ guard_lock(const Move *move, Server *server)
 		const UserTable *table = &move->tables[i];
 		char *oid = locked_oid(server, table);
 		char *kind = common_value(server, kind_query, 1, oid);
+		char *columns;
 
 		if (kind != NULL)
 			common_die("%s: %s %s", server->name, table->shown, kind);
+		/* a column that is not copied would get its default, which is code as well */
+		columns = guard_columns(server, table->qualified);
+		if (columns == NULL || strcmp(columns, table->columns) != 0)
+			common_die("%s: the columns of table %s have changed meanwhile; run this again", server->name, table->shown);
 		if (!move->trust_owners)
 			refuse_code(server, table->shown, common_format("{%s}", oid));
+		free(columns);
 		free(oid);
 	}
 	/* a superuser owns these, but can have granted TRIGGER on them, or have added something */

@@ -96,11 +96,11 @@ extern char *maps_condition(const Database *database, int table, const Slots *sl
 extern char *maps_user_condition(const UserTable *table, const Slots *slots);
 
 /* guard.c */
+extern char *guard_columns(Server *server, const char *qualified);
 extern void guard_lock(const Move *move, Server *server);
 extern bool guard_has_rows(Server *server, const UserTable *table, const Slots *slots);
 
 /* copy.c */
-extern char *copy_columns(Server *server, const char *qualified);
 extern void copy_batch(Move *move, const Slots *slots, const char *above, uint64_t *rows);
 extern bool copy_has_duplicates(Move *move, const UserTable *table, const Slots *slots,
 								const char *columns);
