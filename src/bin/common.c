@@ -745,6 +745,14 @@ common_connect(Server *server, const char *name, const char *conninfo, const Set
 			abort();
 	}
 	cancels[place] = server->cancel = PQgetCancel(server->conn);
+	/* a timeout of the database can be so short that even this takes several attempts */
+	for (int i = 0; i < 100; i++)
+	{
+		PQclear(common_attempt(server, "SET statement_timeout = 0", 0));
+		/* 57014: query canceled */
+		if (strcmp(server->sqlstate, "57014") != 0)
+			break;
+	}
 	/* before anything is looked up by name */
 	common_run(server, "SET search_path = pg_catalog, pg_temp", 0);
 	/* so that queries of a transaction pooler do not end in many sessions */

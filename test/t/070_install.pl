@@ -622,7 +622,7 @@ is(`find $dir/out -type f`, '', 'no file is left');
 mkdir "$dir/source";
 mkdir "$dir/build";
 system_or_bail('sh', '-c', "cp -r Makefile idem.control src '$dir/source' && find '$dir/source' -name '*.o' -delete && rm -f '$dir'/source/src/bin/*/idem_move '$dir'/source/src/bin/*/idem_cutover");
-my @make = ('make', '-s', '-j2', '-C', "$dir/build", '-f', "$dir/source/Makefile", 'LIBS=-lnot_installed', 'with_llvm=no', 'WERROR=1', "DESTDIR=$dir/out");
+my @make = ('make', '-s', '-j2', '-C', "$dir/build", '-f', "$dir/source/Makefile", "VPATH=$dir/source", 'LIBS=-lnot_installed', 'with_llvm=no', 'WERROR=1', "DESTDIR=$dir/out");
 command_ok([ @make, map { "install-$_" } 'idem_cutover', 'idem_move' ], 'VPATH build without libraries of the server');
 is(installed("$dir/out"), "@programs", 'both programs are installed from there');
 is(`find '$dir/source' -name '*.o'`, '', 'nothing is built in the source');

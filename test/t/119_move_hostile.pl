@@ -92,7 +92,7 @@ foreach my $db ('source', 'target')
 		ALTER DATABASE $db SET lock_timeout = '1ms'; ALTER DATABASE $db SET client_encoding = 'LATIN1';
 		ALTER DATABASE $db SET xmlbinary = hex; ALTER DATABASE $db SET transform_null_equals = on});
 	# 19 knows only on
-	run("ALTER DATABASE $db SET standard_conforming_strings = off") if $node->pg_version < 19;
+	run("ALTER DATABASE $db SET standard_conforming_strings = off") if run('SHOW server_version_num') < 190000;
 }
 
 # a session without these settings
