@@ -27,6 +27,7 @@ OBJS = \
 	src/fn/value.o \
 	src/fn/args.o \
 	src/fn/arrays.o \
+	src/fn/show.o \
 	src/fn/subxact.o \
 	src/fn/handler.o \
 	src/fn/procxact.o \
@@ -307,7 +308,8 @@ ISOLATION = \
 	reset \
 	subscription \
 	shard-set \
-	shard-move
+	shard-move \
+	shard-read
 ISOLATION_OPTS = \
 	--inputdir=$(srcdir)/test/isolation \
 	--temp-instance=tmp_check_iso \

@@ -10,6 +10,25 @@ CREATE ROLE idem_report_app;
 CREATE ROLE idem_report_team;
 SET client_min_messages = warning;
 
+-- H1: characters that rearrange a line, or draw nothing, are escapes, which mean the same in a command
+SELECT idem_visible(t) AS text, idem_visible_literal(t) AS literal, idem_visible_name(t) AS name
+  FROM unnest(ARRAY['plain', 'a''b\c', E'a\u202E\'b\\"', E'\u001B[2J\t\n', E'\u200B\uFEFF\U000E0041', E'Gr\u00FC\u00DFe', '', NULL]) AS t;
+CREATE FUNCTION same(literal text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	answer text;
+BEGIN
+	EXECUTE 'SELECT ' || literal INTO answer;
+	RETURN answer;
+END
+$$;
+SELECT count(*) AS different
+  FROM generate_series(1, 300) AS i, LATERAL (SELECT chr(i) || '''\' || chr(8000 + i) || chr(i) AS t) AS t
+ WHERE same(idem_visible_literal(t)) <> t
+	OR idem_visible(t) ~ '[\x01-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f]'
+	OR idem_visible_literal(t) ~ '[\x01-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f]';
+SELECT same(format('%s FROM (SELECT ''found'' AS %1$s) AS s', idem_visible_name(E'a\u202E"\\b'))) AS name;
+DROP FUNCTION same;
+
 -- in a database of its own, with a hostile name
 SELECT current_database() AS home \gset
 CREATE DATABASE "<script>captured=1</script>""'&amp;";
@@ -83,7 +102,8 @@ SELECT idem_report_html('<b title="%s">%s%s</b>', 'a"b', '<&>''"%s' || E'\n', NU
 --
 -- hostile names everywhere
 --
-\set evil '<script>captured=1</script>"\'&amp;\n%s'
+-- (the last two characters rearrange the line in which a browser or a terminal shows them)
+SELECT E'<script>captured=1</script>"\'&amp;\n%s\xE2\x80\xAE\x1B' AS evil \gset
 CREATE ROLE "<script>captured=1</script>""'&amp;%s";
 SELECT idem_grant('<script>captured=1</script>"''&amp;%s', 'admin');
 SELECT idem_queue_set(:'evil', owner => '<script>captured=1</script>"''&amp;%s');
@@ -116,6 +136,8 @@ SELECT s.id, count(*) AS hostile,
  ORDER BY s.ord;
 SELECT count(*) FILTER (WHERE m[1] = 'captured') AS hostile, count(*) FILTER (WHERE m[1] = '&lt;script&gt;captured') AS escaped
   FROM (SELECT regexp_matches(:'page', '((?:&lt;script&gt;)?captured)', 'g') AS m) AS x;
+-- H2: no character that rearranges the page or draws nothing
+SELECT :'page' ~ '[\x01-\x08\x0b-\x1f\x7f]' AS has_control, strpos(:'page', E'\xE2\x80\xAE') > 0 AS has_override;
 -- no other element than ours, no ampersand that is not an entity
 SELECT DISTINCT m[1] COLLATE "C" AS element FROM regexp_matches(:'page', '<([^\s>/][^\s>]*)', 'g') AS m ORDER BY 1;
 SELECT m[1] AS bare FROM regexp_matches(regexp_replace(:'page', '<style>.*?</style>', ''), '&(?!(?:amp|lt|gt|quot|#39|ndash);)(.{9})', 'g') AS m;
@@ -178,7 +200,7 @@ RESET idem.clock_offset;
 
 CREATE FUNCTION sees(page text) RETURNS text LANGUAGE sql AS $$
 	SELECT string_agg(DISTINCT m[1], ', ' ORDER BY m[1])
-	  FROM regexp_matches(page, '(secret (?:error|scope|key (?:running|dead|parked)(?: open| owned)?|payload (?:open|owned))|worker of \w+|warn</span> No keys|do not pass it on)', 'g') AS m
+	  FROM regexp_matches(page, '(secret (?:error|scope|key (?:running|dead|parked)(?: open| owned)?|payload (?:open|owned))|worker of \w+|warn</span> No keys|do not pass it on|can quote them|shows no keys, payloads, scopes and errors)', 'g') AS m
 $$;
 GRANT USAGE ON SCHEMA public TO PUBLIC;
 SELECT 'superuser' AS role, sees(idem_report()) AS without, sees(idem_report(true)) AS with, sees(idem_report(NULL)) = sees(idem_report()) AS null_is_false;

@@ -40,6 +40,8 @@ SET client_min_messages = notice;
 CALL subscribe('idem.keys', 'idem.jobs', 'idem.job_keys', 'idem.job_log', 'idem.queues');
 SELECT idem_cleanup();
 SELECT * FROM counted;
+-- H3: why a job does not run
+SELECT reason, detail, fix FROM idem_why((SELECT min(job_id) FROM idem.jobs));
 -- a job that becomes dead is written to the history
 CALL subscribe('idem.job_log');
 BEGIN;

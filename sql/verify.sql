@@ -269,6 +269,71 @@ SELECT * FROM verify('temporary');
 SELECT * FROM verify('temporary', '{"other": true}');
 RESET client_min_messages;
 
+-- rows of a temporary table do not last: a difference there is a warning at most
+CREATE TEMP TABLE emptied (n int) ON COMMIT DELETE ROWS;
+CREATE FUNCTION fill(payload jsonb) RETURNS jsonb LANGUAGE sql AS
+	$$ INSERT INTO emptied VALUES (1); SELECT '1'::jsonb $$;
+SELECT * FROM verify('fill') WHERE "check" = 'second run';
+
+-- a job that is moved: the second run cancels that of the first one, which goes to the history; a job
+-- that is enqueued again without a key is another effect all the same
+CREATE FUNCTION remind(payload jsonb) RETURNS jsonb LANGUAGE sql AS
+	$$ SELECT idem_cancel_by_key('verify_q', 'reminder');
+	   SELECT idem_enqueue('verify_q', payload, key => 'reminder', delay => '1 h');
+	   SELECT '1'::jsonb FROM idem_enqueue('verify_q', key => CASE WHEN payload ? 'keyed' THEN 'other' END) $$;
+SELECT * FROM verify('remind', '{"keyed": true}');
+SELECT * FROM verify('remind') WHERE verdict = 'fail';
+
+-- a claim that the first run leaves open: "held" is an answer that no real second run gets
+CREATE FUNCTION claims_inside(payload jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+	answer record;
+BEGIN
+	answer := idem_claim('inside');
+	IF answer.status = 'held' THEN
+		INSERT INTO events VALUES ('held', 1);
+		IF payload ? 'raise' THEN
+			RAISE EXCEPTION 'held';
+		END IF;
+	END IF;
+	IF payload ? 'finish' THEN
+		PERFORM idem_finish('inside', '1') WHERE answer.claimed;
+	END IF;
+	RETURN to_jsonb(answer.status);
+END
+$$;
+SELECT * FROM verify('claims_inside') WHERE "check" <> 'idem_call';
+SELECT * FROM verify('claims_inside', '{"raise": true}') WHERE "check" <> 'idem_call';
+SELECT * FROM verify('claims_inside', '{"finish": true}') WHERE "check" <> 'idem_call';
+
+-- a second run does not see what SET and SET LOCAL have set in the first one
+CREATE FUNCTION marks_session(payload jsonb) RETURNS jsonb LANGUAGE sql AS
+	$$ SELECT to_jsonb(s.before) FROM (SELECT coalesce(current_setting('verify.mark', true), '') AS before) AS s,
+			LATERAL (SELECT set_config('verify.mark', s.before || 'x', NOT payload ? 'session')) AS c $$;
+SELECT * FROM verify('marks_session') WHERE "check" = 'result';
+SELECT * FROM verify('marks_session', '{"session": true}') WHERE "check" = 'result';
+
+-- V4: the same now() and the same transaction id, in columns of other types and in the result
+CREATE TABLE moments (id int PRIMARY KEY, seconds bigint, millis bigint, micros bigint, exact numeric, said text, doc jsonb,
+	xid bigint, xid8 xid8, plain bigint, words text);
+CREATE FUNCTION moments(payload jsonb) RETURNS jsonb LANGUAGE sql AS
+	$$ INSERT INTO moments
+	   SELECT 1, extract(epoch FROM t), extract(epoch FROM t + interval '1 h') * 1000, extract(epoch FROM t) * 1000000, extract(epoch FROM t),
+			  'at ' || t, jsonb_build_object('at', ARRAY[t]), txid_current(), pg_current_xact_id(), 1700000000, 'at 12:00:07.5'
+		 FROM (SELECT now() AS t) AS n
+	   ON CONFLICT (id) DO UPDATE SET (seconds, millis, micros, exact, said, doc, xid, xid8) =
+			(SELECT excluded.seconds, excluded.millis, excluded.micros, excluded.exact, excluded.said, excluded.doc, excluded.xid, excluded.xid8)
+	   RETURNING payload $$;
+SELECT * FROM verify('moments') WHERE "check" IN ('second run', 'result');
+CREATE FUNCTION says_now(payload jsonb) RETURNS jsonb LANGUAGE sql AS
+	$$ SELECT CASE payload ->> 'as'
+		WHEN 'text' THEN to_jsonb('at ' || now()) WHEN 'json' THEN jsonb_build_object('at', now() + '1 h')
+		WHEN 'epoch' THEN to_jsonb(extract(epoch FROM now())) WHEN 'millis' THEN to_jsonb(floor(extract(epoch FROM now()) * 1000))
+		WHEN 'statement' THEN jsonb_build_array(1, statement_timestamp()) WHEN 'xid' THEN to_jsonb(txid_current())
+		ELSE '["2026-11-19T12:00:07.5Z", 1700000000, 7]'::jsonb END $$;
+SELECT kind, verdict, detail FROM unnest('{text,json,epoch,millis,statement,xid,none}'::text[]) AS kind,
+	   verify('says_now', jsonb_build_object('as', kind)) WHERE "check" = 'result';
+
 -- constraints that are deferred until the commit
 CREATE TABLE parents (id int PRIMARY KEY);
 CREATE TABLE children (parent int REFERENCES parents DEFERRABLE INITIALLY DEFERRED);

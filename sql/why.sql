@@ -33,14 +33,15 @@ ROLLBACK;
 SELECT * FROM why(1);
 SELECT since = run_at AS since_due FROM idem_why(1), idem_job(1);
 
--- paused, and the command that resumes the queue; a name with a quote
+-- paused, and the command that resumes the queue; H1: a name with quotes, and
+-- with a character that would rearrange the command
 SELECT idem_pause('why_q');
 SELECT * FROM why(1);
 SELECT since = paused_at AS since_paused FROM idem_why(1), idem.queues WHERE queue = 'why_q';
 SELECT fix FROM idem_why(1) \gexec
 SELECT * FROM why(1);
-SELECT job_id FROM idem_enqueue('it''s \ "q"');
-SELECT idem_pause('it''s \ "q"');
+SELECT job_id FROM idem_enqueue(E'it''s \\ "q"\u202E');
+SELECT idem_pause(E'it''s \\ "q"\u202E');
 SELECT reason, fix FROM why(2);
 SELECT fix FROM idem_why(2) \gexec
 SELECT reason FROM why(2);
@@ -157,8 +158,8 @@ SELECT idem_complete(:job_id, :token);
 SELECT reason FROM why(1);
 COMMIT;
 
--- held by a prepared transaction: it has enqueued / absorbed / fetched / ended it.  The command
--- ends it; an operator may commit it instead.
+-- held by a prepared transaction: it has enqueued / absorbed / fetched / ended / retried it.  The command
+-- ends it; where that would undo what the job needs, it commits.
 BEGIN;
 SELECT job_id FROM idem_enqueue('why_q', key => 'k');
 PREPARE TRANSACTION 'it''s prepared';
@@ -166,6 +167,7 @@ SELECT reason, detail, known, is_me, fix FROM why(2);
 SELECT since = prepared AS since_prepared FROM idem_why(2), pg_prepared_xacts;
 SELECT fix FROM idem_why(2) \gexec
 SELECT reason FROM why(2);
+SELECT idem_cancel(2);
 SELECT job_id FROM idem_enqueue('why_q', key => 'k');
 BEGIN;
 SAVEPOINT s;
@@ -196,9 +198,46 @@ SELECT reason FROM why(3);
 BEGIN;
 SELECT idem_retry(3);
 PREPARE TRANSACTION 'retried';
-SELECT reason, detail FROM why(3);
+SELECT reason, detail, fix FROM why(3);
 ROLLBACK PREPARED 'retried';
 SELECT reason FROM why(3);
+BEGIN;
+SELECT idem_retry(3);
+SELECT reason, detail, fix FROM why(3);
+ROLLBACK;
+
+-- locks on the table, here of this transaction: every fetch of others waits
+BEGIN;
+SELECT job_id AS locked FROM idem_enqueue('why_lock') \gset
+COMMIT;
+BEGIN;
+LOCK TABLE idem.jobs IN ROW EXCLUSIVE MODE;
+SELECT reason FROM why(:locked);
+LOCK TABLE idem.jobs IN SHARE MODE;
+SELECT reason, detail, is_me, fix FROM why(:locked);
+ROLLBACK;
+BEGIN;
+LOCK TABLE idem.jobs IN SHARE MODE;
+PREPARE TRANSACTION 'locked';
+SELECT reason, detail, fix FROM why(:locked);
+ROLLBACK PREPARED 'locked';
+SELECT idem_cancel(:locked);
+
+-- given back: a failed attempt waits for its retry; a snooze or a reschedule came after the old error
+BEGIN;
+SELECT job_id AS given_back FROM idem_enqueue('why_back', max_attempts => 5) \gset
+SELECT idem_fail(job_id, token, 'old error', retry_in => '0') FROM idem_fetch('why_back', lease => '1 h');
+SELECT idem_snooze(job_id, token, '1 h') IS NOT NULL AS snoozed FROM idem_fetch('why_back', lease => '1 h');
+SELECT reason, detail FROM why(:given_back) WHERE reason <> 'held';
+SELECT idem_reschedule_many(ARRAY[:given_back], run_at => idem_clock());
+SELECT idem_fail(job_id, token, 'new error', retry_in => '1 h') FROM idem_fetch('why_back', lease => '1 h');
+SELECT reason, detail FROM why(:given_back) WHERE reason <> 'held';
+SELECT idem_reschedule_many(ARRAY[:given_back], run_at => idem_clock() + '2 h');
+SELECT reason, detail FROM why(:given_back) WHERE reason <> 'held';
+SELECT idem_reschedule_many(ARRAY[:given_back], run_at => idem_clock());
+SELECT idem_fail(job_id, token, NULL, retry_in => '1 h') FROM idem_fetch('why_back', lease => '1 h');
+SELECT reason, detail FROM why(:given_back) WHERE reason <> 'held';
+ROLLBACK;
 
 -- held by this transaction, which has written the job: a duplicate brings a payload, a link (J16), a more
 -- urgent priority (J8); a worker renews the lease, gives the job back

@@ -339,6 +339,17 @@ idem_compat_vxid_pid(VirtualTransactionId vxid)
 #endif
 }
 
+/* 17: one field for the two */
+static inline VirtualTransactionId
+idem_compat_lock_vxid(const LockInstanceData *lock)
+{
+#if PG_VERSION_NUM >= 170000
+	return lock->vxid;
+#else
+	return (VirtualTransactionId){.backendId = lock->backend, .localTransactionId = lock->lxid};
+#endif
+}
+
 /* 17: stronger locks can count, too */
 static inline bool
 idem_compat_holds_lock(const LOCKTAG *tag, LOCKMODE lockmode)

@@ -137,7 +137,8 @@ func touch(pool *pgxpool.Pool) http.HandlerFunc {
 
 func serve(port string) {
 	pool, mailer := openPool(os.Getenv("DATABASE_URL")), openPool(os.Getenv("DATABASE_URL"))
-	shop := idem.HTTP{Pool: pool}
+	// the header stands for a login
+	shop := idem.HTTP{Pool: pool, Scope: func(r *http.Request) string { return r.Header.Get("X-Customer") }}
 	http.Handle("/charges", shop.Once(charge))
 	http.Handle("/mails", shop.Leased(10*time.Second,
 		func(ctx context.Context, key string, l idem.Lease, r *http.Request) (any, error) {

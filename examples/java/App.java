@@ -135,7 +135,8 @@ public final class App {
 
 	static void serve(int port) throws IOException {
 		DataSource pool = open(System.getenv("DATABASE_URL"));
-		IdemHttp shop = new IdemHttp(pool);
+		IdemHttp shop = new IdemHttp(pool, exchange -> exchange.getRequestHeaders().getFirst("X-Customer"), // stands for a login
+			null, Duration.ZERO);
 		HttpServer server = HttpServer.create(new InetSocketAddress("127.0.0.1", port), 0);
 		server.createContext("/charges", shop.once(App::charge));
 		server.createContext("/mails", shop.leased(Duration.ofSeconds(10), (lease, request) -> {

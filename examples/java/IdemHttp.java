@@ -9,6 +9,7 @@ import java.util.ArrayList;
 import java.util.HexFormat;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.function.Function;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
@@ -17,7 +18,7 @@ import javax.sql.DataSource;
 /**
  * The Idempotency-Key header (draft-ietf-httpapi-idempotency-key-header-07) for the HTTP server of the JDK.
  *
- * <pre>server.createContext("/charges", new IdemHttp(pool).once((tx, request) -> ... Response.json(201, body)));</pre>
+ * <pre>server.createContext("/charges", new IdemHttp(pool, exchange -> customerOf(exchange), null, Duration.ZERO).once((tx, request) -> ... Response.json(201, body)));</pre>
  *
  * <p>Handlers return their answer, because it must not be sent before the COMMIT. (That is why this is not a Filter:
  * behind a Filter the handler itself writes to the exchange.) An exception is a 500, and nothing is stored. Throw
@@ -71,12 +72,15 @@ public final class IdemHttp {
 	private final Duration ttl;
 	private final Duration wait;
 
-	public IdemHttp(DataSource pool) { this(pool, exchange -> null, null, Duration.ZERO); }
+	private static final int MAX_BODY = 1 << 20; // a larger one gets 413
 
-	/** The scope is the customer, so that keys of two customers never meet. A wait keeps a connection of the pool. */
+	/**
+	 * The scope is the customer, so that keys of two customers never meet; null if the program has only one. A wait
+	 * keeps a connection of the pool.
+	 */
 	public IdemHttp(DataSource pool, Function<HttpExchange, String> scope, Duration ttl, Duration wait) {
 		this.pool = pool;
-		this.scope = scope;
+		this.scope = Objects.requireNonNull(scope, "scope: the customer of a request");
 		this.ttl = ttl;
 		this.wait = wait;
 	}
@@ -126,7 +130,10 @@ public final class IdemHttp {
 			if (key == null) {
 				return problem(400, "The header Idempotency-Key is not valid: 1 to 1024 visible ASCII characters.");
 			}
-			byte[] body = exchange.getRequestBody().readAllBytes();
+			byte[] body = exchange.getRequestBody().readNBytes(MAX_BODY + 1);
+			if (body.length > MAX_BODY) {
+				return problem(413, "The body is too large.");
+			}
 			// The hash of the body, not the body: any bytes will do, and jsonb does not change them.
 			String hash = HexFormat.of().formatHex(MessageDigest.getInstance("SHA-256").digest(body));
 			String request = Json.write(Map.of("method", exchange.getRequestMethod(),

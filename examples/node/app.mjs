@@ -27,7 +27,7 @@ async function sendMail(connectionString, to, gate) {
 
 function makeApp(pool, url) {
   const app = express()
-  const idempotent = idempotency(pool)
+  const idempotent = idempotency(pool, { scope: (req) => req.get('X-Customer') }) // stands for a login
   app.use(express.json({ verify: keepBody }))
   app.get('/health', (req, res) => res.send('ok'))
 

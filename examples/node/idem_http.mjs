@@ -1,7 +1,7 @@
 // The Idempotency-Key header for Express (draft-ietf-httpapi-idempotency-key-header-07), on top of idem.mjs.
 //
 //   app.use(express.json({ verify: keepBody }))
-//   const idempotent = idempotency(pool)
+//   const idempotent = idempotency(pool, { scope: (req) => customerOf(req) })
 //   app.post('/charges', idempotent.once(async (client, req) => {   // client: the transaction of the key
 //     ...
 //     return { status: 201, headers: {}, body: { charge_id: 1 } }   // throw new Refusal({ status: 402, … }) to undo and store it
@@ -48,8 +48,10 @@ function fingerprint(req) {
   return { method: req.method, path: req.originalUrl, sha256 }
 }
 
-// scope(req): the customer, so that keys of two customers never meet. wait > 0 keeps a connection while it waits.
-export function idempotency(pool, { scope = () => null, ttl = null, wait = '0' } = {}) {
+// scope(req): the customer, so that keys of two customers never meet; null if the program has only one. wait > 0 keeps a
+// connection while it waits. The body parser limits the size of a body.
+export function idempotency(pool, { scope, ttl = null, wait = '0' } = {}) {
+  if (typeof scope !== 'function') throw new TypeError('idempotency() needs a scope: (req) => the customer')
   const wrap = (run) => async (req, res) => {
     const header = req.headers['idempotency-key']
     if (header === undefined) return problem(res, 400, 'The header Idempotency-Key is missing.')

@@ -37,7 +37,7 @@ def send_mail(url, to, gate=None):
 
 def make_app(pool, url):
     app = flask.Flask(__name__)
-    idempotent = Idempotent(pool)
+    idempotent = Idempotent(pool, scope=lambda: flask.request.headers.get("X-Customer"))  # stands for a login
 
     @app.get("/health")
     def health():

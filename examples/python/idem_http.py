@@ -1,6 +1,6 @@
 """The Idempotency-Key header for Flask (draft-ietf-httpapi-idempotency-key-header-07), on top of idem.py.
 
-    idempotent = Idempotent(pool)
+    idempotent = Idempotent(pool, scope=lambda: customer_of(flask.request))
 
     @app.post("/charges")
     @idempotent.once
@@ -13,6 +13,7 @@ The first answer and every repetition are built from the same stored status, hea
 
 import functools
 import hashlib
+import io
 import re
 
 import flask
@@ -50,9 +51,24 @@ def pack(rv):
     }
 
 
+MAX_BODY = 1 << 20  # a larger one gets 413
+
+
+def read_body():
+    """The body, or None if it is too large. The handler can read it again."""
+    body = b""
+    while len(body) <= MAX_BODY and (part := flask.request.stream.read(MAX_BODY + 1 - len(body))):
+        body += part
+    flask.request.stream = io.BytesIO(body)
+    return body if len(body) <= MAX_BODY else None
+
+
 class Idempotent:
-    def __init__(self, pool, scope=lambda: None, ttl=None, wait="0"):
-        """scope(): the customer, so that keys of two customers never meet. wait > 0 keeps a connection while it waits."""
+    def __init__(self, pool, scope, ttl=None, wait="0"):
+        """scope(): the customer, so that keys of two customers never meet; None if the program has only one.
+
+        wait > 0 keeps a connection while it waits.
+        """
         self.pool, self.scope, self.ttl, self.wait = pool, scope, ttl, wait
 
     def once(self, handler):
@@ -99,10 +115,13 @@ class Idempotent:
             key = parse_key(header)
             if key is None:
                 return problem(400, "The header Idempotency-Key is not valid: 1 to 1024 visible ASCII characters.")
+            body = read_body()
+            if body is None:
+                return problem(413, "The body is too large.")
             request = {
                 "method": flask.request.method,
                 "path": flask.request.full_path,
-                "sha256": hashlib.sha256(flask.request.get_data()).hexdigest(),
+                "sha256": hashlib.sha256(body).hexdigest(),
             }
             try:
                 answer = run(key, request, args)

@@ -68,14 +68,15 @@ def touch(pool, env)
 end
 
 def shop(pool, mailer)
+  customer = ->(env) { env['HTTP_X_CUSTOMER'] } # stands for a login
   mail = ->(env, _lease) { asked(env).then { |m| send_mail(mailer, m['to'], m['gate']) } }
   Rack::Builder.app do
     map('/charges') do
-      use Idem::HTTP, pool
+      use Idem::HTTP, pool, scope: customer
       run ->(env) { charge(env) }
     end
     map('/mails') do
-      use Idem::HTTP, pool, lease: 10, call: mail
+      use Idem::HTTP, pool, scope: customer, lease: 10, call: mail
       run lambda { |env|
         env['idem.conn'].exec_params('INSERT INTO sent (recipient) VALUES ($1)', [asked(env)['to']])
         answer(201, { sent: asked(env)['to'] })

@@ -3,14 +3,14 @@
 # The Idempotency-Key header for Rack (draft-ietf-httpapi-idempotency-key-header-07), on top of idem.rb.
 #
 #   map '/charges' do
-#     use Idem::HTTP, POOL
+#     use Idem::HTTP, POOL, scope: ->(env) { customer_of(env) }
 #     run ->(env) { conn = env['idem.conn'] ... [201, headers, [body]] }   # conn: the transaction of the key
 #   end
 #
 # The answer is sent after the COMMIT. An error is a 500, and nothing is stored. Raise
 # Idem::Refusal.new([402, headers, [body]]) to undo the work and store that answer.
 #
-# With `use Idem::HTTP, POOL, lease: 10, call: ->(env, lease) { ... }`, the call happens first, outside of any
+# With `use Idem::HTTP, POOL, scope: …, lease: 10, call: ->(env, lease) { ... }`, the call happens first, outside of any
 # transaction, with the key in env['idem.key']. The application then records what came of it: env['idem.outcome'].
 
 require 'digest'
@@ -30,8 +30,11 @@ module Idem
       key.force_encoding(Encoding::UTF_8) if key && key.bytesize.between?(1, 1024)
     end
 
-    # scope: ->(env) { the customer }, so that keys of two customers never meet. A wait keeps a connection.
-    def initialize(app, pool, scope: nil, ttl: nil, wait: 0, lease: 30, call: nil)
+    MAX_BODY = 1 << 20 # a larger one gets 413
+
+    # scope: ->(env) { the customer }, so that keys of two customers never meet; nil if the program has only one.
+    # A wait keeps a connection.
+    def initialize(app, pool, scope:, ttl: nil, wait: 0, lease: 30, call: nil)
       @app = app
       @pool = pool
       @scope = scope
@@ -45,15 +48,18 @@ module Idem
       header = env['HTTP_IDEMPOTENCY_KEY'] or return problem(400, 'The header Idempotency-Key is missing.')
       key = env['idem.key'] = self.class.parse_key(header) or
         return problem(400, 'The header Idempotency-Key is not valid: 1 to 1024 visible ASCII characters.')
-      answer = run(env, key, env['rack.input'].read)
+      body = env['rack.input'].read(MAX_BODY + 1) || ''
+      return problem(413, 'The body is too large.') if body.bytesize > MAX_BODY
+
+      answer = run(env, key, body)
       reply(answer.result, answer.replayed)
     rescue Busy => e
-      Idem.print_holders(@pool, key, @scope&.call(env))
+      Idem.print_holders(@pool, key, @scope.call(env))
       problem(409, 'A request with this key is being processed.', 'Retry-After' => e.retry_after.to_s)
     rescue Stale
       problem(409, 'Another worker has taken over this request.', 'Retry-After' => '1')
     rescue Undecided => e
-      Idem.print_holders(@pool, key, @scope&.call(env))
+      Idem.print_holders(@pool, key, @scope.call(env))
       problem(409, e.message)
     rescue Mismatch
       problem(422, 'This key was used with another request.')
@@ -69,7 +75,7 @@ module Idem
       request = { method: env['REQUEST_METHOD'], path: env['SCRIPT_NAME'] + env['PATH_INFO'],
                   query: env['QUERY_STRING'], sha256: Digest::SHA256.hexdigest(body) }
       env['rack.input'] = StringIO.new(body)
-      options = { scope: @scope&.call(env), ttl: @ttl }
+      options = { scope: @scope.call(env), ttl: @ttl }
       return Idem.once(@pool, key, request, wait: @wait, **options) { |conn| application(env, conn) } unless @call
 
       outside = ->(lease) { packed { @call.call(env, lease) } }

@@ -40,10 +40,11 @@ typedef struct PrivilegeSet
 		"idem_wait", "idem_wait_any", "idem_wait_job", "idem_wait_key", "idem_work",          \
 		"idem_schedule", "idem_unschedule", "idem_schedule_pause",                            \
 		"idem_schedule_resume", "idem_why", "idem_holder"
-#define VIEW_FUNCTIONS                                                                       \
-	"idem_clock", "idem_key_state", "idem_doctor", "idem_checks", "idem_version",            \
-		"idem_stat_databases", "idem_stat_queues", "idem_stat_latency", "idem_stat_cleanup", \
-		"idem_stat_worker", "idem_slot", "idem_checks_local", "idem_citus_table"
+#define VIEW_FUNCTIONS                                                                            \
+	"idem_clock", "idem_key_state", "idem_doctor", "idem_checks", "idem_version",                 \
+		"idem_stat_databases", "idem_stat_queues", "idem_stat_latency", "idem_stat_cleanup",      \
+		"idem_stat_worker", "idem_slot", "idem_checks_local", "idem_citus_table", "idem_visible", \
+		"idem_visible_literal", "idem_visible_name"
 #define REPORT_FUNCTIONS                                                                  \
 	"idem_report", "idem_report_html", "idem_report_number", "idem_report_cells",         \
 		"idem_report_age", "idem_report_table", "idem_report_chart", "idem_report_style", \

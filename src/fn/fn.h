@@ -119,6 +119,11 @@ extern ErrorData *idem_subxact_try(void (*run)(void *arg), void *arg, bool keep)
 extern void idem_subxact_undo(void (*run)(void *arg), void *arg);
 extern char *idem_subxact_describe(const ErrorData *error);
 
+/* show.c */
+extern char *idem_show_text(const char *text);
+extern char *idem_show_literal(const char *text);
+extern char *idem_show_name(const char *name);
+
 /* handler.c */
 pg_noreturn extern void idem_handler_refuse_missing(Oid handler);
 extern void idem_handler_check(Oid handler, bool payload_isnull);

@@ -29,15 +29,23 @@ clip_error(const text *error)
 	return pnstrdup(VARDATA_ANY(error), len);
 }
 
+/* The time as the list has it.  Such strings are in the order of the times. */
+static void
+encode_time(char *at, TimestampTz time)
+{
+	int utc = 0;
+
+	JsonEncodeDateTime(at, TimestampTzGetDatum(time), TIMESTAMPTZOID, &utc);
+}
+
 /* A list with one entry.  error NULL: the worker gave none. */
 static Jsonb *
 make_list(int attempt, const text *error)
 {
 	char at[MAXDATELEN + 1];
-	int utc = 0;
 	StringInfoData json;
 
-	JsonEncodeDateTime(at, TimestampTzGetDatum(idem_clock_now()), TIMESTAMPTZOID, &utc);
+	encode_time(at, idem_clock_now());
 	initStringInfo(&json);
 	appendStringInfo(&json, "[{\"attempt\": %d, \"at\": \"%s\", \"error\": ", attempt, at);
 	if (error == NULL)
@@ -62,20 +70,38 @@ idem_errors_add(Jsonb *errors, int attempt, const text *error)
 	return DatumGetJsonbP(list);
 }
 
-/* The text of the last error; NULL if there is none, or if the worker gave none */
-text *
-idem_errors_get_last(Jsonb *errors)
+/* A string of the last entry; NULL if there is no entry, or no such string in it */
+static text *
+get_last_string(Jsonb *errors, const char *name)
 {
 	JsonbValue *entry;
-	JsonbValue *error;
+	JsonbValue *value;
 
 	if (errors == NULL || !JB_ROOT_IS_ARRAY(errors) || JB_ROOT_COUNT(errors) == 0)
 		return NULL;
 	entry = getIthJsonbValueFromContainer(&errors->root, JB_ROOT_COUNT(errors) - 1);
 	if (entry->type != jbvBinary || !JsonContainerIsObject(entry->val.binary.data))
 		return NULL;
-	error = getKeyJsonValueFromContainer(entry->val.binary.data, "error", strlen("error"), NULL);
-	if (error == NULL || error->type != jbvString)
+	value = getKeyJsonValueFromContainer(entry->val.binary.data, name, strlen(name), NULL);
+	if (value == NULL || value->type != jbvString)
 		return NULL;
-	return cstring_to_text_with_len(error->val.string.val, error->val.string.len);
+	return cstring_to_text_with_len(value->val.string.val, value->val.string.len);
+}
+
+/* The text of the last error; NULL if there is none, or if the worker gave none */
+text *
+idem_errors_get_last(Jsonb *errors)
+{
+	return get_last_string(errors, "error");
+}
+
+/* Was the last attempt that failed at this time or later? */
+bool
+idem_errors_has_since(Jsonb *errors, TimestampTz time)
+{
+	text *last = get_last_string(errors, "at");
+	char at[MAXDATELEN + 1];
+
+	encode_time(at, time);
+	return last != NULL && strcmp(text_to_cstring(last), at) >= 0;
 }

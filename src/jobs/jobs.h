@@ -372,6 +372,8 @@ typedef struct IdemOpenJob
 	TransactionId xid; /* invalid: there is none */
 	int64 token;	   /* of the last fetch; 0: no worker has fetched the job yet */
 	bool is_leased;
+	bool is_retried; /* the job was in the history */
+	int attempt;
 	NullableDatum links;
 	NullableDatum payload;
 } IdemOpenJob;
@@ -450,6 +452,7 @@ extern void idem_change_note_end(IdemTable *jobs, const text *queue);
 /* errors.c */
 extern Jsonb *idem_errors_add(Jsonb *errors, int attempt, const text *error);
 extern text *idem_errors_get_last(Jsonb *errors);
+extern bool idem_errors_has_since(Jsonb *errors, TimestampTz time);
 
 /* joblog.c */
 extern bool idem_joblog_write(IdemTable *jobs, const char *state, TimestampTz now, int64 keep,
@@ -529,6 +532,7 @@ extern void idem_fetchstore_look(IdemTable *jobs, const IdemQueue *queue, IdemLo
 extern void idem_whychange_find_open(IdemTable *jobs, IdemLookup *lookup, IdemOpenJob *open);
 extern const char *idem_whychange_describe_lock(IdemTable *jobs, MultiXactStatus status,
 												const IdemOpenJob *open);
+extern const char *idem_whychange_describe_new(const IdemOpenJob *open);
 extern const char *idem_whychange_describe_mine(IdemTable *jobs, IdemLookup *lookup);
 
 /* run.c */

@@ -98,6 +98,11 @@ reschedule_found(Bulk *bulk)
 
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(choose_run_at(bulk)));
 	idem_row_set(slot, IDEM_JOBS_PRIORITY, Int32GetDatum(choose_priority(bulk)));
+	/* tells idem_why that this came after the last attempt; no worker has a token of the job */
+	if (!idem_row_isnull(bulk->jobs, IDEM_JOBS_TOKEN))
+		idem_row_set(slot, IDEM_JOBS_TOKEN,
+					 Int64GetDatum(idem_clock_next_token(
+						 idem_row_int64(bulk->jobs, IDEM_JOBS_TOKEN), idem_clock_now())));
 	idem_jobrow_store(bulk->jobs);
 	idem_change_note_job(bulk->jobs);
 }

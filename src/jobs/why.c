@@ -27,7 +27,7 @@ put_reason(const IdemWhy *why, void *arg)
 	bool nulls[WHY_NATTS] = {false};
 
 	values[0] = CStringGetTextDatum(why->reason);
-	values[1] = CStringGetTextDatum(why->detail);
+	values[1] = CStringGetTextDatum(idem_show_text(why->detail));
 	values[2] = TimestampTzGetDatum(why->since);
 	values[3] = Int32GetDatum(why->pid);
 	nulls[2] = why->since == 0;

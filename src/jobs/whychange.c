@@ -14,7 +14,8 @@
 #include "jobs/jobs.h"
 
 #define ABSORBED "An open transaction has enqueued a duplicate, which the job has absorbed."
-#define ENQUEUED "An open transaction has enqueued the job."
+#define ENQUEUED "An open transaction has enqueued the job, which can be fetched after the commit."
+#define RETRIED	 "An open transaction retries the job, which has ended and can be fetched after the commit."
 
 static int64
 get_token(IdemTable *jobs)
@@ -39,6 +40,9 @@ copy_version(IdemTable *jobs, TransactionId xid, IdemOpenJob *version)
 	version->xid = xid;
 	version->token = get_token(jobs);
 	version->is_leased = idem_jobrow_is_leased(jobs);
+	/* only a job of the history begins with a token */
+	version->is_retried = version->token != 0 && !idem_row_is_later_version(jobs);
+	version->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT);
 	version->links = copy_column(jobs, IDEM_JOBS_LINKS);
 	version->payload = copy_column(jobs, IDEM_JOBS_PAYLOAD);
 }
@@ -104,7 +108,9 @@ describe_change(IdemTable *jobs, const IdemOpenJob *open)
 	if (open->is_leased)
 		return is_fetched ? "An open transaction has fetched the job." :
 							"An open transaction has renewed the lease of the job.";
-	if (is_fetched || idem_jobrow_is_leased(jobs))
+	/* a reschedule gives the job another token, too, but no other attempt */
+	if (idem_jobrow_is_leased(jobs) ||
+		(is_fetched && open->attempt != idem_row_int32(jobs, IDEM_JOBS_ATTEMPT)))
 		return "An open transaction has given the job back, so that it runs again.";
 	if (differs_from(jobs, IDEM_JOBS_LINKS, &open->links) ||
 		differs_from(jobs, IDEM_JOBS_PAYLOAD, &open->payload))
@@ -128,6 +134,13 @@ idem_whychange_describe_lock(IdemTable *jobs, MultiXactStatus status, const Idem
 	}
 }
 
+/* What a transaction does that has written a job of which there is no committed version */
+const char *
+idem_whychange_describe_new(const IdemOpenJob *open)
+{
+	return open->is_retried ? RETRIED : ENQUEUED;
+}
+
 /*
  * What the current transaction does, which has written the row found.  Another version may be
  * the row found then.
@@ -137,8 +150,8 @@ idem_whychange_describe_mine(IdemTable *jobs, IdemLookup *lookup)
 {
 	IdemOpenJob mine;
 
-	if (!idem_row_is_later_version(jobs))
-		return ENQUEUED;
 	copy_version(jobs, GetTopTransactionId(), &mine);
-	return find_replaced(jobs, lookup) ? describe_change(jobs, &mine) : ENQUEUED;
+	if (idem_row_is_later_version(jobs) && find_replaced(jobs, lookup))
+		return describe_change(jobs, &mine);
+	return idem_whychange_describe_new(&mine);
 }

@@ -13,6 +13,7 @@
 #include "access/xlog.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
+#include "storage/lock.h"
 #include "utils/builtins.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -24,6 +25,10 @@
 
 /* So much of an error is shown, in bytes */
 #define MAX_ERROR_SHOWN 200
+
+/* What was looked at before the answer "ready" */
+#define LOOKED_AT \
+	"Looked at: its row, its queue, the jobs before it, open transactions, locks on the table, subscriptions."
 
 /* The explanation of a job */
 typedef struct Explanation
@@ -119,7 +124,7 @@ explain_pause(Explanation *why)
 
 	if (!why->queue.paused)
 		return;
-	queue = quote_literal_cstr(text_to_cstring(why->queue.name));
+	queue = idem_show_literal(text_to_cstring(why->queue.name));
 	add_reason(why, "paused", idem_queuestore_paused_at(why->queue.name),
 			   pstrdup("The queue is paused."),
 			   psprintf("SELECT pg_catalog.idem_resume(%s);", queue));
@@ -189,18 +194,27 @@ explain_lease(Explanation *why)
 	}
 }
 
-/* The job found is not due yet */
+/*
+ * The job found is not due yet.  It waits for its retry if it was touched last when an attempt
+ * failed; a snooze or a reschedule came after that.
+ */
 static void
 explain_delay(Explanation *why, TimestampTz run_at)
 {
 	IdemTable *jobs = why->jobs;
 	int attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT);
+	TimestampTz touched_at = get_touched_at(jobs);
 	char *span = format_span(run_at - why->now);
 
-	if (attempt == 0)
-		add_reason(why, "later", get_touched_at(jobs), psprintf("It is due in %s.", span), NULL);
+	if (!idem_errors_has_since(idem_row_jsonb(jobs, IDEM_JOBS_ERRORS), touched_at))
+		add_reason(why, "later", touched_at,
+				   idem_row_isnull(jobs, IDEM_JOBS_TOKEN) ?
+					   psprintf("It is due in %s.", span) :
+					   psprintf("It is due in %s: it was snoozed or rescheduled, after %d of %d attempts.",
+								span, attempt, idem_jobrow_max_attempts(jobs, &why->queue)),
+				   NULL);
 	else
-		add_reason(why, "retry", get_touched_at(jobs),
+		add_reason(why, "retry", touched_at,
 				   psprintf("It is due again in %s, after attempt %d of %d. %s", span, attempt,
 							idem_jobrow_max_attempts(jobs, &why->queue),
 							format_error(jobs, IDEM_JOBS_ERRORS)),
@@ -250,6 +264,15 @@ explain_locks(Explanation *why, const IdemOpenJob *open)
 				   idem_holders_fix(&holder));
 }
 
+/* A command that ends the wait of the session; NULL: the caller cannot see the session */
+static char *
+make_cancel_fix(const IdemHolder *holder)
+{
+	return holder->pid == 0 ?
+		NULL :
+		psprintf("SELECT pg_catalog.pg_cancel_backend(%d);", holder->pid);
+}
+
 /* H3: sessions that wait to cancel the job; meanwhile it absorbs no more duplicates (J1) */
 static void
 explain_cancels(Explanation *why)
@@ -263,22 +286,91 @@ explain_cancels(Explanation *why)
 
 		if (!idem_holders_find_process(pids[i], &holder))
 			continue;
-		add_holder(why, &holder, "A session waits to cancel the job.",
-				   holder.pid == 0 ? NULL :
-									 psprintf("SELECT pg_catalog.pg_cancel_backend(%d);", holder.pid));
+		add_holder(why, &holder, "A session waits to cancel the job.", make_cancel_fix(&holder));
 	}
 }
 
-/* The job has no committed version: the open transaction has enqueued it, or retries it */
+/*
+ * The job has no committed version: the open transaction has enqueued it, or retries it.  To end
+ * that transaction would undo what it has done for the job, so only its commit helps.
+ */
 static void
-explain_open(Explanation *why, TransactionId xid)
+explain_open(Explanation *why, const IdemOpenJob *open)
 {
 	IdemHolder holder;
 
 	use_queue(why, why->jobs, IDEM_JOBS_QUEUE);
-	if (idem_holders_find(xid, &holder))
-		add_holder(why, &holder, "An open transaction has enqueued the job.",
-				   idem_holders_fix(&holder));
+	if (idem_holders_find(open->xid, &holder))
+		add_holder(why, &holder, idem_whychange_describe_new(open),
+				   holder.kind == IDEM_HOLDER_PREPARED ?
+					   psprintf("COMMIT PREPARED %s;", idem_show_literal(holder.gid)) :
+					   NULL);
+}
+
+/* Does a fetch need a lock on this relation: the table of jobs, or one of its indexes? */
+static bool
+is_locked_by_fetch(IdemTable *jobs, List *indexes, const LOCKTAG *tag)
+{
+	return tag->locktag_type == LOCKTAG_RELATION && tag->locktag_field1 == MyDatabaseId &&
+		(tag->locktag_field2 == RelationGetRelid(jobs->heap) ||
+		 list_member_oid(indexes, tag->locktag_field2));
+}
+
+/* Lock modes that conflict with that of a fetch */
+static LOCKMASK
+conflicting_modes(void)
+{
+	LOCKMASK mask = 0;
+
+	for (LOCKMODE mode = 1; mode <= MaxLockMode; mode++)
+	{
+		if (DoLockModesConflict(mode, RowExclusiveLock))
+			mask |= LOCKBIT_ON(mode);
+	}
+	return mask;
+}
+
+/*
+ * H3: every fetch waits for a lock on the table that conflicts with its own, and behind a session
+ * that waits for one.
+ */
+static void
+explain_table_locks(Explanation *why)
+{
+	List *indexes;
+	LockData *data;
+
+	/* those of a standby keep no fetch of the primary from its work */
+	if (RecoveryInProgress())
+		return;
+	indexes = RelationGetIndexList(why->jobs->heap);
+	data = GetLockStatusData();
+	for (int i = 0; i < data->nelements; i++)
+	{
+		const LockInstanceData *lock = &data->locks[i];
+		bool holds = (lock->holdMask & conflicting_modes()) != 0;
+		bool waits = (LOCKBIT_ON(lock->waitLockMode) & conflicting_modes()) != 0;
+		IdemHolder holder;
+
+		if ((!holds && !waits) || !is_locked_by_fetch(why->jobs, indexes, &lock->locktag))
+			continue;
+		if (idem_holders_find_lock(lock, &holder))
+			add_holder(why, &holder,
+					   holds ? "An open transaction has locked the table idem.jobs or an index of it, and every fetch waits for it." :
+							   "A session waits to lock the table idem.jobs or an index of it, and every fetch waits behind it.",
+					   holds ? idem_holders_fix(&holder) : make_cancel_fix(&holder));
+	}
+	list_free(indexes);
+}
+
+/* H3, K13: functions that write jobs raise an error as long as a subscription writes the table */
+static void
+explain_subscription(Explanation *why)
+{
+	if (idem_subscription_writes(RelationGetRelid(why->jobs->heap)))
+		add_reason(why, "subscribed", 0,
+				   pstrdup("A subscription of this database writes the table idem.jobs, so a fetch raises an error."),
+				   pstrdup("SELECT h.detail, h.fix FROM pg_catalog.idem_doctor() AS h WHERE h.status OPERATOR(pg_catalog.<>) 'ok';"));
 }
 
 /* Could a fetch take the job found now? */
@@ -360,8 +452,8 @@ explain_order(Explanation *why, const IdemPosition *position, bool has_expired)
 		add_reason(why, "ready", position->run_at,
 				   psprintf("%s %s",
 							is_least ?
-								"Nothing is known to be in the way: many jobs come before it, but none was found that can be fetched." :
-								"Nothing is in the way: the next fetch gets it.",
+								"Many jobs come before it, but none was found that can be fetched. " LOOKED_AT :
+								"The next fetch gets it. " LOOKED_AT,
 							describe_workers(why)),
 				   NULL);
 }
@@ -376,9 +468,12 @@ explain_row(Explanation *why, const IdemOpenJob *open)
 		.run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT),
 		.job_id = why->job_id};
 	bool is_leased = idem_jobrow_is_leased(jobs);
+	bool is_subscribed;
 	int n;
 
 	use_queue(why, jobs, IDEM_JOBS_QUEUE);
+	explain_subscription(why);
+	is_subscribed = why->n > 0;
 	explain_pause(why);
 	if (is_leased)
 		explain_lease(why);
@@ -387,7 +482,8 @@ explain_row(Explanation *why, const IdemOpenJob *open)
 	n = why->n;
 	explain_locks(why, open);
 	explain_cancels(why);
-	if (why->ready && why->n == n && !why->queue.paused)
+	explain_table_locks(why);
+	if (why->ready && why->n == n && !why->queue.paused && !is_subscribed)
 		explain_order(why, &position, is_leased);
 }
 
@@ -489,7 +585,7 @@ idem_whystore_explain(IdemTable *jobs, int64 job_id, void (*put)(const IdemWhy *
 		{
 			idem_whychange_find_open(jobs, &lookup, &open);
 			if (TransactionIdIsValid(open.xid))
-				explain_open(&why, open.xid);
+				explain_open(&why, &open);
 		}
 		else if (!explain_end(&why) && is_gone(jobs, &lookup))
 		{

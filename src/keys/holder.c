@@ -66,7 +66,7 @@ put_row(ReturnSetInfo *rsinfo, const char *kind, const IdemHolder *holder, IdemT
 			PUT(4, PointerGetDatum(idem_row_text(lease, IDEM_KEYS_WORKER)));
 		PUT(5, TimestampTzGetDatum(idem_row_timestamp(lease, IDEM_KEYS_LEASE_UNTIL)));
 	}
-	PUT(6, CStringGetTextDatum(detail));
+	PUT(6, CStringGetTextDatum(idem_show_text(detail)));
 	if (fix != NULL)
 		PUT(7, CStringGetTextDatum(fix));
 #undef PUT
@@ -123,8 +123,8 @@ describe_version(const OpenVersion *open)
 static char *
 make_lease_fix(IdemTable *table, const IdemKey *key, IdemKeyStatus state)
 {
-	char *name = quote_literal_cstr(text_to_cstring(key->key));
-	char *scope = quote_literal_cstr(text_to_cstring(key->scope));
+	char *name = idem_show_literal(text_to_cstring(key->key));
+	char *scope = idem_show_literal(text_to_cstring(key->scope));
 
 	if (!has_privs_of_role(GetUserId(), idem_row_oid(table, IDEM_KEYS_OWNER)))
 		return psprintf("SELECT pg_catalog.idem_forget(%s, scope => %s);", name, scope);

@@ -157,6 +157,7 @@ extern bool idem_keyhint_find(IdemTable *table, const IdemKey *key, IdemProbeRes
 extern void idem_keystore_claim(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info);
 extern bool idem_keystore_finish(IdemTable *table, const IdemKey *key, Jsonb *result);
 extern void idem_keystore_release(IdemTable *table, const IdemKey *key);
+extern uint64 idem_keystore_held_answers(void);
 extern bool idem_keystore_forget(IdemTable *table, const IdemKey *key);
 extern bool idem_keystore_get(IdemTable *table, const IdemKey *key, IdemKeyInfo *info);
 

@@ -416,11 +416,22 @@ StaticAssertDecl((int) IDEM_DATABASE_COUNTER_CLAIMS == (int) IDEM_KEY_CLAIMED &&
 					 (int) IDEM_DATABASE_COUNTER_EXHAUSTED == (int) IDEM_KEY_EXHAUSTED,
 				 "the counter of an answer has the number of the answer");
 
+/* How many claims of this session have got "held" */
+static uint64 held_answers;
+
+uint64
+idem_keystore_held_answers(void)
+{
+	return held_answers;
+}
+
 /* Count the answer to a claim, and log it if the claim is a duplicate (S1, S4) */
 static void
 count_claim(const IdemClaim *claim, IdemKeyStatus status)
 {
 	idem_counters_add((IdemDatabaseCounter) status);
+	if (status == IDEM_KEY_HELD)
+		held_answers++;
 	if (status == IDEM_KEY_FINISHED || status == IDEM_KEY_BUSY || status == IDEM_KEY_PARKED ||
 		status == IDEM_KEY_EXHAUSTED)
 		idem_counters_log_duplicate(claim->lease ? "lease" : "claim", idem_keyrow_status_name(status),
@@ -551,6 +562,9 @@ idem_keystore_forget(IdemTable *table, const IdemKey *key)
 		else if (state == IDEM_KEY_GONE)
 		{
 			idem_keyrow_check_absent(table, &lookup);
+			/* K9: an expired row that cleanup has not removed is no row */
+			if (probe.found == IDEM_FOUND_ROW)
+				idem_probe_note_absent(table, &lookup);
 			return false;
 		}
 		else

@@ -35,7 +35,7 @@ SELECT 1 AS ord,
 							 || string_agg(quote_literal(x.name), ', ' ORDER BY x.ord) || ';'
 						FROM pg_settings AS s
 					   CROSS JOIN LATERAL ROWS FROM (regexp_split_to_table(
-							CASE WHEN s.setting = '' THEN 'idem' ELSE s.setting || ', idem' END, '\s*,\s*'))
+							CASE WHEN s.setting = '' THEN 'idem' ELSE s.setting || ', idem' END, E'\\s*,\\s*'))
 							WITH ORDINALITY AS x (name, ord)
 					   WHERE s.name = 'shared_preload_libraries'),
 					 'SHOW shared_preload_libraries;')
@@ -154,7 +154,7 @@ SELECT 5 AS ord,
 			|| CASE WHEN s.state = 'locked' THEN '; another session has locked a table' ELSE '' END
 	   END AS detail,
 	   CASE s.state
-	   WHEN 'off' THEN format('ALTER DATABASE %I SET idem.cleanup = on;', current_database())
+	   WHEN 'off' THEN format('ALTER DATABASE %s SET idem.cleanup = on;', idem_visible_name(current_database()))
 	   WHEN 'failing' THEN 'SELECT pg_catalog.idem_cleanup(1);'
 	   WHEN 'not preloaded' THEN 'SELECT pg_catalog.idem_cleanup(10000);'
 	   WHEN 'left out' THEN 'SELECT pg_catalog.idem_cleanup(10000);'
@@ -333,9 +333,9 @@ SELECT 24, true, 'schedules',
 	   END,
 	   CASE
 	   WHEN d.refused > 0
-	   THEN 'SELECT pg_catalog.format(''SELECT pg_catalog.idem_schedule(%L, %L, cron => %L, every => %L, payload => %L, time_zone => %L, missed => %L, priority => %s, starts_at => %L, ends_at => %L);'', s.name, s.queue, s.cron, s.every, s.payload, s.time_zone, s.missed, s.priority, s.starts_at, s.ends_at) AS elsewhere, pg_catalog.format(''SELECT pg_catalog.idem_unschedule(%L);'', s.name) AS here FROM idem.schedules AS s WHERE s.next_tick IS NOT NULL ORDER BY s.name;'
+	   THEN 'SELECT pg_catalog.format(''SELECT pg_catalog.idem_schedule(%s, %s, cron => %L, every => %L, payload => %s, time_zone => %L, missed => %L, priority => %s, starts_at => %L, ends_at => %L);'', pg_catalog.idem_visible_literal(s.name), pg_catalog.idem_visible_literal(s.queue), s.cron, s.every, COALESCE(pg_catalog.idem_visible_literal(s.payload::pg_catalog.text), ''NULL''), s.time_zone, s.missed, s.priority, s.starts_at, s.ends_at) AS elsewhere, pg_catalog.format(''SELECT pg_catalog.idem_unschedule(%s);'', pg_catalog.idem_visible_literal(s.name)) AS here FROM idem.schedules AS s WHERE s.next_tick IS NOT NULL ORDER BY s.name;'
 	   WHEN d.late > 0 THEN 'SELECT pg_catalog.idem_tick();'
-	   WHEN d.ahead IS NOT NULL THEN format('SELECT pg_catalog.idem_schedule_resume(%L);', d.ahead)
+	   WHEN d.ahead IS NOT NULL THEN format('SELECT pg_catalog.idem_schedule_resume(%s);', idem_visible_literal(d.ahead))
 	   END
   FROM (SELECT count(s.name) AS n,
 			   count(*) FILTER (WHERE s.next_tick IS NOT NULL AND p.has_none) AS refused,
@@ -375,10 +375,10 @@ WITH n AS MATERIALIZED (
 			SELECT CASE WHEN m.jobs_from IS NULL THEN m.highest
 				   ELSE GREATEST(m.highest / 1024, m.jobs_from / 1024 - 1) END AS used) AS v),
 u AS (
-	SELECT string_agg(DISTINCT quote_ident(s.subname), ', ') AS names,
+	SELECT string_agg(DISTINCT idem_visible_name(s.subname), ', ') AS names,
 		   string_agg(DISTINCT format('idem.%I', k.relname), ', ') AS tables,
 		   bool_or(s.subbinary) AS is_binary,
-		   min(quote_ident(s.subname)) FILTER (WHERE s.subbinary) AS binary_name
+		   min(idem_visible_name(s.subname)) FILTER (WHERE s.subbinary) AS binary_name
 	  FROM pg_subscription_rel AS x
 	  JOIN pg_subscription AS s ON s.oid = x.srsubid
 	  JOIN pg_class AS k ON k.oid = x.srrelid
@@ -424,7 +424,7 @@ SELECT 23, true, 'publication',
 	   'ALTER PUBLICATION ' || p.name || ' DROP TABLE ' || p.table_name || ';'
   FROM (SELECT 1) AS o
   LEFT JOIN (
-		SELECT quote_ident(b.pubname) AS name,
+		SELECT idem_visible_name(b.pubname) AS name,
 			   format('idem.%I', k.relname) AS table_name,
 			   CASE
 			   WHEN r.prattrs IS NOT NULL THEN 'column list leaves out columns that the subscriber needs'
@@ -473,7 +473,7 @@ SELECT 15 AS ord,
 	   THEN 'SELECT p.oid::pg_catalog.regprocedure AS function, p.proowner::pg_catalog.regrole AS owner FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace WHERE p.proname OPERATOR(pg_catalog.~) ''^idem_'' AND n.nspname OPERATOR(pg_catalog.<>) ''pg_catalog'';'
 	   END AS fix
   FROM (SELECT count(*) AS n,
-			   min(ARRAY[format('%I.%I', n.nspname, p.proname), quote_ident(pg_get_userbyid(p.proowner))]) AS first
+			   min(ARRAY[idem_visible_name(n.nspname) || '.' || idem_visible_name(p.proname), idem_visible_name(pg_get_userbyid(p.proowner))]) AS first
 		  FROM pg_proc AS p
 		  JOIN pg_namespace AS n ON n.oid = p.pronamespace
 		 WHERE p.proname ~ '^idem_' AND n.nspname <> 'pg_catalog') AS f
@@ -487,9 +487,9 @@ SELECT 18, true, 'settings',
 			   string_agg(format('ALTER %s RESET %s;', e.place, e.name), ' ' ORDER BY e.name, e.place) AS fix
 		  FROM (SELECT lower(split_part(x.setting, '=', 1)) AS name,
 					   CASE
-					   WHEN s.setrole = 0::oid AND d.datname IS NOT NULL THEN format('DATABASE %I', d.datname)
+					   WHEN s.setrole = 0::oid AND d.datname IS NOT NULL THEN 'DATABASE ' || idem_visible_name(d.datname)
 					   WHEN s.setrole = 0::oid THEN 'ROLE ALL'
-					   ELSE 'ROLE ' || quote_ident(pg_get_userbyid(s.setrole)) || COALESCE(' IN DATABASE ' || quote_ident(d.datname), '')
+					   ELSE 'ROLE ' || idem_visible_name(pg_get_userbyid(s.setrole)) || COALESCE(' IN DATABASE ' || idem_visible_name(d.datname), '')
 					   END AS place,
 					   s.setrole <> 0::oid AS is_of_role
 				  FROM pg_db_role_setting AS s
@@ -506,7 +506,7 @@ SELECT 19, true, 'timeouts',
 				'the server ends the transactions of clients that hang or are gone'),
 	   g.fix
   FROM (SELECT string_agg(p.name, ' and ' ORDER BY p.name) AS names,
-			   string_agg(format('ALTER DATABASE %I SET %I = %L;', current_database(), p.name, p.value), ' ' ORDER BY p.name) AS fix
+			   string_agg(format('ALTER DATABASE %s SET %I = %s;', idem_visible_name(current_database()), p.name, idem_visible_literal(p.value)), ' ' ORDER BY p.name) AS fix
 		  FROM (VALUES ('client_connection_check_interval', '10s'),
 					   ('idle_in_transaction_session_timeout', '60s')) AS p (name, value)
 		 WHERE current_setting(p.name) = '0'
@@ -575,7 +575,7 @@ SELECT 20 AS ord,
 	   THEN 'Citus is installed, and there is no map: a function that reaches another node accepts the key a second time; a coordinator needs pg_catalog.idem_shard_set(''{}'', by => ''scope''), each worker the slots of its shards; the fix shows whether keys were claimed here'
 	   WHEN p.slots IS NULL THEN 'no map: this database accepts every key'
 	   WHEN p.original IS NOT NULL
-	   THEN format('a copy of database %s, with its map: both accept the same keys; if applications use both, give this one slots of its own with pg_catalog.idem_shard_set(); the fix shows the map', p.original)
+	   THEN format('a copy of database %s, with its map: both accept the same keys; if applications use both, give this one slots of its own with pg_catalog.idem_shard_set(); the fix shows the map', idem_visible_name(p.original))
 	   WHEN p.is_copy
 	   THEN 'the map was set in another database; if this one replaces it for good (pg_upgrade, a restore, a new primary), and no slots have moved since, run SELECT pg_catalog.idem_shard_set(s.slots, s.by, s.number, keep_id => s.database_id) FROM idem.shard AS s; if it is a copy, both accept the same keys: give it slots of its own with pg_catalog.idem_shard_set(); the fix shows the map'
 	   WHEN p.nslots = 0 AND p.given IS NULL THEN 'a map without slots: this database refuses every key'
@@ -653,7 +653,7 @@ SELECT 22 AS ord,
 								 'COMMIT;', t.relname, t.trigger), ' ' ORDER BY t.relname) AS fix
 		  FROM (SELECT c.relname,
 					   idem_citus_table(c.oid) AS kind,
-					   (SELECT min(quote_ident(g.tgname)) FROM pg_trigger AS g WHERE g.tgrelid = c.oid AND g.tgname ~ '^truncate_trigger_') AS trigger
+					   (SELECT min(idem_visible_name(g.tgname)) FROM pg_trigger AS g WHERE g.tgrelid = c.oid AND g.tgname ~ '^truncate_trigger_') AS trigger
 				  FROM pg_class AS c
 				  JOIN pg_namespace AS n ON n.oid = c.relnamespace
 				 WHERE n.nspname = 'idem' AND c.relkind = 'r') AS t
@@ -714,10 +714,10 @@ LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 24
 BEGIN ATOMIC
 	WITH c AS MATERIALIZED (
 		SELECT c.* FROM idem.checks_citus AS c WHERE c.status = 'fail')
-	SELECT c."check", c.status, c.detail, CASE WHEN NOT c.writes OR NOT pg_is_in_recovery() THEN c.fix END
+	SELECT c."check", c.status, idem_visible(c.detail), CASE WHEN NOT c.writes OR NOT pg_is_in_recovery() THEN idem_visible(c.fix) END
 	  FROM c
 	UNION ALL
-	SELECT l."check", l.status, l.detail, l.fix
+	SELECT l."check", l.status, idem_visible(l.detail), idem_visible(l.fix)
 	  FROM (SELECT count(*) AS n FROM c) AS d
 	 CROSS JOIN LATERAL idem_checks_local(d.n) AS l
 	 WHERE d.n = 0;
@@ -736,7 +736,7 @@ SELECT 'version' AS "check",
 	   format('library %s, SQL objects %s', v.library, v.objects)
 	   || CASE WHEN o.is_old THEN ': the server or this session still uses the old library; no other check was made'
 	   WHEN v.library = v.objects THEN '' ELSE ': no other check was made' END AS detail,
-	   CASE WHEN o.is_old THEN CASE WHEN p.is_preloaded THEN 'pg_ctl restart' ELSE '\connect' END
+	   CASE WHEN o.is_old THEN CASE WHEN p.is_preloaded THEN 'pg_ctl restart' ELSE E'\\connect' END
 	   /* a standby cannot run a command that writes */
 	   WHEN v.library <> v.objects AND NOT pg_is_in_recovery() THEN 'ALTER EXTENSION idem UPDATE;' END AS fix
   FROM v
@@ -748,7 +748,7 @@ SELECT 'version' AS "check",
 		SELECT count(*) > 0 AS is_preloaded
 		  FROM pg_settings AS g
 		 WHERE g.name = 'shared_preload_libraries'
-		   AND g.setting ~ '\midem\M') AS p
+		   AND g.setting ~ E'\\midem\\M') AS p
 UNION ALL
 SELECT c."check", c.status, c.detail, c.fix
   FROM v

@@ -5,7 +5,7 @@
  * that the caller could not read otherwise; every value in it is escaped.
  *
  * idem_report_html() is the only function that puts a value into HTML, and it escapes
- * each of them.  Everything that is concatenated with || has come out of it, or is a
+ * each of them, also characters that could rearrange what a browser shows.  Everything that is concatenated with || has come out of it, or is a
  * literal of this file.
  *
  * The functions run with the privileges of the caller.
@@ -23,13 +23,13 @@ RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 BEGIN ATOMIC
 	SELECT format(template, VARIADIC array_agg(
-				replace(replace(replace(replace(replace(a.value,
+				replace(replace(replace(replace(replace(idem_visible(a.value),
 					'&', '&amp;'), '<', '&lt;'), '>', '&gt;'), '"', '&quot;'), '''', '&#39;')
 				ORDER BY a.ord))
 	  FROM unnest(arguments) WITH ORDINALITY AS a (value, ord);
 END;
 COMMENT ON FUNCTION pg_catalog.idem_report_html IS
-	'for idem_report(): put values into a template for format(), each of them escaped for HTML';
+	'for idem_report(): put values into a template for format(), each of them escaped for HTML, its control and bidirectional characters as escapes';
 
 CREATE FUNCTION pg_catalog.idem_report_number(value numeric)
 RETURNS text
@@ -371,12 +371,12 @@ BEGIN ATOMIC
 						idem_report_number(d.jobs), d.queue,
 						to_char(d.first_at, 'YYYY-MM-DD HH24:MI'), to_char(d.last_at, 'YYYY-MM-DD HH24:MI'),
 						CASE WHEN NOT d.may_read THEN '(errors are not shown to this role)' ELSE COALESCE(d.error, '(no error was given)') END,
-						format('SELECT pg_catalog.count(*) FILTER (WHERE pg_catalog.idem_retry(job_id)) AS retried FROM idem.job_status WHERE state OPERATOR(pg_catalog.=) ''dead'' AND queue OPERATOR(pg_catalog.=) %L%s;',
-							d.queue,
+						format('SELECT pg_catalog.count(*) FILTER (WHERE pg_catalog.idem_retry(job_id)) AS retried FROM idem.job_status WHERE state OPERATOR(pg_catalog.=) ''dead'' AND queue OPERATOR(pg_catalog.=) %s%s;',
+							idem_visible_literal(d.queue),
 							CASE
 							WHEN NOT d.may_read THEN ''
 							WHEN d.error IS NULL THEN ' AND last_error IS NULL'
-							ELSE format(' AND pg_catalog.left(last_error, 200) OPERATOR(pg_catalog.=) %L', d.error)
+							ELSE ' AND pg_catalog.left(last_error, 200) OPERATOR(pg_catalog.=) ' || idem_visible_literal(d.error)
 							END)),
 					'' ORDER BY d.jobs DESC, d.queue, d.error),
 				count(*), (SELECT count(*) FROM idem.report_dead), 'No dead jobs.')
@@ -571,9 +571,13 @@ BEGIN ATOMIC
 <footer><p>A picture of one moment, made by idem_report(). %s A job that a transaction has fetched without a lease is not shown as running. The process of a worker is known if its session has the name of the worker as application_name.</p></footer>
 </body>
 </html>',
-				CASE WHEN keys AND e.may_read THEN 'It shows keys and payloads: do not pass it on.' ELSE 'It shows no keys and no payloads.' END)
+				CASE WHEN keys AND e.may_read THEN 'It shows keys and payloads: do not pass it on.'
+				WHEN e.shows_text THEN 'It has no columns of keys and payloads, but the errors of jobs and the scopes of keys can quote them: read it before you pass it on.'
+				ELSE 'It shows no keys, payloads, scopes and errors of jobs.' END)
 	  FROM (SELECT pg_client_encoding()::text AS encoding,
-				   has_table_privilege('idem.job_status'::regclass, 'SELECT') AS may_read) AS e;
+				   has_table_privilege('idem.job_status'::regclass, 'SELECT') AS may_read,
+				   EXISTS (SELECT FROM unnest(ARRAY['idem.job_status', 'idem.lease_status', 'idem.key_status']::regclass[]) AS v (name)
+							WHERE has_table_privilege(v.name, 'SELECT')) AS shows_text) AS e;
 END;
 COMMENT ON FUNCTION pg_catalog.idem_report IS
 	'an HTML page about this database: health, queues, jobs, keys, duplicates; with keys, it shows keys and payloads to roles that may read them';

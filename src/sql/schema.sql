@@ -35,6 +35,28 @@ AS 'MODULE_PATHNAME', 'idem_clock';
 COMMENT ON FUNCTION pg_catalog.idem_clock IS
 	'the clock by which keys expire: the wall clock plus idem.clock_offset';
 
+/* H1 to H3: names that any role can choose, in what an operator reads and pastes */
+CREATE FUNCTION pg_catalog.idem_visible(value text)
+RETURNS text
+LANGUAGE C IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'idem_visible';
+COMMENT ON FUNCTION pg_catalog.idem_visible IS
+	'for the views of operators: the text with its control and bidirectional characters as escapes';
+
+CREATE FUNCTION pg_catalog.idem_visible_literal(value text)
+RETURNS text
+LANGUAGE C IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'idem_visible_literal';
+COMMENT ON FUNCTION pg_catalog.idem_visible_literal IS
+	'for the views of operators: a literal for a command, its control and bidirectional characters as escapes';
+
+CREATE FUNCTION pg_catalog.idem_visible_name(value text)
+RETURNS text
+LANGUAGE C IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'idem_visible_name';
+COMMENT ON FUNCTION pg_catalog.idem_visible_name IS
+	'for the views of operators: an identifier for a command, its control and bidirectional characters as escapes';
+
 CREATE FUNCTION pg_catalog.idem_version()
 RETURNS text
 LANGUAGE C STABLE PARALLEL SAFE

@@ -7,7 +7,7 @@ CREATE TYPE idem.why_result AS (
 	pid integer,
 	fix text);
 COMMENT ON TYPE idem.why_result IS 'a reason why a job does not run, as idem_why() shows it';
-COMMENT ON COLUMN idem.why_result.reason IS 'paused, later, retry, leased, expired, spent, blocked, held, behind, ready, done, dead, cancelled, gone or other_shard';
+COMMENT ON COLUMN idem.why_result.reason IS 'subscribed, paused, later, retry, leased, expired, spent, blocked, held, behind, ready, done, dead, cancelled, gone or other_shard';
 COMMENT ON COLUMN idem.why_result.detail IS 'the reason in words';
 COMMENT ON COLUMN idem.why_result.since IS 'since when; null: not known, or not shown to this role';
 COMMENT ON COLUMN idem.why_result.pid IS 'process in the way; null: none, or not shown to this role';

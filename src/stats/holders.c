@@ -11,6 +11,7 @@
 #include "postgres.h"
 
 #include "access/subtrans.h"
+#include "access/twophase.h"
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/namespace.h"
@@ -19,6 +20,7 @@
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
+#include "storage/lock.h"
 #include "storage/procarray.h"
 #include "utils/acl.h"
 #include "utils/backend_status.h"
@@ -28,6 +30,7 @@
 #include "utils/lsyscache.h"
 #include "utils/timestamp.h"
 
+#include "fn/fn.h"
 #include "stats/stats.h"
 
 /*
@@ -114,6 +117,16 @@ find_prepared(TransactionId xid, IdemHolder *holder)
 	return found;
 }
 
+/* H3: this transaction as a holder */
+static void
+read_mine(IdemHolder *holder)
+{
+	holder->kind = IDEM_HOLDER_MINE;
+	holder->pid = MyProcPid;
+	holder->since = GetCurrentTransactionStartTimestamp();
+	holder->application_name = application_name[0] != '\0' ? application_name : NULL;
+}
+
 /* H3: the holder that is this open (sub)transaction, or runs it; false if it has ended */
 bool
 idem_holders_find(TransactionId xid, IdemHolder *holder)
@@ -121,10 +134,7 @@ idem_holders_find(TransactionId xid, IdemHolder *holder)
 	memset(holder, 0, sizeof(*holder));
 	if (TransactionIdIsCurrentTransactionId(xid))
 	{
-		holder->kind = IDEM_HOLDER_MINE;
-		holder->pid = MyProcPid;
-		holder->since = GetCurrentTransactionStartTimestamp();
-		holder->application_name = application_name[0] != '\0' ? application_name : NULL;
+		read_mine(holder);
 		return true;
 	}
 	if (!TransactionIdIsInProgress(xid))
@@ -151,7 +161,28 @@ bool
 idem_holders_find_process(int pid, IdemHolder *holder)
 {
 	memset(holder, 0, sizeof(*holder));
+	if (pid == MyProcPid)
+	{
+		read_mine(holder);
+		return true;
+	}
 	return find_process(InvalidTransactionId, pid, holder);
+}
+
+/* H3: the holder that has this lock or waits for it; false if it has ended meanwhile */
+bool
+idem_holders_find_lock(const LockInstanceData *lock, IdemHolder *holder)
+{
+	VirtualTransactionId vxid = idem_compat_lock_vxid(lock);
+	bool have_more = false;
+
+	if (lock->pid != 0)
+		return idem_holders_find_process(lock->pid, holder);
+	/* a prepared transaction has no process; after a restart of the server it has no virtual id */
+	return idem_holders_find(VirtualTransactionIdIsValid(vxid) ?
+								 TwoPhaseGetXidByVirtualXID(vxid, &have_more) :
+								 vxid.localTransactionId,
+							 holder);
 }
 
 /* The holder in words, to follow a sentence about what it does */
@@ -187,7 +218,7 @@ idem_holders_fix(const IdemHolder *holder)
 		case IDEM_HOLDER_PROCESS:
 			return psprintf("SELECT pg_catalog.pg_terminate_backend(%d);", holder->pid);
 		case IDEM_HOLDER_PREPARED:
-			return psprintf("ROLLBACK PREPARED %s;", quote_literal_cstr(holder->gid));
+			return psprintf("ROLLBACK PREPARED %s;", idem_show_literal(holder->gid));
 		case IDEM_HOLDER_PRIMARY:
 		case IDEM_HOLDER_HIDDEN:
 			return NULL;

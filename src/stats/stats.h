@@ -425,6 +425,7 @@ extern void idem_counters_log_duplicate(const char *kind, const char *outcome,
 extern void idem_holders_refresh(void);
 extern bool idem_holders_find(TransactionId xid, IdemHolder *holder);
 extern bool idem_holders_find_process(int pid, IdemHolder *holder);
+extern bool idem_holders_find_lock(const LockInstanceData *lock, IdemHolder *holder);
 extern char *idem_holders_describe(const IdemHolder *holder);
 extern char *idem_holders_fix(const IdemHolder *holder);
 extern bool idem_holders_may_read(const char *view);

@@ -126,11 +126,12 @@ idem_probe_latest(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result)
 }
 
 /*
- * Under SERIALIZABLE, an answer that there is no row is a read.  An index scan with the
- * snapshot tells SSI so: it locks the page of the index where the row would be.
+ * Under SERIALIZABLE, an answer that there is no row is a read (K10).  An index scan with the
+ * snapshot tells SSI so: it locks the page of the index where the row would be, and a row that
+ * the caller counts as absent.
  */
-static void
-read_absent(IdemTable *table, IdemLookup *lookup)
+void
+idem_probe_note_absent(IdemTable *table, IdemLookup *lookup)
 {
 	IndexScanDesc scan;
 
@@ -142,13 +143,13 @@ read_absent(IdemTable *table, IdemLookup *lookup)
 	index_endscan(scan);
 }
 
-/* The same for a caller that inserts no such row: under SERIALIZABLE its answer is a read (K10) */
+/* The same for a caller that inserts no such row: that there is none is its answer */
 void
 idem_probe_existing(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result)
 {
 	idem_probe_latest(table, lookup, result);
 	if (result->found == IDEM_FOUND_NONE)
-		read_absent(table, lookup);
+		idem_probe_note_absent(table, lookup);
 }
 
 /* Wait for the end of a transaction, as long as lock_timeout allows (K5, J6) */

@@ -286,7 +286,7 @@ idem_shard_check_key(const text *scope, const text *key)
 		refuse_slot(shard, "idempotency key belongs to another shard", slot);
 }
 
-/* M4: for a reader that has checked the key: raise an error if the snapshot is from before its slot came */
+/* M4: for a reader that has checked the key: an error if its slot came after the snapshot */
 void
 idem_shard_check_key_shown(const text *scope, const text *key, Snapshot snapshot)
 {
@@ -329,7 +329,7 @@ idem_shard_check_job(int64 job_id)
 		refuse_slot(shard, "job belongs to another shard", idem_shard_slot_of_job(shard, job_id));
 }
 
-/* M4: for a reader that has checked the job: raise an error if the snapshot is from before its slot came */
+/* M4: for a reader that has checked the job: an error if its slot came after the snapshot */
 void
 idem_shard_check_job_shown(int64 job_id, Snapshot snapshot)
 {

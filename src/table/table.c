@@ -229,9 +229,9 @@ open_heap(const IdemTableDef *def, LOCKMODE lockmode)
 
 /*
  * Open a table, and refuse it if it is not as expected.  Whatever other sessions have committed
- * counts from now on, also if this transaction has the lock already (M4).  The indexes get the lock of the caller,
- * so that a function that only reads does not wait for idem_shard_give(), nor it for the
- * function (M3, H3); to write entries, ROW EXCLUSIVE is enough.
+ * counts from now on, also if this transaction has the lock already (M4).  The indexes get the
+ * lock of the caller, so that a function that only reads does not wait for idem_shard_give(),
+ * nor it for the function (M3, H3); to write entries, ROW EXCLUSIVE is enough.
  */
 void
 idem_table_open(IdemTable *table, const IdemTableDef *def, LOCKMODE lockmode)

@@ -297,6 +297,7 @@ extern void idem_probe_classify(const SnapshotData *dirty, IdemProbeResult *resu
 extern void idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result);
 extern bool idem_probe_shows(IdemTable *table, IdemLookup *lookup, Snapshot snapshot);
 extern void idem_probe_latest(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result);
+extern void idem_probe_note_absent(IdemTable *table, IdemLookup *lookup);
 extern void idem_probe_existing(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result);
 extern void idem_probe_wait(IdemTable *table, TransactionId xid);
 

@@ -13,6 +13,8 @@
  */
 #include "postgres.h"
 
+#include <math.h>
+
 #include "access/detoast.h"
 #include "access/htup_details.h"
 #include "access/table.h"
@@ -23,13 +25,17 @@
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
+#include "utils/builtins.h"
 #include "utils/date.h"
 #include "utils/fmgrprotos.h"
+#include "utils/jsonb.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
+#include "utils/numeric.h"
 #include "utils/rls.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
+#include "utils/xid8.h"
 
 #include "testing/testing.h"
 
@@ -118,27 +124,166 @@ is_from_now(int64 time, int32 typmod)
 	return false;
 }
 
+/* now() and statement_timestamp() in microseconds since 1970 */
+static int64
+unix_time(TimestampTz time)
+{
+	return time +
+		(int64) (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * SECS_PER_DAY * USECS_PER_SEC;
+}
+
 /*
- * Is the value the time of the transaction?  Both runs have the same now(), so what they write
- * looks equal (V4).
+ * Is the number one of seconds, milliseconds or microseconds since 1970, computed from this time?
+ * A whole number of seconds has no fraction by which to know it, so it must be equal.
  */
 static bool
-is_now(const IdemColumnChange *column, Datum value)
+is_epoch_of(double number, int64 time)
 {
+	double seconds = (double) time / USECS_PER_SEC;
+	double millis = (double) time / 1000;
+
+	if (fabs(number - seconds) < 1)
+		return number == floor(seconds) || number == rint(seconds) ||
+			fabs(number - seconds) < 0.000001;
+	/* within ten years: other numbers are no times */
+	if (fabs(number - millis) < 10.0 * DAYS_PER_YEAR * SECS_PER_DAY * 1000)
+		return fmod(number - floor(millis), 1000) == 0 || fmod(number - rint(millis), 1000) == 0 ||
+			fabs(remainder(number - millis, 1000)) < 0.001;
+	if (fabs(number - (double) time) < 10.0 * DAYS_PER_YEAR * SECS_PER_DAY * USECS_PER_SEC)
+		return fmod(number - (double) time, USECS_PER_SEC) == 0;
+	return false;
+}
+
+static int
+look_at_number(double number)
+{
+	FullTransactionId xid = GetTopFullTransactionIdIfAny();
+	int found = 0;
+
+	if (is_epoch_of(number, unix_time(GetCurrentTransactionStartTimestamp())) ||
+		is_epoch_of(number, unix_time(GetCurrentStatementStartTimestamp())))
+		found |= IDEM_MOMENT_NOW;
+	if (FullTransactionIdIsValid(xid) && number == (double) U64FromFullTransactionId(xid))
+		found |= IDEM_MOMENT_XID;
+	return found;
+}
+
+/* Has the text the seconds of this time in it, with milliseconds, as ":07.123"? */
+static bool
+has_seconds_of(const char *text, int length, TimestampTz time)
+{
+	int64 millis = unix_time(time) / 1000;
+
+	/* cut off, and rounded */
+	for (int i = 0; i < 2; i++, millis = (unix_time(time) + 500) / 1000)
+	{
+		char seconds[16];
+		int n = snprintf(seconds, sizeof(seconds), ":%02d.%03d", (int) (millis / 1000 % 60),
+						 (int) (millis % 1000));
+
+		/* PostgreSQL writes no zeros at the end */
+		while (seconds[n - 1] == '0' && n > 5)
+			n--;
+		if (memmem(text, length, seconds, n) != NULL)
+			return true;
+	}
+	return false;
+}
+
+static int
+look_at_text(const char *text, int length)
+{
+	return has_seconds_of(text, length, GetCurrentTransactionStartTimestamp()) ||
+			has_seconds_of(text, length, GetCurrentStatementStartTimestamp()) ?
+		IDEM_MOMENT_NOW :
+		0;
+}
+
+static double
+numeric_to_double(Numeric number)
+{
+	return DatumGetFloat8(DirectFunctionCall1(numeric_float8_no_overflow, NumericGetDatum(number)));
+}
+
+/* V4: which of IdemMoment are in the strings and numbers of the value */
+int
+idem_content_look_at_jsonb(Jsonb *value)
+{
+	JsonbIterator *it;
+	JsonbValue v;
+	JsonbIteratorToken token;
+	int found = 0;
+
+	if (value == NULL)
+		return 0;
+	it = JsonbIteratorInit(&value->root);
+	while ((token = JsonbIteratorNext(&it, &v, false)) != WJB_DONE)
+	{
+		if (token != WJB_ELEM && token != WJB_VALUE)
+			continue;
+		if (v.type == jbvString)
+			found |= look_at_text(v.val.string.val, v.val.string.len);
+		else if (v.type == jbvNumeric)
+			found |= look_at_number(numeric_to_double(v.val.numeric));
+	}
+	return found;
+}
+
+/*
+ * Which of IdemMoment are in the value?  Both runs have the same now() and the same transaction
+ * id, so what they write looks equal (V4).
+ */
+static int
+look_at_value(const IdemColumnChange *column, Datum value)
+{
+	bool is_now = false;
+
 	switch (column->type)
 	{
 		case TIMESTAMPTZOID:
 		case TIMESTAMPOID:
-			return is_from_now(DatumGetTimestampTz(value), column->typmod);
+			is_now = is_from_now(DatumGetTimestampTz(value), column->typmod);
+			break;
 		case TIMEOID:
-			return is_from_now(DatumGetTimeADT(value), column->typmod);
+			is_now = is_from_now(DatumGetTimeADT(value), column->typmod);
+			break;
 		case TIMETZOID:
-			return is_from_now(DatumGetTimeTzADTP(value)->time, column->typmod);
+			is_now = is_from_now(DatumGetTimeTzADTP(value)->time, column->typmod);
+			break;
 		case DATEOID:
-			return DatumGetDateADT(value) == GetSQLCurrentDate();
-		default:
-			return false;
+			is_now = DatumGetDateADT(value) == GetSQLCurrentDate();
+			break;
+		case INT4OID:
+			return look_at_number(DatumGetInt32(value));
+		case INT8OID:
+			return look_at_number((double) DatumGetInt64(value));
+		case FLOAT8OID:
+			return look_at_number(DatumGetFloat8(value));
+		case NUMERICOID:
+			return look_at_number(numeric_to_double(DatumGetNumeric(value)));
+		case XIDOID:
+			return TransactionIdEquals(DatumGetTransactionId(value),
+									   GetTopTransactionIdIfAny()) ?
+				IDEM_MOMENT_XID :
+				0;
+		case XID8OID:
+			return FullTransactionIdEquals(DatumGetFullTransactionId(value),
+										   GetTopFullTransactionIdIfAny()) ?
+				IDEM_MOMENT_XID :
+				0;
+		case TEXTOID:
+		case VARCHAROID:
+		case BPCHAROID:
+		case JSONOID:
+		{
+			text *plain = DatumGetTextPP(value);
+
+			return look_at_text(VARDATA_ANY(plain), VARSIZE_ANY_EXHDR(plain));
+		}
+		case JSONBOID:
+			return idem_content_look_at_jsonb(DatumGetJsonbP(value));
 	}
+	return is_now ? IDEM_MOMENT_NOW : 0;
 }
 
 /* Add the row in the slot to the rows that were added or removed */
@@ -163,8 +308,8 @@ add_row(Comparison *comparison, bool added)
 		at[0] = 1;
 		digest_value(TupleDescAttr(desc, i), comparison->slot->tts_values[i], at + 1);
 		add_to_sum(added ? &column->added : &column->removed, at + 1);
-		if (added && is_now(column, comparison->slot->tts_values[i]))
-			column->is_now = true;
+		if (added)
+			column->moments |= look_at_value(column, comparison->slot->tts_values[i]);
 	}
 	idem_sha256_hash(row, (Size) change->natts * (1 + IDEM_SHA256_LEN), digest);
 	add_to_sum(added ? &change->added : &change->removed, digest);
@@ -306,6 +451,9 @@ idem_content_compare(IdemTableChange *change, CommandId before, CommandId after,
 		change->not_compared = "Another session has dropped it.";
 		return;
 	}
+	change->is_transient = comparison.rel->rd_rel->relpersistence == RELPERSISTENCE_TEMP;
+	change->is_history = is_table_of_idem(comparison.rel) &&
+		strcmp(RelationGetRelationName(comparison.rel), "job_log") == 0;
 	change->not_compared = find_obstacle(comparison.rel, max_size);
 	if (change->not_compared == NULL)
 	{

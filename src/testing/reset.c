@@ -60,7 +60,7 @@ check_allowed(void)
 			errdetail("It removes all keys and jobs, so that work of the past can run again. The setting \"%s\" is off.",
 					  "idem.allow_reset"),
 			errhint("In a test database, a superuser can run ALTER DATABASE %s SET idem.allow_reset = on. It takes effect for new sessions.",
-					quote_identifier(get_database_name(MyDatabaseId))));
+					idem_show_name(get_database_name(MyDatabaseId))));
 }
 
 /* Raise the error for a table that other transactions use, and name their processes (V9) */

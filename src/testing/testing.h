@@ -11,6 +11,7 @@
 
 #include "nodes/pg_list.h"
 #include "utils/hsearch.h"
+#include "utils/jsonb.h"
 
 #include "idem.h"
 
@@ -23,6 +24,13 @@ typedef struct IdemSum
 	uint64 words[IDEM_SHA256_LEN / sizeof(uint64)];
 } IdemSum;
 
+/* What is the same for all runs of one transaction, and another one in a real second run (V4) */
+typedef enum IdemMoment
+{
+	IDEM_MOMENT_NOW = 1, /* now() or statement_timestamp() */
+	IDEM_MOMENT_XID = 2	 /* the transaction id */
+} IdemMoment;
+
 /* What a run has done to one column */
 typedef struct IdemColumnChange
 {
@@ -30,7 +38,7 @@ typedef struct IdemColumnChange
 	Oid type; /* of a domain: its base type */
 	int32 typmod;
 	bool is_ignored; /* dropped, or not compared */
-	bool is_now;	 /* a row that was added has the time of the transaction in it */
+	int moments;	 /* which of IdemMoment are in a row that was added */
 	IdemSum added;
 	IdemSum removed;
 } IdemColumnChange;
@@ -57,6 +65,8 @@ typedef struct IdemTableChange
 	int64 inserted; /* as the statistics of the transaction count */
 	int64 updated;
 	int64 deleted;
+	bool is_transient;		  /* a temporary table */
+	bool is_history;		  /* idem.job_log */
 	const char *not_compared; /* why the content was not compared; NULL: it was */
 	int64 nadded;			  /* row versions */
 	int64 nremoved;
@@ -79,6 +89,7 @@ typedef struct IdemVerdict
 extern void idem_content_compare(IdemTableChange *change, CommandId before, CommandId after,
 								 int64 max_size);
 extern void idem_content_replace_removed(IdemTableChange *change, const IdemTableChange *earlier);
+extern int idem_content_look_at_jsonb(Jsonb *value);
 extern bool idem_content_equals(const IdemSum *a, const IdemSum *b);
 
 /* written.c */
@@ -89,6 +100,8 @@ extern IdemTableChange *idem_written_find(List *changes, Oid relid);
 /* verdict.c */
 extern void idem_verdict_add(List **verdicts, const char *check, const char *verdict,
 							 const char *object, const char *detail);
+extern void idem_verdict_result(List **verdicts, bool same, int moments);
+extern void idem_verdict_soften(List *verdicts, int from);
 extern void idem_verdict_second_run(List **verdicts, List *changes);
 extern void idem_verdict_deferred(List **verdicts, List *first, List *both);
 extern void idem_verdict_interrupted(List **verdicts, List *alone, List *again, bool same_result);

@@ -16,6 +16,7 @@
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
 
+#include "fn/fn.h"
 #include "testing/testing.h"
 
 /* Where the values of a column come from that differ after an interruption */
@@ -43,7 +44,7 @@ idem_verdict_add(List **verdicts, const char *check, const char *verdict, const 
 static void
 append_name(StringInfo names, const char *name)
 {
-	appendStringInfo(names, "%s%s", names->len > 0 ? ", " : "", quote_identifier(name));
+	appendStringInfo(names, "%s%s", names->len > 0 ? ", " : "", idem_show_name(name));
 }
 
 static void
@@ -84,19 +85,31 @@ list_changed_columns(const IdemTableChange *change)
 	return names.data;
 }
 
-/* Names of the columns that have the time of the transaction (V4) */
-static char *
-list_now_columns(const IdemTableChange *change)
+/* V4: append what both runs have in common only because they are in one transaction */
+static void
+append_moment(StringInfo out, const char *moment, const char *place)
+{
+	bool again = strstr(out->data, "but both runs") != NULL;
+
+	appendStringInfo(out, again ? ". They also have the same %s. It is in %s" : ", but both runs have the same %s. It is in %s", moment, place);
+}
+
+/* V4: append the columns that have the moment; false if there are none */
+static bool
+append_moment_columns(StringInfo out, const IdemTableChange *change, IdemMoment moment,
+					  const char *name)
 {
 	StringInfoData names;
 
 	initStringInfo(&names);
 	for (int i = 0; i < change->natts; i++)
 	{
-		if (change->columns[i].is_now)
+		if ((change->columns[i].moments & moment) != 0)
 			append_name(&names, NameStr(change->columns[i].name));
 	}
-	return names.data;
+	if (names.len > 0)
+		append_moment(out, name, names.data);
+	return names.len > 0;
 }
 
 /* How the content has changed: more rows, fewer rows, or other values */
@@ -139,20 +152,55 @@ judge_rows(List **verdicts, const IdemTableChange *change)
 	{
 		verdict = "fail";
 		append_difference(&detail, change);
+		/* of these two a real second run has no other effect that lasts */
+		if (change->is_transient || change->is_history)
+		{
+			verdict = "warn";
+			appendStringInfoString(&detail, change->is_transient ? " It is a temporary table: a second run in another session or transaction may find it empty." : " These are jobs that have ended, for example because the second run has cancelled the job of the first one and enqueued another.");
+		}
 	}
 	else
 	{
-		char *columns = list_now_columns(change);
-
 		appendStringInfoString(&detail, " The content is unchanged");
-		if (columns[0] != '\0')
-		{
+		if (append_moment_columns(&detail, change, IDEM_MOMENT_NOW, "now()"))
 			verdict = "warn";
-			appendStringInfo(&detail, ", but both runs have the same now(). It is in %s", columns);
-		}
+		if (append_moment_columns(&detail, change, IDEM_MOMENT_XID, "transaction id"))
+			verdict = "warn";
 		appendStringInfoChar(&detail, '.');
 	}
 	idem_verdict_add(verdicts, "second run", verdict, change->name, detail.data);
+}
+
+/* The verdict about the results of both runs (V4) */
+void
+idem_verdict_result(List **verdicts, bool same, int moments)
+{
+	StringInfoData detail;
+
+	initStringInfo(&detail);
+	appendStringInfoString(&detail, same ? "Both runs returned the same result" : "The second run returned another result");
+	if (same && (moments & IDEM_MOMENT_NOW) != 0)
+		append_moment(&detail, "now()", "the result");
+	if (same && (moments & IDEM_MOMENT_XID) != 0)
+		append_moment(&detail, "transaction id", "the result");
+	appendStringInfoChar(&detail, '.');
+	idem_verdict_add(verdicts, "result", !same ? "fail" : moments != 0 ? "warn" :
+																		 "ok",
+					 NULL,
+					 detail.data);
+}
+
+/* A second run has done what no real one does: from this verdict on, no failure is certain */
+void
+idem_verdict_soften(List *verdicts, int from)
+{
+	for (int i = from; i < list_length(verdicts); i++)
+	{
+		IdemVerdict *verdict = list_nth(verdicts, i);
+
+		if (strcmp(verdict->verdict, "fail") == 0)
+			verdict->verdict = "warn";
+	}
 }
 
 /*

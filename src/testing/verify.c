@@ -122,12 +122,16 @@ do_run(Verify *verify, Run *run, HTAB **marks)
 {
 	HTAB *before;
 	CommandId before_cid;
+	int nest_level;
 
 	CommandCounterIncrement();
 	before = *marks != NULL ? *marks : idem_written_mark();
 	before_cid = GetCurrentCommandId(false);
 	verify->run = run;
+	/* what a run has set with SET or SET LOCAL is not set in a second one, in another session */
+	nest_level = NewGUCNestLevel();
 	run->error = idem_subxact_try(run_handler, verify, true);
+	AtEOXact_GUC(false, nest_level);
 	*marks = idem_written_mark();
 	if (run->error != NULL)
 		return;
@@ -222,13 +226,11 @@ join_rewritten(List *changes, List *earlier)
 static void
 judge_second_run(Verify *verify, Run *first, Run *second, HTAB *marks, List *deferred)
 {
-	bool same = are_equal(first->result, second->result);
 	List *deferred_now;
 	ErrorData *error = check_deferred(&marks, &deferred_now);
 
-	idem_verdict_add(&verify->verdicts, "result", same ? "ok" : "fail", NULL,
-					 same ? "Both runs returned the same result." :
-							"The second run returned another result.");
+	idem_verdict_result(&verify->verdicts, are_equal(first->result, second->result),
+						idem_content_look_at_jsonb(second->result));
 	join_rewritten(second->changes, first->changes);
 	idem_verdict_second_run(&verify->verdicts, second->changes);
 	if (error != NULL)
@@ -246,6 +248,8 @@ run_twice(void *arg)
 	Run second = {0};
 	HTAB *marks = NULL;
 	List *deferred;
+	uint64 held_answers;
+	int nverdicts;
 
 	do_run(verify, &first, &marks);
 	if (first.error == NULL)
@@ -255,11 +259,19 @@ run_twice(void *arg)
 		add_error(verify, "interrupted", first.error);
 		return;
 	}
+	held_answers = idem_keystore_held_answers();
+	nverdicts = list_length(verify->verdicts);
 	do_run(verify, &second, &marks);
 	if (second.error != NULL)
 		add_error(verify, "second run", second.error);
 	else
 		judge_second_run(verify, &first, &second, marks, deferred);
+	if (idem_keystore_held_answers() != held_answers)
+	{
+		idem_verdict_soften(verify->verdicts, nverdicts);
+		idem_verdict_add(&verify->verdicts, "second run", "warn", NULL,
+						 "The second run claimed a key that the first run had claimed and not finished, and got \"held\". A real second run gets \"finished\" without a result. Finish the key in the handler.");
+	}
 	idem_verdict_interrupted(&verify->verdicts, verify->alone.changes, first.changes,
 							 are_equal(verify->alone.result, first.result));
 }

@@ -107,6 +107,31 @@ def another_request(lang):
     equal(lang.db.count("charges", "order_id = %s", order), 1, "rows")
 
 
+def customers_apart(lang):
+    """One key of two customers is two keys. Without a customer it is a third one."""
+    order, key = unique(), f"k-{unique()}"
+    for customer in ([("X-Customer", "alice")], [("X-Customer", "bob")], []):
+        first = lang.server.request("POST", "/charges", charge(order), key, customer)
+        equal((first.status, first.headers.get("idempotent-replayed")), (201, None), f"first answer of {customer}")
+        second = lang.server.request("POST", "/charges", charge(order), key, customer)
+        equal((second.body, second.headers.get("idempotent-replayed")), (first.body, "true"), f"second answer of {customer}")
+    equal(lang.db.count("charges", "order_id = %s", order), 3, "rows")
+    equal(
+        [scope for scope, in lang.db.rows("SELECT scope FROM idem.keys WHERE key = %s ORDER BY scope", key)],
+        ["", "alice", "bob"], "scopes",
+    )
+
+
+def body_too_large(lang):
+    """It is not read to its end, and nothing is stored. The handler sees a body that is just small enough."""
+    order, key = unique(), f"k-{unique()}"
+    for path in ("/charges", "/mails"):
+        equal(lang.server.post(path, b"x" * ((1 << 20) + 1), key).status, 413, path)
+    equal(lang.db.count("idem.keys", "key = %s", key), 0, "keys")
+    body = json.dumps(charge(order)).encode().ljust(90_000)
+    equal(lang.server.post("/charges", body, key).status, 201, "a large body")
+
+
 def refusal_is_stored(lang):
     order, key = unique(), f"k-{unique()}"
     first = lang.server.post("/charges", charge(order, 100001), key)
@@ -261,6 +286,8 @@ SCENARIOS = [
     wait_prints_reasons,
     fifty_without_gate,
     another_request,
+    customers_apart,
+    body_too_large,
     refusal_is_stored,
     failure_is_not_stored,
     client_aborts,

@@ -77,6 +77,26 @@ SKIP:
 	is("@exported", "@expected", 'exported symbols');
 }
 
+# The router on PL/Proxy: each function is routed, refused or not there, and the manual says which, and why.  (117_plproxy.pl
+# compares its first two tables with the schema idem_router.)
+
+{
+	my ($section) = slurp_file('doc/scale.md') =~ /^## PL\/Proxy$(.*?)^## /ms;
+	my (%told, @families);
+	my @public = $script =~ /^CREATE (?:FUNCTION|PROCEDURE) pg_catalog\.(idem_\w+)/mg;
+
+	foreach my $row ($section =~ /^\| (`idem_\w+.*?) \| \S/mg)
+	{
+		push @families, $row =~ /`(idem_\w+)…`/g;
+		$told{$_}++ foreach $row =~ /`(idem_\w+)`/g;
+	}
+	my @unknown = grep { my $name = $_; !$told{$name} && !grep { index($name, $_) == 0 } @families } @public;
+
+	cmp_ok(scalar @public, '>', 60, 'there are functions');
+	is("@unknown", '', 'doc/scale.md tells whether the router has each function');
+	is(join(' ', grep { my $name = $_; !grep { $_ eq $name } @public } sort keys %told), '', 'and no others');
+}
+
 # No test is left out.
 
 sub is_listed

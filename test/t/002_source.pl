@@ -116,6 +116,25 @@ my $vague = qr/\b(?:whoever|somebody|nobody|to be had|for ever|what has been|as 
 is(join(' ', grep { slurp_file($_) =~ $vague } @extension, @programs, glob('src/sql/*.sql *.md src/*.md doc/*.md')),
 	'', 'no vague actors');
 
+# With standard_conforming_strings = off a backslash in a plain literal has another meaning, and the
+# server parses an install or update script before a SET in it counts.  E'' and $$ keep theirs.
+
+my @backslashes;
+foreach my $path (glob('src/sql/*.sql idem--*--*.sql'))
+{
+	# psql, not the server, reads the first lines
+	my $text = slurp_file($path) =~ s/^\\echo .*$//mr;
+
+	# comments, names, dollar quotes and E'' are skipped whole; what is left is a plain literal
+	while ($text =~ m{--[^\n]*|/\*.*?\*/|"[^"]*"|(\$\w*\$).*?\1|\bE'(?:[^'\\]|\\.|'')*'|('(?:[^']|'')*')}sgi)
+	{
+		my $literal = $2 // '';
+
+		push @backslashes, "$path: $literal" if index($literal, '\\') >= 0;
+	}
+}
+is(join("\n", @backslashes), '', 'no plain literal of a script has a backslash');
+
 # The queries for exporters know every state of the launcher, in its order.
 
 my ($states) = slurp_file('src/stats/views.c') =~ /^static const char \*const state_names\[\] = \{\s*(.*?)\};/ms;

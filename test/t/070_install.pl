@@ -233,6 +233,9 @@ is( join("\n", map { m{^(.*) / member / } ? $1 : () } @fresh),
 		'function idem_unschedule(text)',
 		'function idem_verify(regproc,jsonb,bigint)',
 		'function idem_version()',
+		'function idem_visible(text)',
+		'function idem_visible_literal(text)',
+		'function idem_visible_name(text)',
 		'function idem_wait(text,interval,boolean)',
 		'function idem_wait_any(text[],interval,boolean,text)',
 		'function idem_wait_job(bigint,interval,text,jsonb)',
@@ -387,6 +390,32 @@ foreach my $change (
 }
 is(differences(\@fresh, [ members_of('fresh') ]),
 	'', 'and nothing else');
+
+#
+# settings of the database in which the script runs
+#
+# The server parses the script as a whole, before a SET in it could count.  Settings that change what
+# a literal or an operator means do not change what is stored.
+#
+
+my %meaning = (
+	array_nulls => 'off',
+	transform_null_equals => 'on',
+	quote_all_identifiers => 'on',
+	intervalstyle => 'sql_standard',
+	datestyle => '"SQL, DMY"',
+	timezone => '"Asia/Kolkata"',
+	backslash_quote => 'off');
+# 19 has no other value
+$meaning{standard_conforming_strings} = 'off'
+  if $node->psql('postgres', 'SET standard_conforming_strings = off') == 0;
+run('CREATE DATABASE meaning');
+run("ALTER DATABASE meaning SET $_ = $meaning{$_}") foreach sort keys %meaning;
+my $warnings = '';
+$node->psql('meaning', 'CREATE EXTENSION idem', stderr => \$warnings, on_error_die => 1);
+is($warnings, '', 'settings that change the meaning of literals: no warning');
+run("ALTER DATABASE meaning RESET $_") foreach sort keys %meaning;
+is(differences(\@fresh, [ members_of('meaning') ]), '', 'and the same members');
 
 #
 # default privileges of the role that installs

@@ -90,6 +90,17 @@ sub on_all
 sub error_of { return router('SELECT error_of($q$' . shift() . '$q$)') }
 sub state_of { return substr(error_of(shift), 0, 5) }
 
+# The error without the name of the shard that raised it; dies without that name
+sub names_shard
+{
+	my ($number, $error) = @_;
+	my ($node, $db) = @{ $shards[$number] };
+	my $name = sprintf 'Shard %d (host=%s port=%d dbname=%s) raised this error.', $number, $node->host, $node->port, $db;
+
+	$error =~ s/\n?\Q$name\E// or return "no name: $error";
+	return $error;
+}
+
 sub refresh { return router('SELECT shard, slots FROM idem_router.refresh()') }
 sub findings { return router(q{SELECT shard, "check" FROM idem_router."check"() WHERE status <> 'ok' ORDER BY 1 NULLS FIRST, 2}) }
 
@@ -144,7 +155,6 @@ router($hostile);
 router('ALTER DATABASE router SET search_path = hostile, public, pg_catalog');
 is(install(), '00000', 'it does not care about hostile objects');
 router('ALTER DATABASE router RESET search_path');
-is(install(), '42P06', 'nor does it adopt a schema');
 is( router(q{
 	SELECT string_agg(pg_describe_object(classid, objid, 0), ', ') FROM (
 		SELECT 'pg_proc'::regclass AS classid, oid AS objid FROM pg_proc WHERE pronamespace = 'idem_router'::regnamespace
@@ -172,6 +182,54 @@ is( router(q{
 	router(q{SELECT count(*) FROM pg_proc WHERE pronamespace = 'idem_router'::regnamespace AND proname ~ '^idem_'}),
 	'arguments, defaults and results are those of the functions of idem');
 
+# What the manual says that is routed and refused is what there is; 001_meta.pl compares it with all functions of idem.
+my ($section) = slurp_file("$FindBin::RealBin/../../doc/scale.md") =~ /^## PL\/Proxy$(.*?)^## /ms;
+my %told;
+foreach my $row ($section =~ /^\| ((?:`idem_\w+`.*?)) \|/mg) { $told{$_} = 1 foreach $row =~ /`(idem_\w+)`/g }
+my ($without) = $section =~ /^\| not in `idem_router` \|.*?\n\|---\|---\|\n((?:\|.*\n)+)/m;
+delete @told{ $without =~ /`(idem_\w+)`/g };
+is(join(' ', sort keys %told), router(q{SELECT string_agg(DISTINCT proname, ' ' ORDER BY proname) FROM pg_proc WHERE pronamespace = 'idem_router'::regnamespace AND proname ~ '^idem_'}) =~ s/\s+/ /gr,
+	'the manual names all functions of the router');
+
+# The file again, and over an older copy: the map and the grants stay, all else is that of the file.
+
+my $all_objects = q{SELECT string_agg(pg_describe_object(classid, objid, 0), ', ' ORDER BY pg_describe_object(classid, objid, 0)) FROM pg_depend
+	WHERE refclassid = 'pg_namespace'::regclass AND refobjid = 'idem_router'::regnamespace};
+my $objects = router($all_objects);
+
+is(install(), '00000', 'the file can be run again');
+is(router($all_objects), $objects, 'with the same result');
+router(q{
+	CREATE ROLE old_app; CREATE ROLE old_admin; CREATE ROLE old_owner;
+	CREATE SERVER idem_router FOREIGN DATA WRAPPER plproxy OPTIONS (p0 'dbname=x');
+	SELECT idem_router.grant_app('old_app');
+	GRANT EXECUTE ON FUNCTION idem_router.refresh TO old_admin WITH GRANT OPTION;
+	INSERT INTO idem_router.shards VALUES (7, 1024);
+	INSERT INTO idem_router.slots VALUES (700, 7);
+	DROP FUNCTION idem_router.idem_why, idem_router.on_idem_why;
+	CREATE FUNCTION idem_router.older() RETURNS integer LANGUAGE sql RETURN 1;
+	CREATE TYPE idem_router.old_type AS (a integer);
+	GRANT EXECUTE ON FUNCTION idem_router.older TO old_app});
+my $grants = q{SELECT has_function_privilege('old_app', 'idem_router.idem_call(text,text,jsonb,interval,interval,text)', 'EXECUTE'),
+	has_function_privilege('old_app', 'idem_router.idem_why(bigint)', 'EXECUTE'), has_function_privilege('old_app', 'idem_router.refresh()', 'EXECUTE'),
+	has_function_privilege('old_admin', 'idem_router.refresh()', 'EXECUTE WITH GRANT OPTION'), has_table_privilege('old_app', 'idem_router.slots', 'SELECT')};
+is(install(), '00000', 'over an older copy');
+is(router($all_objects), $objects, 'which is gone');
+is(router('SELECT slot, shard FROM idem_router.slots; SELECT shard, jobs_from FROM idem_router.shards'), "700|7\n7|1024", 'its map stays');
+is(router($grants), 't|t|f|t|t', 'its grants, too, and an application gets the new functions');
+router('CREATE VIEW needs_router AS SELECT idem_router.idem_slot(\'k\')');
+is(install(), '2BP01', 'an object of somebody that depends on it is not dropped');
+router('DROP VIEW needs_router');
+foreach my $foreign ('TABLE idem_router.slots', 'FUNCTION idem_router.refresh()', 'TYPE idem_router.failure', 'SCHEMA idem_router')
+{
+	router("ALTER $foreign OWNER TO old_owner");
+	is(install(), '42P06', "nothing of another role is adopted: $foreign");
+	router("ALTER $foreign OWNER TO CURRENT_USER");
+}
+is(router($all_objects) . router('SELECT slot, shard FROM idem_router.slots'), "${objects}700|7", 'and nothing has changed');
+router(q{DROP SERVER idem_router CASCADE; DELETE FROM idem_router.slots; DELETE FROM idem_router.shards; REVOKE ALL ON FUNCTION idem_router.refresh FROM old_admin;
+	DROP OWNED BY old_app; DROP ROLE old_app, old_admin, old_owner});
+
 # The server, in which any number of partitions may share the slots
 
 sub server_options
@@ -191,14 +249,68 @@ router(q{CREATE FUNCTION error_of(command text) RETURNS text LANGUAGE plpgsql AS
 		RETURN concat_ws('|', SQLSTATE, m, d, h);
 	END $f$});
 is(state_of(q{SELECT idem_router.idem_call('k', 'shop.charge')}), 'ID006', 'before refresh() the router knows no shard');
+is(state_of(q{SELECT idem_router.idem_cancel_many(queue => 'q')}), 'ID006', 'so that a call for all shards is refused, too');
+
+# Every fix leads to ok, or to the next finding: follow() runs the first one word for word, where it says, until there
+# is none.  Returns the checks in that order.  A fix that only people can do ends it.
+
+sub findings_with_fix
+{
+	return map { [ split /\|/, $_, 3 ] } split /\n/, router(
+		q{SELECT coalesce(shard, -1), "check", replace(fix, E'\n', '\n') FROM idem_router."check"() WITH ORDINALITY WHERE status <> 'ok' AND fix IS NOT NULL ORDER BY ordinality});
+}
+
+# A command, and others for the case that it is refused because of rows
+sub on_shard_or_other
+{
+	while (my ($number, $command) = splice @_, 0, 2)
+	{
+		my ($node, $db) = @{ $shards[$number] };
+		my $state = sqlstate($node, $command, db => $db);
+
+		return if $state eq '00000';
+		die "$command: $state" if $state ne '55000' || !@_;
+	}
+	return;
+}
+
+sub follow
+{
+	my ($what, @expected) = @_;
+	my @seen;
+
+	for (1 .. 20)
+	{
+		my ($first) = findings_with_fix();
+
+		last if !$first;
+		my ($shard, $check, $fix) = @$first;
+
+		push @seen, $check;
+		$fix =~ s/\\n/\n/g;
+		if (my @commands = $fix =~ /^-- (?:[^:\n]*\b)?on shard (\d+): (.*)$/mg) { on_shard_or_other(@commands) }
+		elsif ($fix =~ /^--/) { $seen[-1] .= ' (by people)'; last }
+		else { router($fix) }
+	}
+	is(join(', ', @seen), join(', ', @expected), "the fixes of check() for $what");
+	is(findings(), '', 'lead to a router without findings') if $expected[-1] !~ /by people/;
+	return;
+}
+
+follow('no server', 'partitions', 'connection', 'connection (by people)');
+router('DROP USER MAPPING FOR CURRENT_USER SERVER idem_router; DROP SERVER idem_router');
 is(state_of('SELECT idem_router.refresh()'), '55000', 'and refresh() wants a server');
 router('CREATE SERVER idem_router FOREIGN DATA WRAPPER plproxy OPTIONS (' . join(', ', q{modular_mapping '1'}, server_options(0 .. 3)) . ')');
 router('CREATE USER MAPPING FOR CURRENT_USER SERVER idem_router');
 is(refresh(), join("\n", '0|{[0,256)}', '1|{[256,512)}', '2|{[512,768)}', '3|{[768,1024)}'), 'refresh() asks the shards for their slots');
 is(findings(), '', 'check() finds nothing');
+is(router(q{SELECT count(*) FROM idem_router."check"() WHERE fix IS NOT NULL}), 0, 'and there is nothing to fix');
 router("ALTER SERVER idem_router OPTIONS (SET p1 '$connstrs[1] user=postgres')");
 is(findings() =~ /^\|passwords$/m, 1, 'check() finds a user in the options of the server');
-router("ALTER SERVER idem_router OPTIONS (SET p1 '$connstrs[1]')");
+follow('a user in the options of the server', 'passwords');
+router("ALTER SERVER idem_router OPTIONS (SET p1 '$connstrs[1] password = ''it\\''s dbname=secret'' application_name=x')");
+unlike(router(q{SELECT idem_router.name_of_shard(1) || string_agg(fix, '') FROM idem_router."check"()}), qr/secret|it\\/, 'no error and no fix shows a password');
+follow('a password in the options of the server', 'passwords');
 
 # Keys of each shard
 my @keys;
@@ -297,7 +409,7 @@ foreach my $case (
 	like($routed, qr/^$state\|/, "$state reaches the caller");
 	my $direct = on_shard(2, 'SELECT error_of($q$SELECT ' . $command . '$q$)');
 	s/\d+ s ago/N s ago/ foreach $routed, $direct;
-	is($routed, $direct, "$state: message, detail and hint, too");
+	is(names_shard(2, $routed), $direct, "$state: message, detail and hint, too; and the detail names the shard");
 }
 
 # Roles: the shard checks the privileges of the role of the user mapping.
@@ -328,6 +440,9 @@ is($app->sqlstate(call($keys[2][15])), '42501', 'a new password counts at once; 
 on_shard($_, 'GRANT USAGE ON SCHEMA shop TO shop_app; GRANT INSERT ON shop.ledger TO shop_app') foreach 0 .. 3;
 is($app->query(call($keys[2][15])), 'finished|f', 'then it runs');
 is(on_shard(2, "SELECT owner FROM idem_get('$keys[2][15]')"), 'shop_app', 'as the role of the user mapping');
+is($app->query(q{SELECT idem_router.idem_cancel_many('{}'), idem_router.idem_cancel_many(queue => 'q'), count(*) FROM idem_router.idem_heartbeat('{}', '{}', '1 s')}),
+	'0|0|0', 'so do calls for many jobs');
+is($app->sqlstate(q{SELECT idem_router.idem_pause('q')}), '42501', 'an application may not pause a queue');
 is($app->sqlstate("SELECT idem_router.idem_call('$keys[2][15]', 'shop.charge', '1')"), 'ID001', 'an application gets our errors');
 is($app->sqlstate("SELECT idem_router.idem_claim('$keys[2][15]')"), '0A000', 'also those of calls that are not routed');
 router(q{ALTER USER MAPPING FOR app SERVER idem_router OPTIONS (SET user 'other_app')});
@@ -343,7 +458,7 @@ $app->quit;
 my %refused = (
 	'idem_claim' => "'k'", 'idem_finish' => "'k'", 'idem_release' => "'k'", 'idem_fence' => "'k', 1",
 	'idem_fetch' => "'q'", 'idem_claim_many' => q{'{k}'}, 'idem_finish_many' => q{'{k}'},
-	'idem_enqueue_many' => q{'q', '{1}'}, 'idem_complete_many' => q{'{1}', '{1}'});
+	'idem_enqueue_many' => q{'q', '{1}'});
 
 foreach my $name (sort keys %refused)
 {
@@ -455,6 +570,107 @@ is( router(q{
 	join("\n", ('enqueued') x 20, 20, 20, 20),
 	'job_by_key and cancel_by_key find the shard by the key');
 
+# Many jobs
+
+my $jobs_of = q{SELECT string_agg(state, ' ' ORDER BY n) FROM unnest(%s) WITH ORDINALITY AS i (id, n) LEFT JOIN LATERAL idem_router.idem_job(i.id) ON true};
+
+# Numbers of new jobs, $n in each shard, in turn, as an array
+sub new_jobs
+{
+	my ($queue, $n) = @_;
+
+	return '(ARRAY[' . join(', ', split /\n/, router(join ';', map { my $i = $_; map { "SELECT job_id FROM idem_router.idem_enqueue('$queue', key => '$keys[$_][$i]')" } 0 .. 3 } 1 .. $n)) . ']::bigint[])';
+}
+
+sub states { return router(sprintf $jobs_of, shift) }
+
+my $many = new_jobs('many', 2);
+
+is(router("SELECT idem_router.idem_cancel_many($many || 1024000 || $many" . '[1])'), 8, 'cancel_many by numbers: each job once, unknown ones do not count');
+is(states($many), join(' ', ('cancelled') x 8), 'in all shards');
+is(router("SELECT idem_router.idem_retry_many($many" . '[2:7])'), 6, 'retry_many by numbers');
+is(states($many), join(' ', 'cancelled', ('waiting') x 6, 'cancelled'), 'those, and no others');
+is(router(q{SELECT idem_router.idem_retry_many(queue => 'many', state => 'cancelled')}), 2, 'retry_many by queue adds up');
+is(join(' ', map { router(q{SELECT idem_router.idem_cancel_many(queue => 'many', max_jobs => 3)}) } 1 .. 4), '3 3 2 0', 'max_jobs is for all shards together');
+is(router("SELECT idem_router.idem_cancel_many('{}')"), 0, 'an empty array changes nothing');
+is(router('SELECT idem_router.idem_cancel_many(ARRAY[-1, 0, 5, 9007199254740992])'), 0, 'nor do numbers that no job has');
+
+$many = new_jobs('moved', 2);
+is( router("SET datestyle = 'SQL, DMY'; SELECT idem_router.idem_reschedule_many($many, '03/02/2031 14:05:06.789 UTC', 7)"), 8, 'reschedule_many by numbers');
+is( router(qq{SET timezone = UTC; SELECT DISTINCT j.run_at, j.priority FROM unnest($many) AS i (id), idem_router.idem_job(i.id) AS j}),
+	'2031-02-03 14:05:06.789+00|7', 'a time reaches every shard as it is meant');
+is(router(q{SELECT idem_router.idem_reschedule_many(queue => 'moved', run_at => now() - interval '1 min')}), 8, 'reschedule_many by queue');
+
+# with tokens; rows come with their positions in the arrays of the caller
+@jobs = map { [ split /\|/ ] } split /\n/, router(q{SELECT job_id, token FROM idem_router.idem_fetch('moved', 8, '1 min', 'w') ORDER BY job_id % 7, job_id});
+($ids, $tokens) = map { my $i = $_; '(ARRAY[' . join(', ', map { $_->[$i] } @jobs) . ']::bigint[])' } 0, 1;
+is(router("SELECT idem_router.idem_snooze_many($ids" . "[1:2], $tokens" . q{[1:2], '1 h')}), 2, 'snooze_many with tokens');
+is(router("SELECT idem_router.idem_fail_many($ids" . "[2:4], $tokens" . q{[2:4], 'no luck', dead => true)}), 2, 'fail_many with tokens: an old token does not count');
+is( router(qq{SELECT string_agg(ord || ' ' || status, ', ' ORDER BY ord), bool_and(job_id = ($ids)[ord])
+				FROM idem_router.idem_complete_many($ids || 1024000, $tokens || 1)}),
+	'1 stale, 2 stale, 3 stale, 4 stale, 5 completed, 6 completed, 7 completed, 8 completed, 9 stale|t',
+	'complete_many: a row for each element');
+is(states($ids . '[1:4]'), 'scheduled scheduled dead dead', 'and the jobs are as it says');
+is(router(q{SELECT count(*) FROM idem_router.idem_complete_many('{}', '{}')}), 0, 'complete_many of empty arrays');
+is(router(q{SELECT idem_router.idem_reschedule_many(queue => 'moved', run_at => now()); SELECT count(*) FROM idem_router.idem_fetch('moved', 9, '1 min', 'w')}),
+	"2\n2", 'the others wait');
+is(router(q{SELECT idem_router.idem_snooze_many(queue => 'moved', delay => '0', worker => 'w')}), 2, 'snooze_many by queue and worker');
+is(router(q{SELECT count(*) FROM idem_router.idem_fetch('moved', 9, '1 min', 'v')}), 2, 'gives them back');
+is(router(q{SELECT idem_router.idem_fail_many(queue => 'moved', worker => 'w'), idem_router.idem_fail_many(queue => 'moved', worker => 'v', dead => true)}),
+	'0|2', 'fail_many by queue and worker');
+
+# Bad arguments: the error of the plain function, and no shard has changed a job.  (Numbers of shard 0, for the plain
+# functions; shard 3, for a change that must not happen.)
+$many = new_jobs('bad', 1);
+my ($first_job, $last_job) = $many =~ /\[(\d+),.* (\d+)\]/;
+foreach my $bad (
+	map({ ("idem_${_}_many('{$last_job,NULL,$first_job}')", "idem_${_}_many('{{$first_job}}')", "idem_${_}_many()", "idem_${_}_many('{$first_job}', 'bad')",
+			"idem_${_}_many(queue => 'bad', state => 'done')", "idem_${_}_many(queue => 'bad', max_jobs => 0)", "idem_${_}_many(queue => 'bad', max_jobs => NULL)") }
+		qw(cancel retry)),
+	"idem_fail_many('{$first_job}')", "idem_fail_many('{$last_job,$first_job}', '{1,0}')", "idem_fail_many('{$last_job,$first_job}', '{1}')",
+	"idem_fail_many('{$last_job,$first_job}', '{1,NULL}')", "idem_fail_many(tokens => '{1}', queue => 'bad')",
+	"idem_snooze_many(queue => 'bad')", "idem_snooze_many('{$first_job}', '{1}', '-1 s')",
+	"idem_reschedule_many(queue => 'bad')", "idem_reschedule_many('{$first_job}', 'infinity')",
+	"idem_complete_many(NULL, '{1}')", "idem_complete_many('{$last_job,NULL,$first_job}', '{1,1,1}')", "idem_complete_many('{$last_job,$first_job}', '{1}')",
+	"idem_complete_many('{{1}}', '{{1}}')", "idem_complete_many('{$last_job,$first_job}', '{1,0}')",
+	"idem_heartbeat('{$last_job,NULL,$first_job}', '{1,1,1}', '1 s')", "idem_heartbeat('{$last_job,$first_job}', '{1,0}', '1 s')")
+{
+	is(names_shard(0, error_of("SELECT idem_router.$bad")), on_shard(0, 'SELECT error_of($q$SELECT ' . $bad . '$q$)'), "the error of $bad");
+}
+is(states($many), join(' ', ('waiting') x 4), 'and nothing has changed');
+
+# One call, several shards: each commits by itself.  An error says which ones have.
+on_shard(2, 'ALTER DATABASE s2 SET default_transaction_read_only = on');
+is( error_of("SELECT idem_router.idem_cancel_many($many)") =~ s/ \(host=[^)]*\)//r,
+	"25006|cannot execute idem_cancel_many() in a read-only transaction|Shard 2 raised this error.\nThese shards have committed, and this is what they returned: 0 (1), 1 (1), 3 (1).|",
+	'if a shard fails, the error says which ones have committed');
+is(states($many), 'cancelled cancelled waiting cancelled', 'which they have');
+on_shard(2, 'SET default_transaction_read_only = off; ALTER DATABASE s2 RESET default_transaction_read_only');
+is(router("SELECT idem_router.idem_cancel_many($many)"), 1, 'repeated, the call does what is left');
+on_shard(0, 'ALTER DATABASE s0 SET default_transaction_read_only = on');
+unlike(error_of(q{SELECT idem_router.idem_retry_many(queue => 'bad', state => 'cancelled')}), qr/committed/, 'if the first shard refuses');
+is(states($many), join(' ', ('cancelled') x 4), 'nothing has changed');
+on_shard(0, 'SET default_transaction_read_only = off; ALTER DATABASE s0 RESET default_transaction_read_only');
+
+# Several queues, progress, and questions
+my $any = new_jobs('any 1', 1) . ' || ' . new_jobs('any 2', 1);
+is( router(q{SELECT count(*), count(DISTINCT queue), count(DISTINCT job_id) FROM idem_router.idem_fetch_any('{any 1,any 2}', 20, '1 min', 'w')}),
+	'8|2|8', 'fetch_any looks in all shards');
+is(state_of(q{SELECT idem_router.idem_fetch_any('{}', 1, '1 s')}), '22023', 'its errors are those of a shard');
+is(router(qq{SELECT count(*) FROM unnest($any) AS i (id), idem_router.idem_why(i.id) AS w WHERE w.reason = 'leased'}), 8, 'why finds the shard by the number');
+router(q{SELECT idem_router.idem_fail_many(queue => 'any 1', dead => true)});
+like( router(qq{SELECT string_agg(w.fix, ' ') FROM unnest($any) AS i (id), idem_router.idem_why(i.id) AS w WHERE w.reason = 'dead'}),
+	qr/^-- on shard 0: SELECT pg_catalog.idem_retry\(\d+\); -- on shard 1: .* -- on shard 2: .* -- on shard 3: /,
+	'a fix says on which shard, and is a comment in the router');
+is( router(qq{SELECT idem_router.idem_progress(f.job_id, f.token, '{"percent": 50}', '1 h') > clock_timestamp() + interval '59 min'
+				FROM (SELECT (idem_router.idem_retry_many(queue => 'any 1'))) AS r, LATERAL idem_router.idem_fetch('any 1', 1, '1 min') AS f}),
+	't', 'progress finds the shard by the number');
+router("SELECT idem_router.idem_lease('$keys[1][30]', '1 min', worker => 'somebody')");
+is(router("SELECT kind, worker, fix FROM idem_router.idem_holder('$keys[1][30]')") =~ s/\(.*//r, 'lease|somebody|-- on shard 1: SELECT pg_catalog.idem_release', 'holder finds the shard by the key');
+is(router(q{SELECT idem_router.idem_pause('any 1'), idem_router.idem_pause('any 1')}), 't|f', 'pause is for the queue in every shard');
+is(on_all(q{SELECT count(*) FROM idem.queues WHERE queue = 'any 1' AND paused_at IS NOT NULL}), 4, 'in all of them');
+is(router(q{SELECT idem_router.idem_resume('any 1'), idem_router.idem_resume('any 1')}), 't|f', 'so is resume');
+
 # A number from before the map of one shard must not reach another one.
 
 router('UPDATE idem_router.shards SET jobs_from = 10 * 1024 WHERE shard = 0');
@@ -462,6 +678,7 @@ is(state_of('SELECT idem_router.idem_cancel(5)'), '00000', 'a number from before
 is( error_of('SELECT idem_router.idem_cancel(300)'),
 	'0A000|the shard of this job is not known|The number may be from before the map of another shard, when numbers carried no slot. Such shards: 0.|Call the function in the database in which the job was enqueued.',
 	'but not if it leads to another one');
+is(state_of("SELECT idem_router.idem_cancel_many(ARRAY[$jobs[0][0], 300])"), '0A000', 'also as one of many');
 refresh();
 is(router('SELECT jobs_from FROM idem_router.shards WHERE shard = 0'), '1024', 'refresh() reads the first number again');
 
@@ -482,6 +699,12 @@ is(scalar(() = $open->receive =~ /\|[01]$/mg), 2, 'a shard is down: a fetch retu
 is(scalar(() = $open->{message} =~ /WARNING:  0800[16]: shard [23] did not answer/g), 2, 'with a warning for each shard');
 is($open->sqlstate(fetch('down', 10)), '08001', 'if the others have none, it is an error');
 is($open->sqlstate(call($keys[2][0])), '08001', 'a call of the shard is an error, too');
+is($open->sqlstate(q{SELECT idem_router.idem_retry_many(queue => 'any 1')}), '08001', 'a count without them would look like one of all: it is an error');
+like($open->{message}, qr/DETAIL:  Shard 2 \(host=.* dbname=s2\): .*\nFailed, too: shard 3\.\nThese shards have committed, and this is what they returned: 0 \(0\), 1 \(0\)\./s,
+	'which names all shards');
+$open->send(sprintf q{SELECT ord, status FROM idem_router.idem_complete_many(ARRAY[%s], '{1,1,1,1}')}, join ', ', map { 1024000 + 256 * $_ } 3, 1, 2, 0);
+is(join(' ', $open->receive =~ /^(\d+\|\w+)$/mg), '4|stale 2|stale', 'complete_many: elements of such shards have no row, and the others their places');
+is(scalar(() = $open->{message} =~ /WARNING:  0800[16]: shard [23] did not answer/g), 2, 'with a warning for each shard');
 is($open->query(call($keys[0][0])), 'finished|t', 'and calls of others work');
 is(router(q{SELECT string_agg(shard || ' ' || status, ', ' ORDER BY shard) FROM idem_router."check"() WHERE "check" = 'connection'}),
 	'0 ok, 1 ok, 2 fail, 3 fail', 'check() names the shards');
@@ -498,6 +721,8 @@ enqueue_all('slow');
 on_shard(2, q{ALTER DATABASE s2 SET statement_timeout = '100ms'});
 router(q{ALTER SERVER idem_router OPTIONS (ADD query_timeout '1')});
 is(findings(), '2|statement_timeout', 'check() warns of statement_timeout on a shard');
+follow('statement_timeout on a shard', 'statement_timeout');
+on_shard(2, 'ALTER ROLE CURRENT_USER IN DATABASE s2 RESET statement_timeout');
 $locker->query('BEGIN; LOCK TABLE idem.jobs');
 $open->send(fetch('slow', 10));
 is(scalar(() = $open->receive =~ /\|[013]$/mg), 3, 'trap: statement_timeout of one shard does not lose the jobs of the others');
@@ -571,11 +796,12 @@ is($open->query(call($keys[2][18], ', "lock": 2')), 'finished|f', 'the same call
 
 sub wrong
 {
-	my ($what, $detail, $break, $repair) = @_;
+	my ($what, $detail, $break, $repair, $fixes) = @_;
 
 	$break->();
 	like(error_of('SELECT idem_router.refresh()'), qr/^55000\|[^|]*\|.*$detail/s, "refresh() refuses $what");
 	is(scalar(() = findings() =~ /\|/g) > 0, 1, "check() finds $what");
+	$fixes ? follow($what, @$fixes) : $repair->();
 	$repair->();
 	is(findings(), '', "and no more afterwards");
 	return;
@@ -595,23 +821,119 @@ $two->safe_psql('postgres', q{CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C'
 $two->safe_psql('postgres', 'CREATE DATABASE scoped');
 $two->safe_psql('latin', q{CREATE EXTENSION idem; SELECT idem_shard_set('{[768,1024)}', number => 3)});
 $two->safe_psql('scoped', q{CREATE EXTENSION idem; SELECT idem_shard_set('{[768,1024)}', by => 'scope', number => 3)});
-wrong('a shard with another encoding', 'encoding LATIN1, the router UTF8', sub { instead_of_s3('latin') }, sub { $option[3]->(3) });
-wrong('a shard by scope', 'by scope', sub { instead_of_s3('scoped') }, sub { $option[3]->(3) });
+wrong('a shard with another encoding', 'encoding LATIN1, the router UTF8', sub { instead_of_s3('latin') }, sub { $option[3]->(3) },
+	['encoding (by people)']);
+{
+	local $shards[3] = [ $two, 'scoped' ];
+	wrong('a shard by scope', 'by scope', sub { instead_of_s3('scoped') }, sub { $option[3]->(3) }, ['by']);
+}
 wrong('partitions that are swapped', 'partition p0 leads to shard 1',
-	sub { $option[0]->(1); $option[1]->(0) }, sub { $option[0]->(0); $option[1]->(1) });
+	sub { $option[0]->(1); $option[1]->(0) }, sub { $option[0]->(0); $option[1]->(1) }, ['number']);
+wrong('partitions that lead in a circle', 'partition p0 leads to shard 1',
+	sub { $option[0]->(1); $option[1]->(2); $option[2]->(0) }, sub { $option[$_]->($_) foreach 0 .. 2 }, ['number']);
+wrong('two partitions that lead to one shard', 'partition p3 leads to shard 2',
+	sub { $option[3]->(2) }, sub { $option[3]->(3) }, ['number (by people)']);
+wrong('a shard without a number', 'a database whose map has no number',
+	sub { on_shard(3, q{SELECT idem_shard_set('{[768,1024)}')}) }, sub { }, ['number']);
+wrong('a router with another rule', 'by key, that of the router by scope',
+	sub { router(q{SELECT idem_shard_set('{}', by => 'scope')}) }, sub { }, ['by']);
 $option[0]->(1);
 $option[1]->(0);
 is(state_of(call($keys[0][0])), 'ID006', 'with swapped partitions the shards refuse the keys');
 $option[0]->(0);
 $option[1]->(1);
 wrong('a shard without a map', 'no map', sub { on_shard(3, 'SELECT idem_shard_set(NULL)') },
-	sub { on_shard(3, q{SELECT idem_shard_set('{[768,1024)}', number => 3)}) });
+	sub { }, ['map']);
 wrong('two shards with the same slot', 'Shard 3 and one before it have the slots .\[767,768.',
 	sub { on_shard(3, q{SELECT idem_shard_set('{[767,1024)}', number => 3)}) },
-	sub { on_shard(3, q{SELECT idem_shard_set('{[768,1024)}', number => 3, force => true)}) });
+	sub { }, ['one owner']);
 router(q{SELECT idem_shard_set(NULL)});
 is(findings(), '|router map', 'check() finds a router that would accept keys');
-router(q{SELECT idem_shard_set('{}')});
+follow('a router that would accept keys', 'router map');
+router('UPDATE idem_router.slots SET shard = 1 WHERE slot BETWEEN 0 AND 9');
+is(findings(), "0|slots\n1|slots", 'check() finds a map of the router that is wrong');
+follow('a wrong map of the router', 'slots');
+
+sub detail_of { return router(qq{SELECT string_agg(detail, '; ') FROM idem_router."check"() WHERE "check" = '$_[0]' AND status <> 'ok'}) }
+
+# A shard without a map accepts every key: nobody says that its slots are refused.
+on_shard(3, 'SELECT idem_shard_set(NULL)');
+is( detail_of('one owner'), 'these shards accept every key, because they have no map, so keys can run twice: 3',
+	'check() says that a shard without a map accepts every key');
+follow('a shard without a map', 'map');
+
+# Slots that no shard has
+on_shard(3, q{SELECT idem_shard_set('{[768,1000)}', number => 3, force => true)});
+is(detail_of('one owner'), 'no shard has the slots {[1000,1024)}: their keys are refused', 'check() finds slots that no shard has');
+is(state_of('SELECT idem_router.refresh()'), '00000', 'refresh() leaves them with their shard');
+follow('slots that no shard has', 'one owner');
+
+# A database that is not ready yet, instead of shard 3
+sub unready
+{
+	my ($what, $sql, $then) = @_;
+	local $shards[3] = [ $two, 'unready' ];
+
+	$two->safe_psql('postgres', 'CREATE DATABASE unready');
+	$two->safe_psql('unready', $sql) if $sql;
+	instead_of_s3('unready');
+	$then->($what);
+	is($two->safe_psql('unready', 'SELECT slots, number FROM idem.shard'), '{[768,1024)}|3', "$what: it has the slots of its shard");
+	$option[3]->(3);
+	$two->safe_psql('postgres', 'DROP DATABASE unready WITH (FORCE)');
+	return;
+}
+
+unready('a database without idem', '', sub { follow(shift, 'connection', 'map') });
+unready('a database without a map that has keys', "CREATE EXTENSION idem; SELECT idem_lease('$keys[3][0]', '1 h')", sub { follow(shift, 'map') });
+unready('jobs from before the map',
+	q{CREATE EXTENSION idem; SELECT idem_enqueue('before') FROM generate_series(1, 3); SELECT idem_shard_set('{[768,1024)}', number => 3)},
+	sub {
+		my ($what) = @_;
+		my ($first) = findings_with_fix();
+
+		is("@$first[0, 1]", '3 job numbers', "check() finds $what");
+		is(scalar(() = on_shard(3, $first->[2] =~ s/^-- on shard 3: //r) =~ /^\d+\|before\|waiting$/mg), 3, 'its fix lists them');
+		on_shard(3, q{SELECT idem_cancel_many(queue => 'before')});
+		is(findings(), '', 'when workers have done them, there is nothing more');
+	});
+
+# A new shard without a map gets one without slots; a database that the router knows no more
+$one->safe_psql('postgres', 'CREATE DATABASE fresh');
+$one->safe_psql('fresh', 'CREATE EXTENSION idem');
+router(sprintf q{ALTER SERVER idem_router OPTIONS (ADD p4 'host=%s port=%d dbname=fresh')}, $one->host, $one->port);
+{
+	local $shards[4] = [ $one, 'fresh' ];
+	follow('a new shard', 'map');
+	is(on_shard(4, 'SELECT slots, number FROM idem.shard'), '{}|4', 'it has a map without slots');
+}
+router('ALTER SERVER idem_router OPTIONS (DROP p4)');
+$one->safe_psql('postgres', 'DROP DATABASE fresh WITH (FORCE)');
+router('ALTER SERVER idem_router OPTIONS (DROP p3)');
+is(detail_of('one owner'), 'not every shard has answered', 'the slots of a partition that is gone are not offered to another shard');
+follow('a partition that is gone, and its slots are not', 'partition', 'connection (by people)');
+$option[3]->(3);
+is(findings(), '', 'with the right connection string all is well');
+router('ALTER SERVER idem_router OPTIONS (DROP p3)');
+on_shard(2, q{SELECT idem_shard_set('{[512,1024)}', number => 2)});
+follow('a partition that is gone, whose slots another shard has', 'partition');
+router("ALTER SERVER idem_router OPTIONS (ADD p3 '$connstrs[3]')");
+follow('a partition that comes back, and whose slots another shard has', 'one owner', 'slots');
+is(on_shard(3, 'SELECT slots FROM idem.shard'), '{[768,1024)}', 'the shard with the rows keeps them');
+
+# A role that lacks its privileges on the shards
+router(q{ALTER USER MAPPING FOR CURRENT_USER SERVER idem_router OPTIONS (ADD user 'other_app')});
+foreach my $n (0 .. 3)
+{
+	my ($first) = findings_with_fix();
+
+	is("@$first", "$n connection -- on shard $n: SELECT pg_catalog.idem_grant('other_app', 'admin');", "check() finds what the role lacks on shard $n");
+	like(detail_of('connection'), qr/permission denied for .*\. Shard $n \(host=.* port=.* dbname=s$n\) raised this error/, 'and names the shard');
+	on_shard($n, $first->[2] =~ s/^-- .*?: //r);
+}
+is(findings(), '', 'with the grants all is well');
+router(q{ALTER USER MAPPING FOR CURRENT_USER SERVER idem_router OPTIONS (DROP user)});
+on_shard($_, q{SELECT idem_revoke('other_app', 'admin'); SELECT idem_grant('other_app', 'app')}) foreach 0 .. 3;
 
 # A router with an old map
 
@@ -620,10 +942,14 @@ $open->query('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM idem_r
 my $slot = router("SELECT idem_slot('$keys[0][19]')");
 my %id = map { $_ => on_shard($_, 'SELECT idem_shard_id()') } 0, 3;
 my $above = on_shard(0, "SELECT idem_shard_give('{[$slot,$slot]}', '$id{3}')");
+is(detail_of('one owner'), "the slots {[$slot,@{[ $slot + 1 ]})} are moving: a shard has given them up, and none has taken them yet",
+	'check() finds a move that is not complete');
+is(findings(), '|one owner', 'and nothing else');
+follow('a move that is not complete', 'one owner (by people)');
 on_shard(3, "SELECT idem_shard_take('{[$slot,$slot]}', $above, '$id{0}')");
 on_shard(0, 'UPDATE idem.shard SET given = NULL, receiver = NULL');
 on_shard(3, 'UPDATE idem.shard SET taken = NULL, sender = NULL');
-is( error_of(call($keys[0][19])),
+is( names_shard(0, error_of(call($keys[0][19]))),
 	"ID006|idempotency key belongs to another shard|Its slot is $slot, which shard 0 does not have.|The map of the router is old, or the slot is just moving: repeat the call. If the error stays, an operator runs SELECT * FROM idem_router.refresh().",
 	'a router with an old map is refused, and says so');
 is(findings(), "0|slots\n3|slots", 'check() finds the old map');

@@ -51,7 +51,7 @@ sub run_fixes
 
 run(q{SELECT idem_enqueue('q', key => 'k')});
 
-my $ready = qr/^ready\|Nothing is in the way: the next fetch gets it\./;
+my $ready = qr/^ready\|The next fetch gets it\. Looked at: [^.]*\./;
 my %holders = (
 	'absorbed a duplicate' => q{SELECT outcome FROM idem_enqueue('q', key => 'k')},
 	'fetched the job' => q{SELECT job_id FROM idem_fetch('q')},
@@ -91,7 +91,7 @@ run(q{SELECT idem_enqueue('empty', delay => '1 h', key => 'later')});
 $waiter->send(q{CALL idem_wait('empty', '10 min')});
 wait_until_asleep($primary, 1, "pid = $waiter->{pid}");
 like(run(q{SET idem.clock_offset = '2 h'; SELECT detail FROM idem_why(2)}),
-	qr/^Nothing is in the way.* A session waits for the queue\.$/, 'H3: a session waits');
+	qr/^The next fetch gets it.* A session waits for the queue\.$/, 'H3: a session waits');
 run("SELECT pg_cancel_backend($waiter->{pid})");
 $waiter->receive;
 is($waiter->{sqlstate}, '57014', 'the session no longer waits');
@@ -163,7 +163,7 @@ $primary->wait_for_catchup($standby);
 my $absorbed = 'held|An open transaction has enqueued a duplicate, which the job has absorbed. ';
 my $claimed = 'claim|f|f|An open transaction has claimed the key. ';
 is(why(1, $standby), join("\n", ("${absorbed}It runs on the primary.|") x 2), 'H3: absorbers, on a standby');
-is(why($new, $standby), 'held|An open transaction has enqueued the job. It runs on the primary.|', 'H3: a new job, on a standby');
+is(why($new, $standby), 'held|An open transaction has enqueued the job, which can be fetched after the commit. It runs on the primary.|', 'H3: a new job, on a standby');
 is(holder('open', $standby), "${claimed}It runs on the primary.", 'H3: an open claim, on a standby');
 is(holder('prepared', $standby), "${claimed}It runs on the primary.", 'H3: a prepared claim, on a standby');
 is(holder('leased', $standby), 'lease|f|t|A worker has a lease of the key.', 'H3: a lease, on a standby');
@@ -171,7 +171,7 @@ like(why($new + 1, $standby), qr/^paused\|/, 'H3: a paused queue, on a standby')
 like(why(1000, $standby), qr/^gone\|/, 'H3: no job, on a standby');
 is(run(q{SELECT count(*) FROM idem.workers}, node => $standby), '0', 'H3: idem.workers, on a standby');
 like(run(q{SET idem.clock_offset = '2 h'; SELECT detail FROM idem_why(2)}, node => $standby),
-	qr/^Nothing is in the way: the next fetch gets it\. It is not known when /, 'H3: a ready job, on a standby');
+	qr/^The next fetch gets it\. Looked at: [^.]*\. It is not known when /, 'H3: a ready job, on a standby');
 
 #
 # a crash: open transactions are gone, prepared ones stay; as after a promotion
@@ -194,7 +194,7 @@ foreach my $where ([ $primary, 'after a crash' ], [ $standby, 'after a promotion
 	is(holder('prepared', $node), 'claim|f|t|An open transaction has claimed the key. It is the prepared transaction p.',
 		"H3: a prepared claim $what");
 	run(run('SELECT fix FROM idem_why(1)', node => $node), node => $node);
-	like(why(1, $node), qr/^ready\|Nothing is in the way: the next fetch gets it\. No worker has fetched from the queue since the server was started\.\|$/,
+	like(why(1, $node), qr/^ready\|The next fetch gets it\. Looked at: [^.]*\. No worker has fetched from the queue since the server was started\.\|$/,
 		"H3: and its command $what");
 	is(holder('prepared', $node), '', "H3: which lets the key go, too, $what");
 }
@@ -205,7 +205,7 @@ foreach my $where ([ $primary, 'after a crash' ], [ $standby, 'after a promotion
 
 $primary->append_conf('postgresql.conf', q{shared_preload_libraries = ''});
 $primary->restart;
-is(why(1), 'ready|Nothing is in the way: the next fetch gets it. It is not known when a worker last fetched from the queue.|',
+is(why(1), 'ready|The next fetch gets it. Looked at: its row, its queue, the jobs before it, open transactions, locks on the table, subscriptions. It is not known when a worker last fetched from the queue.|',
 	'H3: without preload');
 
 log_ok($primary);

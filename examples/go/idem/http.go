@@ -21,13 +21,13 @@ import (
 
 // HTTP understands the Idempotency-Key header (draft-ietf-httpapi-idempotency-key-header-07).
 //
-//	http.Handle("/charges", idem.HTTP{Pool: pool}.Once(func(tx idem.Tx, r *http.Request) (*idem.Response, error) { ... }))
+//	http.Handle("/charges", idem.HTTP{Pool: pool, Scope: customerOf}.Once(func(tx idem.Tx, r *http.Request) (*idem.Response, error) { ... }))
 //
 // Handlers return their answer, because it must not be sent before the COMMIT. An error is a 500, and nothing is
 // stored. A *Refusal with a *Response as its Result undoes the work and is stored.
 type HTTP struct {
 	Pool      *pgxpool.Pool
-	Scope     func(r *http.Request) string // the customer, so that keys of two customers never meet
+	Scope     func(r *http.Request) string // required: the customer, so that keys of two customers never meet; "": there is only one
 	TTL, Wait time.Duration
 }
 
@@ -106,6 +106,9 @@ func ParseKey(header string) string {
 }
 
 func (h HTTP) handle(run func(ctx context.Context, key Key, r func() *http.Request) (*Response, bool, error)) http.Handler {
+	if h.Scope == nil {
+		panic("idem.HTTP needs a Scope: the customer of a request")
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := r.Header.Values("Idempotency-Key")
 		if len(header) != 1 {
@@ -122,9 +125,7 @@ func (h HTTP) handle(run func(ctx context.Context, key Key, r func() *http.Reque
 			problem(w, 413, "The body is too large.")
 			return
 		}
-		if h.Scope != nil {
-			key.Scope = h.Scope(r)
-		}
+		key.Scope = h.Scope(r)
 		// The hash of the body, not the body: any bytes will do, and jsonb does not change them.
 		sum := sha256.Sum256(body)
 		key.Request = map[string]string{"method": r.Method, "path": r.URL.RequestURI(), "sha256": hex.EncodeToString(sum[:])}
