@@ -20,6 +20,7 @@
 #include "utils/fmgrprotos.h"
 #include "utils/inval.h"
 #include "utils/memutils.h"
+#include "utils/lsyscache.h"
 #include "utils/multirangetypes.h"
 #include "utils/snapmgr.h"
 #include "utils/typcache.h"

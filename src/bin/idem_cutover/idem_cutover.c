@@ -6,10 +6,11 @@
  * and can be repeated, so the program can be killed at any point and started again.  "What a run
  * leaves behind" in doc/replication.md has the table.
  *
- * Two facts are not in the catalogs by themselves while step 5 takes the slot away from the
- * subscription and drops it: which slot it was, and that it was this program.  They are in the
- * mark, the comment on an empty schema of the publisher.  A comment is not replicated, only the
- * owner of the schema can change it, and to read it runs no code.
+ * Three facts are not in the catalogs by themselves while step 5 takes the slot away from the
+ * subscription and drops it: which slot it was, how far the subscriber had received it, and that
+ * it was this program.  They are in the mark, the comment on an empty schema of the publisher.  A
+ * comment is not replicated, only the owner of the schema can change it, and to read it runs no
+ * code.
  *
  * Each run but --check first ends the sessions of an earlier one, on both servers.  The session
  * of a program that was killed can still wait for a lock, and would do its command later.
@@ -30,6 +31,9 @@
 
 /* Of two runs the later one takes over: the advisory lock of its two sessions, "idem", "cuto" */
 #define LOCK_KEYS "1768187245, 1668641903"
+
+/* Between the slot and the position in the mark */
+#define MARK_POSITION ", received up to "
 
 #define THIS_DATABASE "(SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())"
 
@@ -274,19 +278,33 @@ read_mark(Cutover *cutover)
 		0);
 }
 
-/* The slot that the mark names, or NULL if there is no mark of this subscription */
+/*
+ * The slot that the mark names, or NULL if there is no mark of this subscription.  lsn is set to
+ * the position up to which the subscriber has received everything.
+ */
 static char *
-marked_slot(Cutover *cutover)
+marked_slot(Cutover *cutover, char **lsn)
 {
 	char *mark = read_mark(cutover);
 	char *prefix = mark_prefix(cutover);
 	size_t length = strlen(prefix);
 	char *slot = NULL;
 
-	/* the rest is the name of a slot, or the comment is none of ours */
-	if (mark != NULL && strncmp(mark, prefix, length) == 0 && mark[length] != '\0' &&
-		strspn(mark + length, "abcdefghijklmnopqrstuvwxyz0123456789_") == strlen(mark + length))
-		slot = common_copy(mark + length);
+	*lsn = NULL;
+	if (mark != NULL && strncmp(mark, prefix, length) == 0)
+	{
+		const char *name = mark + length;
+		size_t name_length = strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_");
+		const char *position = name + name_length + strlen(MARK_POSITION);
+
+		/* anything else is none of ours */
+		if (name_length > 0 && strncmp(name + name_length, MARK_POSITION, strlen(MARK_POSITION)) == 0 &&
+			position[strspn(position, "0123456789ABCDEF/")] == '\0')
+		{
+			slot = common_format("%.*s", (int) name_length, name);
+			*lsn = common_copy(position);
+		}
+	}
 	free(prefix);
 	free(mark);
 	return slot;
@@ -301,7 +319,7 @@ leave_mark(Cutover *cutover)
 {
 	Server *server = &cutover->publisher;
 	char *prefix = mark_prefix(cutover);
-	char *mark = common_format("%s%s", prefix, cutover->slot);
+	char *mark = common_format("%s%s" MARK_POSITION "%s", prefix, cutover->slot, cutover->lsn);
 	char *quoted = common_quote_value(server, mark);
 	char *comment = common_format("COMMENT ON SCHEMA idem_cutover IS %s", quoted);
 
@@ -634,14 +652,30 @@ detach_slot(Cutover *cutover)
 	common_run(server, "COMMIT", 0);
 }
 
-/* Undo detach_slot(), also that of an earlier run. */
+/*
+ * Undo detach_slot(), also that of an earlier run.  The subscriber has received everything up to
+ * lsn.
+ *
+ * If DROP SUBSCRIPTION has not committed, the server has forgotten nevertheless how far it has
+ * received: that is not undone.  The slot knows it, but if the publisher crashes, it goes back to
+ * its last checkpoint, and what comes again would be applied again.
+ */
 static void
-put_back(Cutover *cutover)
+put_back(Cutover *cutover, const char *lsn)
 {
 	Server *server = &cutover->subscriber;
 	char *slot = common_quote_value(server, cutover->slot);
 	char *options = common_format(" SET (slot_name = %s)", slot);
 
+	if (common_is_true(server, "SELECT has_function_privilege('pg_replication_origin_progress(text, boolean)', 'EXECUTE')"
+					   "   AND has_function_privilege('pg_replication_origin_advance(text, pg_lsn)', 'EXECUTE')",
+					   0))
+		common_run(server,
+				   "SELECT pg_replication_origin_advance(o.name, $2::pg_lsn)"
+				   "  FROM pg_subscription AS s, LATERAL (SELECT 'pg_' || s.oid) AS o (name)"
+				   " WHERE s.subname = $1 AND s.subdbid = " THIS_DATABASE
+				   "   AND COALESCE(pg_replication_origin_progress(o.name, true), '0/0') < $2::pg_lsn",
+				   2, cutover->subscription, lsn);
 	common_run(server, "BEGIN", 0);
 	run_named(server, "ALTER SUBSCRIPTION ", cutover->subscription, options);
 	run_named(server, "ALTER SUBSCRIPTION ", cutover->subscription, " ENABLE");
@@ -747,6 +781,37 @@ drop_slot(Cutover *cutover, const char *slot, const char *publications)
 }
 
 /*
+ * The point of no return, after the last look: both commands are sent at once.  NULL if the
+ * subscription is gone; otherwise what keeps it.
+ */
+static char *
+commit_drop(Cutover *cutover)
+{
+	Server *server = &cutover->subscriber;
+	char *name = common_quote_name(server, cutover->subscription);
+	char *sql = common_format("DROP SUBSCRIPTION %s; COMMIT", name);
+	PGresult *result;
+	bool is_done;
+
+	cutover->status = EXIT_DROPPED;
+	result = PQexec(server->conn, sql);
+	is_done = PQresultStatus(result) == PGRES_COMMAND_OK;
+	if (!is_done)
+	{
+		common_note_error(server, result);
+		if (PQstatus(server->conn) != CONNECTION_OK)
+			common_raise(server);
+		/* the server has said that nothing was committed */
+		cutover->status = EXIT_READ_ONLY;
+		common_check_signals();
+	}
+	PQclear(result);
+	free(sql);
+	free(name);
+	return is_done ? NULL : common_format("could not drop the subscription: %s", server->message);
+}
+
+/*
  * One round: NULL if the subscription is gone.  Otherwise what keeps it, which is there as it was.
  * again is set if another round can help.
  */
@@ -755,57 +820,52 @@ drop_subscription(Cutover *cutover, bool *again)
 {
 	Server *server = &cutover->subscriber;
 	Server locker;
-	char *name;
-	char *sql;
 	char *found = NULL;
-	char *state;
+	char *state = NULL;
 	int count;
 
+	*again = false;
 	lock_tables(cutover, &locker);
 	note_position(cutover);
 	receive_all(cutover);
 	sequences_copy(cutover, &count);
+	leave_mark(cutover);
 	detach_slot(cutover);
 
-	*again = false;
 	if (!wait_quietly(cutover, "the slot is still in use", is_slot_free, &state))
 		found = common_format("gave up after %" PRId64 " s: slot %s is still in use", cutover->timeout, cutover->slot);
 	else
 	{
-		PGresult *result;
-
-		/* whatever this waits for, it waits before the last look */
+		/*
+		 * Take the lock on the subscription, so that the program waits for it before the last
+		 * look and not after it.  DROP cannot be rolled back in full, see put_back().
+		 */
 		common_run(server, "BEGIN", 0);
-		name = common_quote_name(server, cutover->subscription);
-		sql = common_format("DROP SUBSCRIPTION %s", name);
-		result = common_attempt(server, sql, 0);
-		found = result != NULL ? look_again(cutover, again) :
-								 common_format("could not drop the subscription: %s", server->message);
-		PQclear(result);
-		free(sql);
-		free(name);
+		run_named(server, "ALTER SUBSCRIPTION ", cutover->subscription, " DISABLE");
+		found = look_again(cutover, again);
+		if (found == NULL)
+			found = commit_drop(cutover);
 	}
 	if (found != NULL)
 	{
 		common_disconnect(&locker);
 		if (PQtransactionStatus(server->conn) != PQTRANS_IDLE)
 			common_run(server, "ROLLBACK", 0);
-		put_back(cutover);
-		return found;
+		put_back(cutover, cutover->lsn);
 	}
-
-	cutover->status = EXIT_DROPPED;
-	common_run(server, "COMMIT", 0);
-	cutover->is_detached = false;
-	drop_slot(cutover, cutover->slot, cutover->publications);
-	common_disconnect(&locker);
-	return NULL;
+	else
+	{
+		cutover->is_detached = false;
+		drop_slot(cutover, cutover->slot, cutover->publications);
+		common_disconnect(&locker);
+	}
+	free(state);
+	return found;
 }
 
 static void
 end_subscription(Cutover *cutover)
 {
-	leave_mark(cutover);
 	for (int round = 1;; round++)
 	{
 		bool again;
@@ -874,7 +934,7 @@ end_cutover(Cutover *cutover, const char *slot)
 	common_print(stderr, "  SELECT lsn, xid, data FROM pg_logical_slot_peek_binary_changes('%s', NULL, NULL, 'proto_version', '1', 'publication_names', '...');", slot);
 	common_print(stderr, "Then SELECT pg_drop_replication_slot('%s'), and run idem_cutover again.", slot);
 	common_print(stderr, "The subscriber is the primary, and clients can use it.");
-	stop_program();
+	exit(EXIT_DROPPED);
 }
 
 /*
@@ -897,7 +957,7 @@ refuse_missing(Cutover *cutover)
  * slot back.
  */
 static void
-resume_detached(Cutover *cutover, const char *slot)
+resume_detached(Cutover *cutover, const char *slot, const char *lsn)
 {
 	cutover->is_detached = true;
 	if (!exists_slot(cutover, slot))
@@ -911,7 +971,7 @@ resume_detached(Cutover *cutover, const char *slot)
 	}
 	free(cutover->slot);
 	cutover->slot = common_copy(slot);
-	put_back(cutover);
+	put_back(cutover, lsn);
 	common_print(stdout, "note     an earlier run has stopped in step 5; the subscription was put back");
 }
 
@@ -936,6 +996,7 @@ abort_cutover(Cutover *cutover)
 {
 	bool was_read_only = is_read_only(cutover);
 	char *slot;
+	char *lsn;
 
 	if (was_read_only)
 		cutover->status = EXIT_READ_ONLY;
@@ -949,7 +1010,7 @@ abort_cutover(Cutover *cutover)
 	else
 	{
 		take_over(cutover, &cutover->subscriber);
-		slot = marked_slot(cutover);
+		slot = marked_slot(cutover, &lsn);
 		if (!find_subscription(cutover))
 		{
 			if (was_read_only || slot != NULL)
@@ -959,7 +1020,7 @@ abort_cutover(Cutover *cutover)
 			}
 		}
 		else if (slot != NULL && !cutover->is_enabled)
-			resume_detached(cutover, slot);
+			resume_detached(cutover, slot, lsn);
 		free(slot);
 	}
 	if (was_read_only)
@@ -987,13 +1048,14 @@ static void
 make_cutover(Cutover *cutover)
 {
 	char *slot;
+	char *lsn;
 	char *text;
 	int count;
 
 	take_over(cutover, &cutover->subscriber);
 	if (is_read_only(cutover))
 		cutover->status = EXIT_READ_ONLY;
-	slot = marked_slot(cutover);
+	slot = marked_slot(cutover, &lsn);
 	if (!find_subscription(cutover))
 	{
 		if (slot == NULL)
@@ -1005,7 +1067,7 @@ make_cutover(Cutover *cutover)
 		common_print(stdout, "The publisher is read-only already: going on.");
 	if (slot != NULL && !cutover->is_enabled && cutover->slot == NULL)
 	{
-		resume_detached(cutover, slot);
+		resume_detached(cutover, slot, lsn);
 		wait_until(cutover, "the subscription does not start", is_slot_in_use);
 	}
 	checks_run(cutover);
@@ -1042,7 +1104,8 @@ make_cutover(Cutover *cutover)
 static void
 check_only(Cutover *cutover)
 {
-	char *slot = marked_slot(cutover);
+	char *lsn;
+	char *slot = marked_slot(cutover, &lsn);
 
 	if (!find_subscription(cutover))
 	{
