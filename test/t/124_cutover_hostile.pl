@@ -20,6 +20,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $evil = qq{"; \\! x \n\e[2J\$(x)' OR s() |};
+# 19 refuses line breaks in names of databases and roles
+my $evil_line = $evil =~ s/\n//r;
 my $conf = q{
 shared_preload_libraries = 'idem'
 idem.cleanup_naptime = 1s
@@ -32,6 +34,7 @@ my @nodes = ($publisher, $subscriber);
 
 # As an identifier and as a literal
 my $name = '"' . $evil =~ s/"/""/gr . '"';
+my $name_line = $name =~ s/\n//r;
 my $literal = q{ E'} . $evil =~ s/([\\'])/\\$1/gr . q{'};
 
 # As the superuser, whatever the database has set
@@ -39,7 +42,7 @@ sub on
 {
 	my ($server, $sql) = @_;
 
-	return $nodes[$server]->safe_psql($evil,
+	return $nodes[$server]->safe_psql($evil_line,
 		"SET search_path = pg_catalog; SET role = none; SET default_transaction_read_only = off; $sql");
 }
 
@@ -47,8 +50,8 @@ sub command
 {
 	return cutover_command(
 		@nodes,
-		'--publisher' => $publisher->connstr($evil),
-		'--subscriber' => $subscriber->connstr($evil),
+		'--publisher' => $publisher->connstr($evil_line),
+		'--subscriber' => $subscriber->connstr($evil_line),
 		'--subscription' => $evil, @_);
 }
 
@@ -104,17 +107,19 @@ my @settings = (
 	q{default_transaction_isolation = 'serializable'},
 	'default_transaction_deferrable = on',
 	'array_nulls = off',
-	'standard_conforming_strings = off',
 	'quote_all_identifiers = on',
 	q{bytea_output = 'escape'},
 	q{datestyle = 'SQL, DMY'},
 	q{timezone = 'Asia/Kolkata'});
 
+# 19 has no other
+push @settings, 'standard_conforming_strings = off' if $publisher->pg_version < 19;
+
 foreach my $node (@nodes)
 {
-	$node->safe_psql('postgres', qq{CREATE ROLE hostile LOGIN; CREATE ROLE $name; CREATE DATABASE $name OWNER hostile});
+	$node->safe_psql('postgres', qq{CREATE ROLE hostile LOGIN; CREATE ROLE $name_line; CREATE DATABASE $name_line OWNER hostile});
 	$node->safe_psql(
-		$evil, qq{
+		$evil_line, qq{
 		CREATE EXTENSION idem;
 		GRANT CREATE ON SCHEMA public TO hostile;
 		SET ROLE hostile;
@@ -123,21 +128,21 @@ foreach my $node (@nodes)
 		CREATE SEQUENCE public.z;
 		$trap});
 }
-$publisher->safe_psql($evil, "CREATE PUBLICATION $name FOR ALL TABLES");
-$subscriber->safe_psql($evil,
+$publisher->safe_psql($evil_line, "CREATE PUBLICATION $name FOR ALL TABLES");
+$subscriber->safe_psql($evil_line,
 	"CREATE SUBSCRIPTION $name CONNECTION E'"
-	  . $publisher->connstr($evil) =~ s/([\\'])/\\$1/gr
+	  . $publisher->connstr($evil_line) =~ s/([\\'])/\\$1/gr
 	  . "' PUBLICATION $name WITH (slot_name = 'the_slot')");
-$subscriber->poll_query_until($evil, q{SELECT count(*) > 0 AND bool_and(srsubstate = 'r') FROM pg_subscription_rel})
+$subscriber->poll_query_until($evil_line, q{SELECT count(*) > 0 AND bool_and(srsubstate = 'r') FROM pg_subscription_rel})
   or die 'the subscription does not work';
 foreach my $node (@nodes)
 {
-	$node->safe_psql('postgres', "ALTER DATABASE $name SET $_") foreach @settings;
+	$node->safe_psql('postgres', "ALTER DATABASE $name_line SET $_") foreach @settings;
 }
 # the apply worker of the subscriber would have this role, too
-$publisher->safe_psql('postgres', "ALTER DATABASE $name SET role = 'hostile'");
+$publisher->safe_psql('postgres', "ALTER DATABASE $name_line SET role = 'hostile'");
 on(0, "SELECT setval('public.z', 41); INSERT INTO $name.$name (a) VALUES ($literal), ('2')");
-is($publisher->safe_psql($evil, 'SELECT trap.spring(); SELECT rolsuper FROM pg_roles LIMIT 0'), 't', 'the trap works');
+is($publisher->safe_psql($evil_line, 'SELECT trap.spring(); SELECT rolsuper FROM pg_roles LIMIT 0'), 't', 'the trap works');
 harmless('the owner alone', '');
 
 #
@@ -145,10 +150,10 @@ harmless('the owner alone', '');
 #
 
 prints_ok(0, qr/Nothing is missing/, '--check', '--check');
-on(0, "CREATE SEQUENCE $name.missing; ALTER ROLE $name SET default_transaction_read_only = off");
-prints_ok(1, qr/MISSING .*read_only: "; \\! x \\x0a\\x1b\[2J.*\nMISSING .*all sequences of the publisher: """; \\! x \\x0a.*\.missing\n/s,
+on(0, "CREATE SEQUENCE $name.missing; ALTER ROLE $name_line SET default_transaction_read_only = off");
+prints_ok(1, qr/MISSING .*read_only: "; \\! x \\x1b\[2J.*\nMISSING .*all sequences of the publisher: """; \\! x \\x0a.*\.missing\n/s,
 	'names of roles, schemas and sequences', '--check');
-on(0, "DROP SEQUENCE $name.missing; ALTER ROLE $name RESET ALL; ALTER SCHEMA idem_cutover OWNER TO $name");
+on(0, "DROP SEQUENCE $name.missing; ALTER ROLE $name_line RESET ALL; ALTER SCHEMA idem_cutover OWNER TO $name_line");
 prints_ok(1, qr/MISSING .*no other role has made the schema idem_cutover: it belongs to "; /, 'a mark that another role can make', '--check');
 on(0, 'ALTER SCHEMA idem_cutover OWNER TO hostile');
 prints_ok(1, qr/no subscription \\x1b\\xc2\\x9b/, 'another subscription', '--check', '--subscription', "\e\xc2\x9b");
@@ -162,7 +167,7 @@ prints_ok(2, qr/every user of this machine/, 'a password in a connection string'
 {
 	my ($out, $err) = ('', '');
 	my $before_1 = session($publisher);
-	my $in_3 = session($subscriber, db => $evil);
+	my $in_3 = session($subscriber, db => $evil_line);
 
 	$before_1->query('BEGIN; LOCK TABLE pg_db_role_setting IN SHARE MODE');
 	my $program = IPC::Run::start([ command('--until', 4) ], '>', \$out, '2>', \$err,
@@ -176,7 +181,7 @@ prints_ok(2, qr/every user of this machine/, 'a password in a connection string'
 	$before_1->query('COMMIT');
 	$program->pump until $out =~ /^step 2 /m || !$program->pumpable;
 
-	my $owner = session($publisher, db => $evil, user => 'hostile');
+	my $owner = session($publisher, db => $evil_line, user => 'hostile');
 
 	$owner->query(
 		q{SET search_path = pg_catalog;
