@@ -541,7 +541,8 @@ end_copy(Server *server)
 
 		if (PQresultStatus(result) == PGRES_COPY_IN)
 			PQputCopyEnd(server->conn, "another attempt");
-		while (PQresultStatus(result) == PGRES_COPY_OUT && PQgetCopyData(server->conn, &line, 0) > 0)
+		while (PQresultStatus(result) == PGRES_COPY_OUT &&
+			   PQgetCopyData(server->conn, &line, 0) > 0)
 			PQfreemem(line);
 		PQclear(result);
 	}
@@ -549,7 +550,7 @@ end_copy(Server *server)
 
 /*
  * Do the work, again and again if an error says that this can help.  Before each new attempt the
- * transactions of these servers are rolled back.  False if it has not helped after so many attempts.
+ * transactions of these servers are rolled back.  False if so many attempts have not helped.
  */
 bool
 common_try(void (*work)(void *), void *argument, Server *const *servers, int nservers,
@@ -714,8 +715,9 @@ print_notice(void *arg, const PGresult *result)
 void
 common_connect(Server *server, const char *name, const char *conninfo, const Setting *settings)
 {
-	const char *const keywords[] = {"dbname", "fallback_application_name", NULL};
-	const char *const values[] = {conninfo, program, NULL};
+	/* what comes later wins, so the caller can choose another name in the string */
+	const char *const keywords[] = {"application_name", "dbname", NULL};
+	const char *const values[] = {program, conninfo, NULL};
 	int place = 0;
 	char *pid;
 

@@ -17,9 +17,8 @@ static const char queue_query[] =
 
 /* What each of the two databases must be */
 void
-check_server(const Database *database)
+check_server(Server *server)
 {
-	Server *server = (Server *) &database->server;
 
 	if (!common_is_true(server, "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'idem')", 0))
 		common_die("the %s does not have the extension idem; run there: CREATE EXTENSION idem", server->name);
@@ -30,8 +29,8 @@ check_server(const Database *database)
 }
 
 /*
- * M8: keep a second idem_move away, so that neither sees half of what the other does.  The lock ends
- * with the session.  A server notices within a second that the program of a session was killed.
+ * M8: keep a second idem_move away, so that neither sees half of what the other does.  The lock
+ * ends with the session.  A server notices within a second that the program was killed.
  */
 void
 check_alone(const Move *move, Database *database)
@@ -59,10 +58,10 @@ check_alone(const Move *move, Database *database)
 }
 
 static void
-check_same(const Move *move, const char *what, const char *sql)
+check_same(Move *move, const char *what, const char *sql)
 {
-	char *here = common_value((Server *) &move->source.server, sql, 0);
-	char *there = common_value((Server *) &move->target.server, sql, 0);
+	char *here = common_value(&move->source.server, sql, 0);
+	char *there = common_value(&move->target.server, sql, 0);
 
 	if (strcmp(here, there) != 0)
 		common_die("the source has %s %s; the target has %s", what, here, there);
@@ -83,6 +82,8 @@ check_databases(Move *move)
 		common_die("source and target are the same database, or one is a copy of the other's server");
 	check_same(move, "version", "SELECT pg_catalog.idem_version()");
 	check_same(move, "encoding", "SELECT getdatabaseencoding()");
+	/* idem_slot() in an expression of --table uses it */
+	check_same(move, "idem.scope", "SELECT COALESCE(current_setting('idem.scope', true), '')");
 	if (strcmp(source->by, target->by) != 0)
 		common_die("the source has a map by %s; the target has a map by %s", source->by, target->by);
 	if (source->number != NULL && target->number == NULL)
@@ -105,7 +106,8 @@ check_databases(Move *move)
 	{
 		for (const char *c = move->tables[i].slot; *c != '\0'; c++)
 		{
-			if ((unsigned char) *c >= 0x80 && strcmp(encoding, "UTF8") != 0 && strcmp(encoding, "SQL_ASCII") != 0)
+			if ((unsigned char) *c >= 0x80 && strcmp(encoding, "UTF8") != 0 &&
+				strcmp(encoding, "SQL_ASCII") != 0)
 				common_die("--table can have ASCII characters only, because the databases have the encoding %s", encoding);
 		}
 	}
@@ -114,7 +116,7 @@ check_databases(Move *move)
 
 /* What the values of the columns look like; enumerated types have their labels in both */
 static const char columns_query[] =
-	"SELECT string_agg(format('%I %s %s', a.attname, format_type(a.atttypid, a.atttypmod),"
+	"SELECT string_agg(concat_ws(' ', quote_ident(a.attname), format_type(a.atttypid, a.atttypmod),"
 	" (SELECT array_agg(e.enumlabel ORDER BY e.enumlabel) FROM pg_enum AS e WHERE e.enumtypid = a.atttypid)), ', ' ORDER BY a.attname COLLATE \"C\")"
 	" FROM pg_attribute AS a WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''";
 
@@ -142,11 +144,23 @@ resolve_table(Move *move, UserTable *table)
 	free(there);
 }
 
-/* Run a command that changes nothing: is it valid, and allowed? */
+/* The commands of a move, for no rows: are they valid, and allowed? */
 static void
-try_command(Server *server, const char *sql)
+try_commands(Server *server, const UserTable *table, const char *columns)
 {
-	common_run(server, sql, 0);
+	const char *name = table->qualified;
+	char *commands[] = {
+		common_format("SELECT %s FROM %s WHERE false AND (%s)::integer = 0", columns, name, table->slot),
+		/* a table of a publication may lack a replica identity */
+		common_format("DELETE FROM %s WHERE false", name),
+		common_format("INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %s FROM %s WHERE false", name,
+					  columns, columns, name)};
+
+	for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
+	{
+		common_run(server, commands[i], 0);
+		free(commands[i]);
+	}
 }
 
 /* Rows that belong to no slot stay in the source; the caller should know before anything moves. */
@@ -185,14 +199,20 @@ check_tables(Move *move)
 
 			if (columns == NULL || strcmp(columns, table->columns) != 0)
 				common_die("the columns of table %s have changed meanwhile", table->shown);
-			try_command(servers[s], common_format("SELECT %s FROM %s WHERE false AND (%s)::integer = 0", columns, table->qualified, table->slot));
-			/* a table of a publication may lack a replica identity */
-			try_command(servers[s], common_format("DELETE FROM %s WHERE false", table->qualified));
-			try_command(servers[s], common_format("INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %s FROM %s WHERE false", table->qualified, columns, columns, table->qualified));
+			try_commands(servers[s], table, columns);
 			free(columns);
 		}
 		common_run(servers[s], "ROLLBACK", 0);
 	}
+}
+
+static void
+append_name(char **list, const char *name)
+{
+	char *longer = *list == NULL ? common_copy(name) : common_format("%s %s", *list, name);
+
+	free(*list);
+	*list = longer;
 }
 
 /* Names in the first result that the second query, with one as its parameter, does not find */
@@ -206,13 +226,13 @@ missing_names(PGresult *names, Server *server, const char *sql)
 		const char *name = PQgetvalue(names, row, 0);
 
 		if (!common_is_true(server, sql, 1, name))
-			missing = common_format("%s%s%s", missing == NULL ? "" : missing, missing == NULL ? "" : " ", name);
+			append_name(&missing, name);
 	}
 	PQclear(names);
 	return missing;
 }
 
-/* Does idem.schedules have an owner column?  The versions are the same in both. */
+/* Owners are copied by name, so the target must have the roles. */
 static void
 check_roles(Move *move, const Slots *todo)
 {
@@ -268,7 +288,7 @@ check_queues(Move *move)
 			is_same &= PQgetisnull(here, row, column) == PQgetisnull(there, other, column) &&
 				strcmp(PQgetvalue(here, row, column), PQgetvalue(there, other, column)) == 0;
 		if (!is_same)
-			different = common_format("%s%s%s", different == NULL ? "" : different, different == NULL ? "" : " ", name);
+			append_name(&different, name);
 	}
 	if (different != NULL)
 		common_die("queues are declared with other settings in the target: %s", different);
@@ -291,10 +311,13 @@ check_copy_queues(Move *move)
 		common_run(&move->target.server, "BEGIN", 0);
 		common_run(&move->target.server, "SELECT pg_catalog.idem_queue_set($1, dedup => $2, on_duplicate => $3, if_running => $4, key_ttl => $5, include_scheduled => $6,"
 										 " debounce_max => $7, lease => $8, max_attempts => $9, backoff => $10, backoff_max => $11, keep => $12, keep_dead => $13, owner => $14)",
-				   14, name, common_field(here, row, "dedup"), common_field(here, row, "on_duplicate"), common_field(here, row, "if_running"),
-				   common_field(here, row, "key_ttl"), common_field(here, row, "include_scheduled"), common_field(here, row, "debounce_max"),
-				   common_field(here, row, "lease"), common_field(here, row, "max_attempts"), common_field(here, row, "backoff"),
-				   common_field(here, row, "backoff_max"), common_field(here, row, "keep"), common_field(here, row, "keep_dead"), common_field(here, row, "quoted_owner"));
+				   14, name, common_field(here, row, "dedup"), common_field(here, row, "on_duplicate"),
+				   common_field(here, row, "if_running"), common_field(here, row, "key_ttl"),
+				   common_field(here, row, "include_scheduled"), common_field(here, row, "debounce_max"),
+				   common_field(here, row, "lease"), common_field(here, row, "max_attempts"),
+				   common_field(here, row, "backoff"), common_field(here, row, "backoff_max"),
+				   common_field(here, row, "keep"), common_field(here, row, "keep_dead"),
+				   common_field(here, row, "quoted_owner"));
 		if (strcmp(common_field(here, row, "is_paused"), "t") == 0)
 			common_run(&move->target.server, "SELECT pg_catalog.idem_pause($1)", 1, name);
 		common_run(&move->target.server, "COMMIT", 0);
@@ -359,9 +382,18 @@ check_schedules(Move *move, const Slots *todo)
 		return;
 	}
 	names = common_query(&move->source.server, "SELECT name FROM idem.schedules ORDER BY name", 0);
-	list = missing_names(names, &move->target.server, "SELECT NOT EXISTS (SELECT FROM idem.schedules WHERE name = $1)");
+	list = missing_names(names, &move->target.server,
+						 "SELECT NOT EXISTS (SELECT FROM idem.schedules WHERE name = $1)");
 	if (list != NULL)
 		common_die("source and target have schedules with the same name: %s; drop one of the two with idem_unschedule()", list);
+	/* as text: a role as COPY writes it, which is its number if it was dropped */
+	names = common_query(&move->source.server, "SELECT DISTINCT to_jsonb(s) ->> 'owner' FROM idem.schedules AS s"
+											   " WHERE to_jsonb(s) ->> 'owner' IS NOT NULL",
+						 0);
+	list = missing_names(names, &move->target.server,
+						 "SELECT EXISTS (SELECT FROM pg_roles WHERE quote_ident(rolname) = $1)");
+	if (list != NULL)
+		common_die("the target lacks roles that own schedules: %s", list);
 }
 
 static void
@@ -373,7 +405,7 @@ check_user_rows(Move *move, const Slots *todo)
 	guard_lock(move, &move->source.server);
 	for (int i = 0; i < move->ntables; i++)
 	{
-		if (guard_has_rows(move, &move->target.server, &move->tables[i], todo))
+		if (guard_has_rows(&move->target.server, &move->tables[i], todo))
 			common_die("table %s of the target has rows of the slots that are to move: they are in the way", move->tables[i].shown);
 		tell_rows_without_slot(move, &move->tables[i]);
 	}

@@ -58,7 +58,8 @@ static void
 add_line(Digest *digest, const char *line, size_t length)
 {
 	uint64_t v[4] = {
-		hash_key[0] ^ UINT64_C(0x736f6d6570736575), hash_key[1] ^ UINT64_C(0x646f72616e646f6d) ^ 0xee,
+		hash_key[0] ^ UINT64_C(0x736f6d6570736575),
+		hash_key[1] ^ UINT64_C(0x646f72616e646f6d) ^ 0xee,
 		hash_key[0] ^ UINT64_C(0x6c7967656e657261), hash_key[1] ^ UINT64_C(0x7465646279746573)};
 	uint64_t last = (uint64_t) length << 56;
 	size_t whole = length / 8 * 8;
@@ -143,10 +144,10 @@ next_line(Server *server, char **line)
 	return 0;
 }
 
-/* Send what the query of the source returns to the table of the target; compare what is there then. */
+/* Send what the source has to the table of the target, and compare what is there then. */
 static uint64_t
-copy_rows(Move *move, const char *name, const char *columns, const char *from, const char *to,
-		  uint64_t before)
+copy_rows(Move *move, const char *name, const char *shown, const char *columns, const char *from,
+		  const char *to, uint64_t before)
 {
 	Server *source = &move->source.server;
 	Server *target = &move->target.server;
@@ -187,7 +188,7 @@ copy_rows(Move *move, const char *name, const char *columns, const char *from, c
 	}
 	if (!is_same_digest(&sent, &found))
 		common_die("table %s: the target has other rows than the source has sent (%llu and %llu rows); nothing was taken: the source still has them all",
-				   name, (unsigned long long) found.lines, (unsigned long long) sent.lines);
+				   shown, (unsigned long long) found.lines, (unsigned long long) sent.lines);
 	free(out);
 	free(in);
 	free(back);
@@ -224,7 +225,8 @@ copy_tables(Move *move, const Slots *slots, uint64_t *rows)
 		char *from = maps_condition(&move->source, table, slots);
 		char *to = maps_condition(&move->target, table, slots);
 
-		rows[table] = copy_rows(move, maps_tables[table], columns, from, to, sum);
+		rows[table] =
+			copy_rows(move, maps_tables[table], maps_tables[table], columns, from, to, sum);
 		sum += rows[table];
 		free(columns);
 		free(from);
@@ -238,7 +240,8 @@ copy_tables(Move *move, const Slots *slots, uint64_t *rows)
 		char *condition = maps_user_condition(table, slots);
 
 		rows[NTABLES + i] =
-			copy_rows(move, table->qualified, table->columns, condition, condition, sum);
+			copy_rows(move, table->qualified, table->shown, table->columns, condition, condition,
+					  sum);
 		sum += rows[NTABLES + i];
 		free(condition);
 	}
@@ -261,7 +264,7 @@ copy_schedules(Move *move)
 						 common_quote_value(&move->target.server, PQgetvalue(names, 0, 0)));
 	if (common_is_true(&move->target.server, "SELECT EXISTS (SELECT FROM idem.schedules WHERE name = ANY ($1))", 1, PQgetvalue(names, 0, 0)))
 		common_die("source and target have schedules with the same name; drop one of the two with idem_unschedule()");
-	count = copy_rows(move, "idem.schedules", columns, "true", mine, 0);
+	count = copy_rows(move, "idem.schedules", "idem.schedules", columns, "true", mine, 0);
 	PQclear(names);
 	free(columns);
 	free(mine);
@@ -291,7 +294,7 @@ copy_batch(Move *move, const Slots *slots, const char *above, uint64_t *rows)
 	common_run(source, "BEGIN ISOLATION LEVEL REPEATABLE READ", 0);
 	common_run(source, "LOCK TABLE idem.shard IN SHARE MODE", 0);
 	/* nobody changes a schedule that is about to move */
-	if (move->schedules)
+	if (move->schedules && copy_is_last(move, slots))
 		common_run(source, "LOCK TABLE idem.schedules IN SHARE MODE", 0);
 	guard_lock(move, source);
 	maps_lock(&move->source, "SHARE");

@@ -21,14 +21,14 @@
 #include "idem_move.h"
 
 /*
- * What could run while the table $1, or a partition of it, is read or written.  Column defaults
+ * What could run while the tables $1, or partitions of them, are read or written.  Column defaults
  * are missing, because a value is given for every column; so are row security policies, which do
  * not apply to superusers: the table is refused nevertheless, because its owner expects them to.
  */
 static const char code_query[] =
 	"WITH RECURSIVE super AS (SELECT oid FROM pg_roles WHERE rolsuper),\n"
 	"rel (oid) AS (\n"
-	"	SELECT $1::oid UNION SELECT i.inhrelid FROM rel AS r JOIN pg_inherits AS i ON i.inhparent = r.oid),\n"
+	"	SELECT unnest($1::oid[]) UNION SELECT i.inhrelid FROM rel AS r JOIN pg_inherits AS i ON i.inhparent = r.oid),\n"
 	"class AS (SELECT c.*, NOT c.relowner IN (SELECT oid FROM super) AS is_foreign FROM rel JOIN pg_class AS c ON c.oid = rel.oid),\n"
 	"type (oid) AS (\n"
 	"	SELECT a.atttypid FROM rel AS r JOIN pg_attribute AS a ON a.attrelid = r.oid WHERE a.attnum > 0 AND NOT a.attisdropped\n"
@@ -98,9 +98,9 @@ static const char kind_query[] =
 	"  FROM pg_class AS c WHERE c.oid = $1::oid";
 
 static void
-refuse_code(Server *server, const char *shown, const char *oid)
+refuse_code(Server *server, const char *shown, const char *oids)
 {
-	char *code = common_value(server, code_query, 1, oid);
+	char *code = common_value(server, code_query, 1, oids);
 
 	if (code == NULL)
 		return;
@@ -150,22 +150,17 @@ guard_lock(const Move *move, Server *server)
 		if (kind != NULL)
 			common_die("%s: %s %s", server->name, table->shown, kind);
 		if (!move->trust_owners)
-			refuse_code(server, table->shown, oid);
+			refuse_code(server, table->shown, common_format("{%s}", oid));
 		free(oid);
 	}
 	/* a superuser owns these, but can have granted TRIGGER on them, or have added something */
-	for (int table = 0; table < NTABLES && !move->trust_owners; table++)
-	{
-		char *oid = common_value(server, "SELECT $1::regclass::oid", 1, maps_tables[table]);
-
-		refuse_code(server, maps_tables[table], oid);
-		free(oid);
-	}
+	if (!move->trust_owners)
+		refuse_code(server, "of idem", common_value(server, "SELECT array_agg(c.oid) FROM pg_class AS c WHERE c.relnamespace = 'idem'::regnamespace AND c.relkind = 'r'", 0));
 }
 
 /* Has the table rows of these slots?  After guard_lock(), in its transaction */
 bool
-guard_has_rows(const Move *move, Server *server, const UserTable *table, const Slots *slots)
+guard_has_rows(Server *server, const UserTable *table, const Slots *slots)
 {
 	char *condition = maps_user_condition(table, slots);
 	char *sql = common_format("SELECT EXISTS (SELECT FROM %s WHERE %s)", table->qualified, condition);

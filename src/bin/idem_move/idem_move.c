@@ -214,6 +214,16 @@ purge_schedules(Step *step)
 		say("schedules that have moved are deleted in the %s: %s", server->name, purged);
 }
 
+static void
+delete_rows(Server *server, const char *table, char *condition)
+{
+	char *sql = common_format("DELETE FROM %s WHERE %s", table, condition);
+
+	common_run(server, sql, 0);
+	free(sql);
+	free(condition);
+}
+
 /*
  * Step 7, also for rows of an earlier move: delete what a database has left of slots that it has
  * given up.  Under its lock the other database is asked whether it has the slots: then these rows
@@ -234,9 +244,10 @@ purge_slots(void *argument)
 		common_die("the %s has not given up %s for the other database, or that one does not have them: nothing is deleted", server->name, ranges);
 	common_set(server, "session_replication_role", "replica", true);
 	for (int i = move.ntables - 1; i >= 0; i--)
-		common_run(server, common_format("DELETE FROM %s WHERE %s", move.tables[i].qualified, maps_user_condition(&move.tables[i], step->slots)), 0);
+		delete_rows(server, move.tables[i].qualified,
+					maps_user_condition(&move.tables[i], step->slots));
 	for (int table = 0; table < NTABLES; table++)
-		common_run(server, common_format("DELETE FROM %s WHERE %s", maps_tables[table], maps_condition(step->database, table, step->slots)), 0);
+		delete_rows(server, maps_tables[table], maps_condition(step->database, table, step->slots));
 	purge_schedules(step);
 	common_run(server, "UPDATE idem.shard SET given = NULLIF(given - $1::int4multirange, '{}'),"
 					   " receiver = CASE WHEN given <@ $1::int4multirange THEN NULL ELSE receiver END",
@@ -330,7 +341,8 @@ check_copied(const Slots *slots, Database *database, Database *other)
 	{
 		const UserTable *table = &move.tables[i];
 
-		if (guard_has_rows(&move, &database->server, table, slots) && !guard_has_rows(&move, &other->server, table, slots))
+		if (guard_has_rows(&database->server, table, slots) &&
+			!guard_has_rows(&other->server, table, slots))
 			common_die("table %s would lose its rows of %s, which the other database does not have: it was not named when they moved. Name the same tables in every run; move the slots back without this table, and forward with it", table->shown, maps_format(slots));
 	}
 	common_run(&other->server, "ROLLBACK", 0);
@@ -345,7 +357,7 @@ check_left(const Slots *slots)
 	guard_lock(&move, &move.source.server);
 	for (int i = 0; i < move.ntables; i++)
 	{
-		if (guard_has_rows(&move, &move.source.server, &move.tables[i], slots))
+		if (guard_has_rows(&move.source.server, &move.tables[i], slots))
 			common_die("table %s still has rows of %s in the source, although the slots have moved: it was not named in an earlier run. Copy these rows by hand", move.tables[i].shown, maps_format(slots));
 	}
 	common_run(&move.source.server, "ROLLBACK", 0);
@@ -386,7 +398,8 @@ move_batch(const Slots *slots)
 	stop_here("give");
 	if (!try_step(copy_slots, &step))
 		common_die("could not copy %s; run this again, or with --abort", ranges);
-	say("%s: taken by the target, %llu keys, %llu jobs", ranges, (unsigned long long) step.rows[TABLE_KEYS], (unsigned long long) step.rows[TABLE_JOBS]);
+	say("%s: taken by the target, %llu keys, %llu jobs", ranges,
+		(unsigned long long) step.rows[TABLE_KEYS], (unsigned long long) step.rows[TABLE_JOBS]);
 	move.done += maps_count(slots);
 	stop_here("take");
 	finish_batch(slots);
@@ -651,7 +664,7 @@ connect_to(Database *database, const char *name, const char *conninfo)
 		common_set(&database->server, "restrict_nonsystem_relation_kind", "view, foreign-table", false);
 	/* the server notices within a second that this program was killed; not every platform can */
 	PQclear(common_attempt(&database->server, "SELECT set_config('client_connection_check_interval', '1s', false)", 0));
-	check_server(database);
+	check_server(&database->server);
 	maps_read(database);
 }
 

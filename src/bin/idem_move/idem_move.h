@@ -20,17 +20,16 @@ typedef struct Slots
 typedef struct Database
 {
 	Server server;
-	char *id;			/* what idem_shard_id() returns */
-	char *by;			/* what slots are computed from: key or scope */
-	char *number;		/* of the shard, or NULL */
-	int64_t jobs_from;	/* the first job number that carries a slot */
-	Slots slots;		/* that it has */
-	Slots given;		/* that it has given up, and whose rows it still has */
-	char *receiver;		/* id of the database for which they were given up, or NULL */
-	Slots taken;		/* that it has taken from a database that may still have their rows */
-	char *sender;		/* id of that database, or NULL */
-	char *version;		/* of the row: every change makes a new one */
-	char *queue_fields; /* the columns of idem.queues that must be the same in both */
+	char *id;		   /* what idem_shard_id() returns */
+	char *by;		   /* what slots are computed from: key or scope */
+	char *number;	   /* of the shard, or NULL */
+	int64_t jobs_from; /* the first job number that carries a slot */
+	Slots slots;	   /* that it has */
+	Slots given;	   /* that it has given up, and whose rows it still has */
+	char *receiver;	   /* id of the database for which they were given up, or NULL */
+	Slots taken;	   /* that it has taken from a database that may still have their rows */
+	char *sender;	   /* id of that database, or NULL */
+	char *version;	   /* of the row: every change makes a new one */
 } Database;
 
 /* A table of the user, from --table */
@@ -98,8 +97,7 @@ extern char *maps_user_condition(const UserTable *table, const Slots *slots);
 
 /* guard.c */
 extern void guard_lock(const Move *move, Server *server);
-extern bool guard_has_rows(const Move *move, Server *server, const UserTable *table,
-						   const Slots *slots);
+extern bool guard_has_rows(Server *server, const UserTable *table, const Slots *slots);
 
 /* copy.c */
 extern char *copy_columns(Server *server, const char *qualified);
@@ -107,7 +105,7 @@ extern void copy_batch(Move *move, const Slots *slots, const char *above, uint64
 extern bool copy_is_last(const Move *move, const Slots *slots);
 
 /* check.c */
-extern void check_server(const Database *database);
+extern void check_server(Server *server);
 extern void check_alone(const Move *move, Database *database);
 extern void check_databases(Move *move);
 extern void check_tables(Move *move);

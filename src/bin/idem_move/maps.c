@@ -35,7 +35,7 @@ parse_bound(const char *text, long missing, long *bound)
 	return skip_spaces(end);
 }
 
-/* Ranges of slots as PostgreSQL writes them: {[0,256),[512,600)}.  False if the text is not valid. */
+/* Ranges of slots as PostgreSQL writes them: {[0,256),[512,600)}.  False if they are not valid. */
 bool
 maps_parse(const char *text, Slots *slots)
 {
