@@ -113,7 +113,7 @@ my @settings = (
 	q{timezone = 'Asia/Kolkata'});
 
 # 19 has no other
-push @settings, 'standard_conforming_strings = off' if $publisher->pg_version < 19;
+push @settings, 'standard_conforming_strings = off' if $publisher->pg_version->major < 19;
 
 foreach my $node (@nodes)
 {
