@@ -198,7 +198,7 @@ lock_tables(Cutover *cutover, Server *locker)
 	}
 }
 
-/* Take the slot away from the subscription; one transaction, so that a run finds both or neither. */
+/* Take the slot away from the subscription; one transaction, so that a run finds both or none. */
 static void
 detach_slot(Cutover *cutover)
 {
