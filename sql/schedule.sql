@@ -306,4 +306,39 @@ SELECT fix FROM idem_doctor() WHERE "check" = 'schedules' \gset
 SELECT status, detail, fix FROM idem_doctor() WHERE "check" = 'schedules' \gx
 CALL anew();
 SELECT status, detail, fix FROM idem_doctor() WHERE "check" = 'schedules' \gx
+
+-- H1: a database without slots refuses the jobs of its schedules, and the doctor says so at once
+CALL set_clock('2050-03-02 01:00');
+SELECT idem_shard_set('{[0,1024)}');
+SELECT idem_schedule('nightly', 'q', '0 3 * * *', payload => '{"a": "b''c"}', time_zone => 'Europe/Berlin', missed => 'all', ends_at => '2051-01-01');
+SELECT idem_schedule('it''s \ due', 'q', every => '10 min', priority => 5, starts_at => '2050-01-01');
+SELECT idem_schedule('s ' || n, 'q', every => '1 h') IS NOT NULL AS ok FROM generate_series(1, 5) AS n;
+SELECT idem_schedule_pause('s 5');
+SELECT idem_schedule('ended', 'q', every => '1 h', ends_at => '2050-01-01');
+SELECT status, detail FROM idem_doctor() WHERE "check" = 'schedules';
+SELECT idem_shard_give('{[0,1024)}', '11111111-1111-4111-8111-111111111111') IS NOT NULL AS given;
+CALL set_clock('2050-03-02 01:10:30');
+SELECT state, message FROM fails('SELECT idem_tick()');
+CREATE TABLE declared AS TABLE idem.schedules;
+SELECT status, detail, fix FROM idem_doctor() WHERE "check" = 'schedules' \gx
+SELECT fix FROM idem_doctor() WHERE "check" = 'schedules' \gset
+\pset format unaligned
+:fix
+\pset format aligned
+-- it does not matter whether they are late
+CALL set_clock('2050-04-01 01:00');
+SELECT status, left(detail, 30) AS detail FROM idem_doctor() WHERE "check" = 'schedules';
+CALL set_clock('2050-03-02 01:00');
+-- the commands declare the same schedules
+CREATE TABLE commands (elsewhere text, here text);
+SELECT format('INSERT INTO commands %s', :'fix') AS command \gset
+:command
+SELECT here FROM commands \gexec
+SELECT status, detail FROM idem_doctor() WHERE "check" = 'schedules';
+SELECT elsewhere FROM commands \gexec
+SELECT count(*) AS same FROM idem.schedules AS s JOIN declared AS d
+	ON (s.name, s.queue, s.cron, s.every, s.payload, s.time_zone, s.missed, s.priority, s.ends_at, s.next_tick)
+	   IS NOT DISTINCT FROM (d.name, d.queue, d.cron, d.every, d.payload, d.time_zone, d.missed, d.priority, d.ends_at, d.next_tick);
+DROP TABLE declared, commands;
+CALL anew();
 DROP VIEW ticked, status;

@@ -116,6 +116,11 @@ SELECT job_id / 1024 AS value FROM idem_enqueue('q', key => 'other');
 ROLLBACK;
 SELECT job_id / 1024 < 6000 AS below FROM idem_enqueue('q');
 ALTER SEQUENCE idem.jobs_job_id_seq CACHE 1;
+-- M4: the transaction that takes a slot reads its keys at once, also in the same command
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT count(*) FROM idem_shard_take(slot_of('other'), 0, db('o')) AS t, LATERAL idem_get('other');
+SELECT count(*) FROM idem_get('other');
+ROLLBACK;
 -- copied jobs have higher numbers than the value that was passed
 CALL anew();
 SELECT idem_shard_set('{}');

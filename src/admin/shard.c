@@ -735,5 +735,5 @@ idem_slot(PG_FUNCTION_ARGS)
 
 	idem_fn_begin(fcinfo, &idem_slot_signature, NULL);
 	idem_args_key(fcinfo, 0, 1, &key);
-	PG_RETURN_INT32(idem_shard_slot(idem_shard_get(), key.scope, key.key));
+	PG_RETURN_INT32(idem_shard_slot(idem_shard_get_latest(), key.scope, key.key));
 }

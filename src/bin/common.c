@@ -368,9 +368,15 @@ common_note_error(Server *server, const PGresult *result)
 	{
 		size_t length;
 
+		/* libpq writes several lines */
 		server->message = common_copy(PQerrorMessage(server->conn));
+		for (char *c = server->message; *c != '\0'; c++)
+		{
+			if (*c == '\n' || *c == '\t')
+				*c = ' ';
+		}
 		length = strlen(server->message);
-		while (length > 0 && server->message[length - 1] == '\n')
+		while (length > 0 && server->message[length - 1] == ' ')
 			server->message[--length] = '\0';
 		return;
 	}

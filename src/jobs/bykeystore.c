@@ -69,13 +69,14 @@ find_live(IdemTable *jobs, const IdemJobKey *key, int64 key_hash, Snapshot snaps
 	index_endscan(scan);
 }
 
-/* M2: refuse a key of another shard.  Then find its live jobs. */
+/* M2, M4: refuse a key of another shard, or of one that was not here.  Then find its live jobs. */
 static void
 find_all_live(IdemTable *jobs, const IdemJobKey *key, Snapshot snapshot, Numbers *numbers)
 {
 	int64 key_hash = idem_hash_name(key->queue, key->key);
 
 	(void) idem_shard_choose_slot(key->scope, key->key);
+	idem_shard_check_key_shown(key->scope, key->key, snapshot);
 	find_live(jobs, key, key_hash, snapshot, numbers);
 	find_live(jobs, key, idem_jobrow_ignored_hash(key_hash), snapshot, numbers);
 }

@@ -155,9 +155,12 @@ static bool
 find_visible(IdemTable *table, int64 job_id, AttrNumber queue_attno, IdemQueue *queue)
 {
 	IdemLookup lookup = idem_jobtable_by_number(table, job_id);
-	IndexScanDesc scan = idem_probe_begin(table, &lookup, GetActiveSnapshot());
-	bool found = index_getnext_slot(scan, ForwardScanDirection, table->found);
+	IndexScanDesc scan;
+	bool found;
 
+	idem_shard_check_job_shown(job_id, GetActiveSnapshot());
+	scan = idem_probe_begin(table, &lookup, GetActiveSnapshot());
+	found = index_getnext_slot(scan, ForwardScanDirection, table->found);
 	index_endscan(scan);
 	if (found)
 		idem_queuestore_use_of_row(table, queue_attno, queue);

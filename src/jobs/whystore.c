@@ -492,9 +492,15 @@ idem_whystore_explain(IdemTable *jobs, int64 job_id, void (*put)(const IdemWhy *
 				explain_open(&why, open.xid);
 		}
 		else if (!explain_end(&why) && is_gone(jobs, &lookup))
-			add_reason(&why, "gone", 0,
-					   pstrdup("There is no such job: it is done and was not kept, was removed from the history, or was never enqueued."),
-					   NULL);
+		{
+			/* M4: it may have gone with its slot meanwhile */
+			if (!idem_shard_has_job(idem_shard_get_latest(), job_id))
+				explain_shard(&why);
+			else
+				add_reason(&why, "gone", 0,
+						   pstrdup("There is no such job: it is done and was not kept, was removed from the history, or was never enqueued."),
+						   NULL);
+		}
 		/* no reason: the transaction in the way has ended meanwhile, or the job was moved */
 	} while (why.n == 0);
 }

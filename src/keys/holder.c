@@ -217,6 +217,12 @@ look_at_key(ReturnSetInfo *rsinfo, IdemTable *table, const IdemKey *key)
 			return false;
 		put_transaction(rsinfo, "claim", &holder, describe_version(&open));
 	}
+	else
+	{
+		/* M4: the row may have gone with its slot meanwhile */
+		(void) idem_shard_get_latest();
+		idem_shard_check_key(key->scope, key->key);
+	}
 	return true;
 }
 

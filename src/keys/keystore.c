@@ -576,10 +576,12 @@ bool
 idem_keystore_get(IdemTable *table, const IdemKey *key, IdemKeyInfo *info)
 {
 	IdemLookup lookup = idem_keytable_lookup(table, key);
-	IndexScanDesc scan = idem_probe_begin(table, &lookup, GetActiveSnapshot());
+	IndexScanDesc scan;
 	bool found = false;
 	bool mine = false;
 
+	idem_shard_check_key_shown(key->scope, key->key, GetActiveSnapshot());
+	scan = idem_probe_begin(table, &lookup, GetActiveSnapshot());
 	while (!mine && index_getnext_slot(scan, ForwardScanDirection, table->found))
 	{
 		IdemKeyStatus state = idem_keyrow_judge(table, 0);

@@ -317,9 +317,13 @@ SELECT 11, false, 'dead jobs',
 		 WHERE g.state = 'dead') AS j
 UNION ALL
 SELECT 24, true, 'schedules',
-	   CASE WHEN d.late > 0 THEN 'fail' WHEN d.ahead IS NOT NULL THEN 'warn' ELSE 'ok' END,
+	   CASE WHEN d.refused > 0 OR d.late > 0 THEN 'fail' WHEN d.ahead IS NOT NULL THEN 'warn' ELSE 'ok' END,
 	   CASE
 	   WHEN d.n = 0 THEN 'there are no schedules'
+	   WHEN d.refused > 0
+	   THEN format('this database has no slots, so it refuses the jobs of its schedules (ID006) at each tick: %s', array_to_string(d.names[1:5], ', '))
+			|| CASE WHEN d.refused > 5 THEN format(' and %s more', d.refused - 5) ELSE '' END
+			|| '; the fix shows the commands that declare them in a database with slots and remove them here'
 	   WHEN d.late > 0
 	   THEN format('%s schedules are late, the first, %s, since %s: nothing enqueues their jobs, or that fails; the fix enqueues them and shows why it fails', d.late, d.first_late, d.first_tick)
 	   WHEN d.ahead IS NOT NULL
@@ -328,16 +332,22 @@ SELECT 24, true, 'schedules',
 	   ELSE format('%s schedules, none is late', d.n)
 	   END,
 	   CASE
+	   WHEN d.refused > 0
+	   THEN 'SELECT pg_catalog.format(''SELECT pg_catalog.idem_schedule(%L, %L, cron => %L, every => %L, payload => %L, time_zone => %L, missed => %L, priority => %s, starts_at => %L, ends_at => %L);'', s.name, s.queue, s.cron, s.every, s.payload, s.time_zone, s.missed, s.priority, s.starts_at, s.ends_at) AS elsewhere, pg_catalog.format(''SELECT pg_catalog.idem_unschedule(%L);'', s.name) AS here FROM idem.schedules AS s WHERE s.next_tick IS NOT NULL ORDER BY s.name;'
 	   WHEN d.late > 0 THEN 'SELECT pg_catalog.idem_tick();'
 	   WHEN d.ahead IS NOT NULL THEN format('SELECT pg_catalog.idem_schedule_resume(%L);', d.ahead)
 	   END
   FROM (SELECT count(s.name) AS n,
-			   count(*) FILTER (WHERE s.state = 'late') AS late,
+			   count(*) FILTER (WHERE s.next_tick IS NOT NULL AND p.has_none) AS refused,
+			   array_agg(s.name ORDER BY s.name) FILTER (WHERE s.next_tick IS NOT NULL) AS names,
+			   count(*) FILTER (WHERE s.state = 'late' AND NOT p.is_standby) AS late,
 			   (array_agg(s.name ORDER BY s.next_tick) FILTER (WHERE s.state = 'late'))[1] AS first_late,
 			   min(s.next_tick) FILTER (WHERE s.state = 'late') AS first_tick,
 			   min(s.name) FILTER (WHERE s.last_tick > t.now + interval '1 minute' AND s.next_tick > s.last_tick) AS ahead
 		  FROM t
-		  LEFT JOIN idem.schedule_status AS s ON NOT pg_is_in_recovery() OR s.state <> 'late') AS d;
+		 CROSS JOIN (SELECT EXISTS (SELECT FROM idem.shard AS m WHERE m.slots = '{}') AS has_none,
+							pg_is_in_recovery() AS is_standby) AS p
+		  LEFT JOIN idem.schedule_status AS s ON true) AS d;
 COMMENT ON VIEW idem.checks_work IS 'for idem.checks: expired leases, parked keys, dead jobs, schedules';
 COMMENT ON COLUMN idem.checks_work.ord IS 'place of the check among all checks';
 COMMENT ON COLUMN idem.checks_work.writes IS 'whether the fix writes, so that a standby cannot run it';

@@ -53,6 +53,13 @@ is_inserted_by_me(HeapTupleHeader tuple)
 		TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(tuple));
 }
 
+/* The transaction that has inserted this version of the row; FrozenTransactionId: long ago */
+TransactionId
+idem_row_xmin(IdemTable *table)
+{
+	return HeapTupleHeaderGetXmin(get_header(table));
+}
+
 /* Has this transaction inserted this version of the row (K1)? */
 bool
 idem_row_is_mine(IdemTable *table)

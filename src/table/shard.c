@@ -8,15 +8,25 @@
  * opened one of the two tables for writing goes by the map that counts until its transaction
  * ends (M3, M4).
  *
+ * A caller that only reads does not wait for a change, so its map and its rows may be of two
+ * times.  The map must not be older than the rows: a slot that has gone takes its rows away in
+ * a later transaction, and "no row" would be a wrong answer.  So the map is read after the
+ * snapshot was taken, or once more if there is no row.  Nor must the map be newer: a slot comes
+ * together with its rows, which an older snapshot does not show.  So a caller with a snapshot of
+ * its own goes by the map that the snapshot shows, too (idem_shard_check_key_shown()).
+ *
  * Without a row there is no map, and a caller pays for a comparison of two integers.
  */
 #include "postgres.h"
 
 #include "access/genam.h"
+#include "access/transam.h"
+#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "common/int.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
+#include "utils/inval.h"
 #include "utils/multirangetypes.h"
 #include "utils/rangetypes.h"
 #include "utils/snapmgr.h"
@@ -43,11 +53,25 @@ static const IdemTableDef shard_def = {
 /* The map, as of this version of the table; see idem_shard_get() */
 static IdemShard current;
 static uint64 current_version = PG_UINT64_MAX;
+static TransactionId current_xmin; /* of its row; FrozenTransactionId if there is none */
 
 void
 idem_shard_open(IdemTable *table, LOCKMODE lockmode)
 {
 	idem_table_open(table, &shard_def, lockmode);
+}
+
+/* Find the row that the snapshot shows; false if there is none */
+static bool
+find_row(IdemTable *table, Snapshot snapshot)
+{
+	IdemLookup lookup = {
+		.index = table->pkey, .value = Int16GetDatum(IDEM_SHARD_ROW), .equal = F_INT2EQ};
+	IndexScanDesc scan = idem_probe_begin(table, &lookup, snapshot);
+	bool found = index_getnext_slot(scan, ForwardScanDirection, table->found);
+
+	index_endscan(scan);
+	return found;
 }
 
 /*
@@ -57,13 +81,9 @@ idem_shard_open(IdemTable *table, LOCKMODE lockmode)
 bool
 idem_shard_find(IdemTable *table)
 {
-	IdemLookup lookup = {
-		.index = table->pkey, .value = Int16GetDatum(IDEM_SHARD_ROW), .equal = F_INT2EQ};
 	Snapshot snapshot = RegisterSnapshot(GetCatalogSnapshot(RelationGetRelid(table->heap)));
-	IndexScanDesc scan = idem_probe_begin(table, &lookup, snapshot);
-	bool found = index_getnext_slot(scan, ForwardScanDirection, table->found);
+	bool found = find_row(table, snapshot);
 
-	index_endscan(scan);
 	UnregisterSnapshot(snapshot);
 	return found;
 }
@@ -138,27 +158,43 @@ idem_shard_read(IdemTable *table, IdemShard *shard)
 }
 
 /*
- * Read the map.  A worker of Citus that never had one counts as a database without slots: when
- * Citus adds a worker, it creates the extension there, and moves shards to it whose keys stay
- * behind (M7).  The version of the table is that after it was opened, before the snapshot:
+ * A database that never had a map.  A worker of Citus counts as one without slots: when Citus
+ * adds a worker, it creates the extension there, and moves shards to it whose keys stay behind
+ * (M7).
+ */
+static void
+set_no_map(IdemShard *shard)
+{
+	memset(shard, 0, sizeof(*shard));
+	shard->number = -1;
+	shard->is_mapped = idem_citus_is_worker();
+}
+
+/*
+ * Read the map.  The version of the table is that after it was opened, before the snapshot:
  * if an invalidation arrives later, the map is read again (M4).
  */
 static void
 read_map(void)
 {
-	IdemShard shard = {.number = -1};
+	IdemShard shard;
 	IdemTable table;
+	TransactionId xmin = FrozenTransactionId;
 	uint64 version;
 
 	idem_shard_open(&table, AccessShareLock);
 	version = shard_cache.version;
 	if (idem_shard_find(&table))
+	{
 		idem_shard_read(&table, &shard);
+		xmin = idem_row_xmin(&table);
+	}
 	else
-		shard.is_mapped = idem_citus_is_worker();
+		set_no_map(&shard);
 	idem_table_close(&table);
 	current = shard;
 	current_version = version;
+	current_xmin = xmin;
 }
 
 /*
@@ -171,6 +207,47 @@ idem_shard_get(void)
 	if (unlikely(current_version != shard_cache.version))
 		read_map();
 	return &current;
+}
+
+/* M4: the same for a caller that has opened no table, or has read rows since it has opened one */
+const IdemShard *
+idem_shard_get_latest(void)
+{
+	AcceptInvalidationMessages();
+	return idem_shard_get();
+}
+
+/*
+ * M4: read the map that the snapshot shows into *shard; false if it is the current one, as it
+ * nearly always is.  A row of this transaction counts as shown.  The cached xmin may be so old
+ * that it seems to be one of the future, so the row decides.
+ */
+static bool
+read_older_map(Snapshot snapshot, IdemShard *shard)
+{
+	IdemTable table;
+
+	if (likely(!XidInMVCCSnapshot(current_xmin, snapshot)) ||
+		TransactionIdIsCurrentTransactionId(current_xmin))
+		return false;
+	idem_shard_open(&table, AccessShareLock);
+	if (find_row(&table, snapshot))
+		idem_shard_read(&table, shard);
+	else
+		set_no_map(shard);
+	idem_table_close(&table);
+	return true;
+}
+
+/* Raise the error for a slot whose rows the snapshot does not show (M4) */
+pg_noreturn static void
+refuse_snapshot(int slot)
+{
+	ereport(ERROR,
+			errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			errmsg("could not serialize access due to a concurrent move of slots"),
+			errdetail("Slot %d has arrived after the snapshot was taken, so the snapshot does not show its rows.", slot),
+			errhint("Retry the transaction."));
 }
 
 /* M1: the slot of a key, or of all keys of the scope */
@@ -209,6 +286,20 @@ idem_shard_check_key(const text *scope, const text *key)
 		refuse_slot(shard, "idempotency key belongs to another shard", slot);
 }
 
+/* M4: for a reader that has checked the key: raise an error if the snapshot is from before its slot came */
+void
+idem_shard_check_key_shown(const text *scope, const text *key, Snapshot snapshot)
+{
+	IdemShard older;
+	int slot;
+
+	if (likely(!read_older_map(snapshot, &older)) || !older.is_mapped)
+		return;
+	slot = idem_shard_slot(&older, scope, key);
+	if (!older.has[slot])
+		refuse_snapshot(slot);
+}
+
 /* The slot in the number of a job, or IDEM_NO_SLOT for a number from before the map (M6) */
 int
 idem_shard_slot_of_job(const IdemShard *shard, int64 job_id)
@@ -236,6 +327,16 @@ idem_shard_check_job(int64 job_id)
 
 	if (unlikely(!idem_shard_has_job(shard, job_id)))
 		refuse_slot(shard, "job belongs to another shard", idem_shard_slot_of_job(shard, job_id));
+}
+
+/* M4: for a reader that has checked the job: raise an error if the snapshot is from before its slot came */
+void
+idem_shard_check_job_shown(int64 job_id, Snapshot snapshot)
+{
+	IdemShard older;
+
+	if (unlikely(read_older_map(snapshot, &older)) && !idem_shard_has_job(&older, job_id))
+		refuse_snapshot(idem_shard_slot_of_job(&older, job_id));
 }
 
 /*

@@ -6,9 +6,14 @@
  * leaves out what ExecInsert() and related functions do for triggers, rules, policies
  * and expressions, so shape.c refuses a table that has any of them.
  *
- * Relation locks are those of DML: ROW EXCLUSIVE on the table and its indexes,
- * kept until the end of the transaction.  DDL and REINDEX CONCURRENTLY wait for
- * them as they wait for any DML.
+ * Relation locks are those of DML, kept until the end of the transaction: ROW
+ * EXCLUSIVE on the table and its indexes for a function that writes, ACCESS SHARE for
+ * one that reads.  DDL and REINDEX CONCURRENTLY wait for them as they wait for any DML.
+ *
+ * What a session knows about a table, and the map of slots, the settings of queues and the
+ * subscriptions, counts until an invalidation of another session arrives.  The server lets
+ * them arrive when it grants a lock, but not when the transaction has the lock already.  So
+ * every call lets them arrive when it opens its table (M4, M7, K13).
  *
  * The SQL function, or the sweep of cleanup, opens the table that it is about
  * and passes it on.  A store opens only the other tables that it needs.
@@ -179,7 +184,7 @@ idem_table_row_slot(IdemTable *table, int natts)
  * that arrives meanwhile may be about what was checked before it: then the next call checks again.
  */
 static void
-check_table(const IdemTableDef *def, Relation heap, LOCKMODE lockmode)
+check_table(const IdemTableDef *def, Relation heap, LOCKMODE index_lock)
 {
 	IdemTableCache *cache = def->cache;
 	uint64 version = cache->version;
@@ -193,7 +198,7 @@ check_table(const IdemTableDef *def, Relation heap, LOCKMODE lockmode)
 		idem_shape_refuse(def, "The primary key is missing.", def->pkey_hint);
 	/* before the index is opened, which may let invalidations arrive */
 	cache->is_checked = cache->version == version;
-	pkey = index_open(cache->pkey.oid, lockmode);
+	pkey = index_open(cache->pkey.oid, index_lock);
 	if (!idem_shape_is_on_pkey(def, pkey->rd_index))
 	{
 		cache->is_checked = false;
@@ -222,7 +227,12 @@ open_heap(const IdemTableDef *def, LOCKMODE lockmode)
 	return heap;
 }
 
-/* Open a table, and refuse it if it is not as expected */
+/*
+ * Open a table, and refuse it if it is not as expected.  Whatever other sessions have committed
+ * counts from now on, also if this transaction has the lock already (M4).  The indexes get the lock of the caller,
+ * so that a function that only reads does not wait for idem_shard_give(), nor it for the
+ * function (M3, H3); to write entries, ROW EXCLUSIVE is enough.
+ */
 void
 idem_table_open(IdemTable *table, const IdemTableDef *def, LOCKMODE lockmode)
 {
@@ -230,15 +240,17 @@ idem_table_open(IdemTable *table, const IdemTableDef *def, LOCKMODE lockmode)
 
 	if (cache->is_open)
 		elog(ERROR, "table idem.%s is already open in this session", def->name);
+	AcceptInvalidationMessages();
 	memset(table, 0, sizeof(*table));
 	table->def = def;
 	table->context = CurrentMemoryContext;
+	table->index_lock = Min(lockmode, RowExclusiveLock);
 	table->heap = open_heap(def, lockmode);
 	if (unlikely(!cache->is_checked))
-		check_table(def, table->heap, lockmode);
+		check_table(def, table->heap, table->index_lock);
 	if (lockmode >= RowExclusiveLock)
 		idem_subscription_refuse(def, RelationGetRelid(table->heap));
-	table->pkey = index_open(cache->pkey.oid, lockmode);
+	table->pkey = index_open(cache->pkey.oid, table->index_lock);
 	table->found = cache->found;
 	cache->is_open = true;
 }
@@ -315,7 +327,7 @@ list_indexes(IdemTable *table)
 
 	foreach (lc, oids)
 	{
-		Relation index = index_open(lfirst_oid(lc), RowExclusiveLock);
+		Relation index = index_open(lfirst_oid(lc), table->index_lock);
 
 		if (index->rd_index->indisready)
 		{
@@ -346,7 +358,7 @@ idem_table_open_indexes(IdemTable *table)
 		bool is_pkey = cache->indexes[i].oid == cache->pkey.oid;
 
 		table->indexes[i] =
-			is_pkey ? table->pkey : index_open(cache->indexes[i].oid, RowExclusiveLock);
+			is_pkey ? table->pkey : index_open(cache->indexes[i].oid, table->index_lock);
 		table->nindexes++;
 	}
 }

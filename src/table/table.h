@@ -70,6 +70,7 @@ typedef struct IdemTable
 {
 	const IdemTableDef *def;
 	MemoryContext context; /* current when the table was opened */
+	LOCKMODE index_lock;   /* the lock on each index that is opened */
 	Relation heap;
 	Relation pkey;
 	TupleTableSlot *found;	 /* the row found last */
@@ -267,6 +268,7 @@ extern TM_Result idem_write_delete(IdemTable *table, bool wait);
 /* row.c */
 extern bool idem_row_varlena_equals(IdemTable *table, AttrNumber attno, struct varlena *value);
 extern int64 idem_row_age(IdemTable *table, AttrNumber since);
+extern TransactionId idem_row_xmin(IdemTable *table);
 extern bool idem_row_is_mine(IdemTable *table);
 extern bool idem_row_is_locked(IdemTable *table);
 extern void idem_row_lockers(IdemTable *table, IdemLockers *lockers);
@@ -306,10 +308,13 @@ extern void idem_shard_list_slots(IdemShard *shard);
 extern void idem_shard_read(IdemTable *table, IdemShard *shard);
 extern const IdemShard *idem_shard_get(void);
 extern int idem_shard_slot(const IdemShard *shard, const text *scope, const text *key);
+extern const IdemShard *idem_shard_get_latest(void);
 extern void idem_shard_check_key(const text *scope, const text *key);
+extern void idem_shard_check_key_shown(const text *scope, const text *key, Snapshot snapshot);
 extern int idem_shard_slot_of_job(const IdemShard *shard, int64 job_id);
 extern bool idem_shard_has_job(const IdemShard *shard, int64 job_id);
 extern void idem_shard_check_job(int64 job_id);
+extern void idem_shard_check_job_shown(int64 job_id, Snapshot snapshot);
 extern int idem_shard_choose_slot(const text *scope, const text *key);
 extern int64 idem_shard_last_plain(void);
 extern int64 idem_shard_number(int64 value, int slot);

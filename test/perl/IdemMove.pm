@@ -71,7 +71,9 @@ sub move_node
 
 sub move_program
 {
-	return $node->config_data('--bindir') . '/idem_move';
+	my ($bindir) = run_command([ 'pg_config', '--bindir' ]);
+
+	return "$bindir/idem_move";
 }
 
 =pod
@@ -143,7 +145,8 @@ sub evil_runs
 
 =item move_command($from, $to, $slots, @options)
 
-The command that moves slots between two databases.
+The command that moves slots between two databases.  Each is the name of a database of the server, a
+server (its database postgres) or a connection string.
 
 =item move(...), moved_ok($name, ...), refused_ok($pattern, $name, ...)
 
@@ -159,7 +162,8 @@ sub move_command
 {
 	my ($from, $to, $slots, @options) = @_;
 
-	return (move_program(), '--from' => $node->connstr($from), '--to' => $node->connstr($to), '--slots' => $slots, @options);
+	($from, $to) = map { ref $_ ? $_->connstr('postgres') : /=/ ? $_ : $node->connstr($_) } $from, $to;
+	return (move_program(), '--from' => $from, '--to' => $to, '--slots' => $slots, @options);
 }
 
 sub start_move

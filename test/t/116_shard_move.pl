@@ -7,6 +7,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use IdemMove qw(move move_command move_program refused_ok);
 use IdemTest;
 use IPC::Run;
 use PostgreSQL::Test::Cluster;
@@ -20,41 +21,10 @@ deadlock_timeout = 100ms
 };
 my $a = new_node('a', conf => $conf, init => { allows_streaming => 1 });
 my $b = new_node('b', conf => $conf, init => { allows_streaming => 1 });
-my $program = $a->config_data('--bindir') . '/idem_move';
+my $program = move_program();
 
 sub on_a { return run($_[0]) }
 sub on_b { return run($_[0], node => $b) }
-
-# Runs idem_move; returns its exit status and what it printed.
-sub command
-{
-	my ($from, $to, $slots, @options) = @_;
-
-	return ($program,
-		'--from' => ref $from ? $from->connstr('postgres') : $from,
-		'--to' => ref $to ? $to->connstr('postgres') : $to,
-		'--slots' => $slots, @options);
-}
-
-sub move
-{
-	my ($out, $err);
-
-	IPC::Run::run([ command(@_) ], '>', \$out, '2>', \$err);
-	my $status = $? >> 8;
-	note "$out$err";
-	return ($status, "$out$err");
-}
-
-sub refused_ok
-{
-	my ($pattern, $name, @arguments) = @_;
-	my ($status, $out) = move(@arguments);
-
-	is($status, 1, "$name: stops");
-	like($out, $pattern, "$name: says why");
-	return;
-}
 
 sub maps
 {
@@ -84,7 +54,7 @@ refused_ok(qr/both databases are shard 0/, 'a number twice', $a, $b, '{[0,512)}'
 refused_ok(qr/the target has no number: is it a router/, 'a router as target', $a, $b, '{[0,512)}')
   if on_b(q{SELECT idem_shard_set('{}')}) eq '';
 on_b(q{SELECT idem_shard_set('{}', number => 1)});
-IPC::Run::run([ command($a, $b, '0-511') ], '2>', \my $wrong);
+IPC::Run::run([ move_command($a, $b, '0-511') ], '2>', \my $wrong);
 like($wrong, qr/--slots takes ranges such as/, 'ranges that are none');
 on_a(q{SELECT idem_shard_set('{[512,1024)}', number => 0)});
 refused_ok(qr/the source has neither \{\[0,512\)\}/, 'the wrong direction', $b, $a, '{[0,512)}');
@@ -282,7 +252,7 @@ $standby->safe_psql('postgres', 'SELECT 1');
 my ($receiver) = split /\n/, $standby->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'walreceiver'});
 kill 'STOP', $receiver;
 my ($waiting_out, $waiting_err) = ('', '');
-my $waiting = IPC::Run::start([ command($b, $a, '{[0,512)}', @orders, '--batch' => 512) ], '>', \$waiting_out, '2>', \$waiting_err,
+my $waiting = IPC::Run::start([ move_command($b, $a, '{[0,512)}', @orders, '--batch' => 512) ], '>', \$waiting_out, '2>', \$waiting_err,
 	my $timer = IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
 $waiting->pump until $waiting_out =~ /waiting until standbys/ || !$waiting->pumpable;
 like($waiting_out, qr/waiting until standbys have received this: standby/, 'the move waits for the standby');
@@ -334,7 +304,7 @@ sub move_with_kill
 {
 	my ($kill_at, @arguments) = @_;
 	my $printed = '';
-	my $moving = IPC::Run::start([ command(@arguments) ], '>', \$printed, '2>', '/dev/null',
+	my $moving = IPC::Run::start([ move_command(@arguments) ], '>', \$printed, '2>', '/dev/null',
 		IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
 
 	$moving->pump until $printed =~ $kill_at || !$moving->pumpable;
@@ -354,7 +324,7 @@ let_load_run(300);
 # the servers crash in the middle of a move
 {
 	my $printed = '';
-	my $moving = IPC::Run::start([ command($b, $a, '{[0,128)}', @orders, '--batch' => 64) ], '>', \$printed, '2>', '/dev/null',
+	my $moving = IPC::Run::start([ move_command($b, $a, '{[0,128)}', @orders, '--batch' => 64) ], '>', \$printed, '2>', '/dev/null',
 		IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
 	$moving->pump until $printed =~ /given up/ || !$moving->pumpable;
 	$a->stop('immediate');

@@ -7,6 +7,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use IdemMove qw(start_move);
 use IdemTest;
 use IPC::Run;
 use PostgreSQL::Test::Cluster;
@@ -26,7 +27,6 @@ max_connections = 60
 deadlock_timeout = 100ms
 };
 my @nodes = map { new_node($_, conf => $conf) } 'a', 'b';
-my $program = $nodes[0]->config_data('--bindir') . '/idem_move';
 
 foreach my $i (0, 1)
 {
@@ -45,21 +45,15 @@ my $load;
 		IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default * (1 + $rounds / 10)));
 }
 
-sub command
-{
-	my ($from, $slots, @options) = @_;
-
-	return ($program, '--from' => $connstr[$from], '--to' => $connstr[ 1 - $from ], '--slots' => $slots,
-		'--table' => 'public.orders:pg_catalog.idem_slot(order_key)', '--batch' => 512, @options);
-}
-
 # Starts idem_move; the harness has its number, and what it has printed so far.
 sub start
 {
+	my ($from, $slots, @options) = @_;
 	my $printed = '';
 
 	return { printed => \$printed,
-		harness => IPC::Run::start([ command(@_) ], '>&', \$printed, IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default)) };
+		harness => start_move(\$printed, $nodes[$from], $nodes[ 1 - $from ], $slots,
+			'--table' => 'public.orders:pg_catalog.idem_slot(order_key)', '--batch' => 512, @options) };
 }
 
 # Its exit status; what a program says that ends in the middle is expected.

@@ -104,7 +104,9 @@ check_databases(Move *move)
 	/* the arguments are in the encoding of the terminal, and are sent as they are */
 	for (int i = 0; i < move->ntables; i++)
 	{
-		for (const char *c = move->tables[i].slot; *c != '\0'; c++)
+		const char *argument = common_format("%s:%s", move->tables[i].qualified, move->tables[i].slot);
+
+		for (const char *c = argument; *c != '\0'; c++)
 		{
 			if ((unsigned char) *c >= 0x80 && strcmp(encoding, "UTF8") != 0 &&
 				strcmp(encoding, "SQL_ASCII") != 0)
@@ -326,6 +328,34 @@ check_copy_queues(Move *move)
 	PQclear(there);
 }
 
+/*
+ * M6: idem_shard_take() refuses numbers that later jobs could get.  It lifts the sequence of the
+ * target to that of the source.
+ */
+static void
+check_sequences(Move *move)
+{
+	Server *servers[] = {&move->source.server, &move->target.server};
+	int64_t last = 0;
+	int64_t highest = 0;
+
+	for (int s = 0; s < 2; s++)
+	{
+		PGresult *result = common_query(servers[s], "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS last,"
+													" GREATEST((SELECT max(job_id) FROM idem.jobs), (SELECT max(job_id) FROM idem.job_log), 0) AS highest"
+													" FROM idem.jobs_job_id_seq",
+										0);
+		int64_t value = strtoll(common_field(result, 0, "last"), NULL, 10);
+		int64_t number = strtoll(common_field(result, 0, "highest"), NULL, 10);
+
+		last = value > last ? value : last;
+		highest = number > highest ? number : highest;
+		PQclear(result);
+	}
+	if (highest >= (last + 1) * NSLOTS)
+		common_die("a job has number %lld, which the sequences of job numbers have not reached; run idem_doctor() in both databases", (long long) highest);
+}
+
 /* Rows that could not move, or would be in the way */
 static void
 check_rows(Move *move, const Slots *todo)
@@ -363,6 +393,7 @@ check_rows(Move *move, const Slots *todo)
 	}
 	free(first_number);
 	free(next_number);
+	check_sequences(move);
 }
 
 /* A database without slots cannot number the jobs of its schedules: they would stop. */
@@ -372,6 +403,11 @@ check_schedules(Move *move, const Slots *todo)
 	PGresult *names;
 	char *list;
 
+	/* copies that an earlier move has not deleted yet: with slots they would tick in both */
+	if (maps_is_empty(&move->target.slots) && !maps_is_empty(&move->target.given) &&
+		common_is_true(&move->target.server, "SELECT EXISTS (SELECT FROM idem.schedules)", 0))
+		common_die("the target has given up its last slots, and still has schedules; finish that move first: run it again for %s",
+				   maps_format(&move->target.given));
 	if (!copy_is_last(move, todo))
 		return;
 	if (!move->schedules)
@@ -396,6 +432,37 @@ check_schedules(Move *move, const Slots *todo)
 		common_die("the target lacks roles that own schedules: %s", list);
 }
 
+/*
+ * Rows of the target that would make the copy fail: those of the slots, and those with the same
+ * values in a unique index.  Indexes on expressions, and those with a predicate, are left out.
+ */
+static void
+check_in_the_way(Move *move, const UserTable *table, const Slots *todo)
+{
+	Server *target = &move->target.server;
+	char *sql = common_format("SELECT EXISTS (SELECT FROM %s)", table->qualified);
+	PGresult *indexes;
+
+	if (guard_has_rows(target, table, todo))
+		common_die("table %s of the target has rows of the slots that are to move: they are in the way", table->shown);
+	if (!common_is_true(target, sql, 0))
+		return;
+	indexes = common_query(target, "SELECT i.indexrelid::regclass AS name, string_agg('\"' || replace(a.attname, '\"', '\"\"') || '\"', ', ' ORDER BY k.n) AS columns"
+								   " FROM pg_index AS i CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, n)"
+								   " JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum"
+								   " WHERE i.indrelid = $1::regclass AND i.indisunique AND k.n <= i.indnkeyatts AND i.indexprs IS NULL AND i.indpred IS NULL"
+								   " GROUP BY i.indexrelid",
+						   1, table->qualified);
+	for (int row = 0; row < PQntuples(indexes); row++)
+	{
+		if (copy_has_duplicates(move, table, todo, common_field(indexes, row, "columns")))
+			common_die("table %s of the target has rows with the same %s as rows that are to move (index %s): they are in the way", table->shown,
+					   common_field(indexes, row, "columns"), common_field(indexes, row, "name"));
+	}
+	PQclear(indexes);
+	free(sql);
+}
+
 static void
 check_user_rows(Move *move, const Slots *todo)
 {
@@ -405,10 +472,10 @@ check_user_rows(Move *move, const Slots *todo)
 	guard_lock(move, &move->source.server);
 	for (int i = 0; i < move->ntables; i++)
 	{
-		if (guard_has_rows(&move->target.server, &move->tables[i], todo))
-			common_die("table %s of the target has rows of the slots that are to move: they are in the way", move->tables[i].shown);
 		tell_rows_without_slot(move, &move->tables[i]);
+		check_in_the_way(move, &move->tables[i], todo);
 	}
+	common_end_progress();
 	common_run(&move->target.server, "ROLLBACK", 0);
 	common_run(&move->source.server, "ROLLBACK", 0);
 }

@@ -17,7 +17,7 @@
 #include "idem_move.h"
 
 /*
- * What has been sent, or read back: the number of lines, and the sum of their hashes.  The sum does
+ * What was sent, or read back: the number of lines, and the sum of their hashes.  The sum does
  * not depend on the order.  The hash is SipHash-2-4 with 128 bits and a random key, so a row that
  * was changed, lost or doubled makes another sum but by chance.
  */
@@ -144,12 +144,47 @@ next_line(Server *server, char **line)
 	return 0;
 }
 
-/* Send what the source has to the table of the target, and compare what is there then. */
+/*
+ * Send what the command "out" reads in the source to the command "in" of the target.  The number of
+ * lines, and with a digest their sum.
+ */
+static uint64_t
+stream_rows(Move *move, const char *out, const char *in, uint64_t before, Digest *sent)
+{
+	Server *target = &move->target.server;
+	uint64_t lines = 0;
+	char *line;
+	int length;
+
+	start_copy(&move->source.server, out, PGRES_COPY_OUT);
+	start_copy(target, in, PGRES_COPY_IN);
+	while ((length = next_line(&move->source.server, &line)) > 0)
+	{
+		if (sent != NULL)
+			add_line(sent, line, (size_t) length);
+		if (PQputCopyData(target->conn, line, length) != 1)
+		{
+			common_note_error(target, NULL);
+			common_raise(target);
+		}
+		PQfreemem(line);
+		lines++;
+		common_progress(sent == NULL ? "looking" : "copying", move->done, move->all, before + lines);
+	}
+	if (PQputCopyEnd(target->conn, NULL) != 1)
+	{
+		common_note_error(target, NULL);
+		common_raise(target);
+	}
+	finish_copy(target);
+	return lines;
+}
+
+/* The rows of a table; the target's are read back and compared. */
 static uint64_t
 copy_rows(Move *move, const char *name, const char *shown, const char *columns, const char *from,
 		  const char *to, uint64_t before)
 {
-	Server *source = &move->source.server;
 	Server *target = &move->target.server;
 	char *out = common_format("COPY (SELECT %s FROM %s WHERE %s) TO STDOUT", columns, name, from);
 	char *in = common_format("COPY %s (%s) FROM STDIN", name, columns);
@@ -159,26 +194,7 @@ copy_rows(Move *move, const char *name, const char *shown, const char *columns, 
 	char *line;
 	int length;
 
-	start_copy(source, out, PGRES_COPY_OUT);
-	start_copy(target, in, PGRES_COPY_IN);
-	while ((length = next_line(source, &line)) > 0)
-	{
-		add_line(&sent, line, (size_t) length);
-		if (PQputCopyData(target->conn, line, length) != 1)
-		{
-			common_note_error(target, NULL);
-			common_raise(target);
-		}
-		PQfreemem(line);
-		common_progress("copying", move->done, move->all, before + sent.lines);
-	}
-	if (PQputCopyEnd(target->conn, NULL) != 1)
-	{
-		common_note_error(target, NULL);
-		common_raise(target);
-	}
-	finish_copy(target);
-
+	stream_rows(move, out, in, before, &sent);
 	start_copy(target, back, PGRES_COPY_OUT);
 	while ((length = next_line(target, &line)) > 0)
 	{
@@ -193,6 +209,35 @@ copy_rows(Move *move, const char *name, const char *shown, const char *columns, 
 	free(in);
 	free(back);
 	return sent.lines;
+}
+
+/*
+ * Has the table of the user in the target rows that have the same values in these columns as rows
+ * of these slots in the source?  In transactions of both, after guard_lock(); that of the target is
+ * rolled back later.
+ */
+bool
+copy_has_duplicates(Move *move, const UserTable *table, const Slots *slots, const char *columns)
+{
+	Server *target = &move->target.server;
+	const char *name = table->qualified;
+	char *condition = maps_user_condition(table, slots);
+	char *create = common_format("CREATE TEMPORARY TABLE idem_move_rows AS SELECT %s FROM %s WHERE false",
+								 columns, name);
+	char *out = common_format("COPY (SELECT %s FROM %s WHERE %s) TO STDOUT", columns, name, condition);
+	char *look = common_format("SELECT EXISTS (SELECT FROM %s JOIN pg_temp.idem_move_rows USING (%s))", name,
+							   columns);
+	bool has_duplicates;
+
+	common_run(target, create, 0);
+	stream_rows(move, out, "COPY pg_temp.idem_move_rows FROM STDIN", 0, NULL);
+	has_duplicates = common_is_true(target, look, 0);
+	common_run(target, "DROP TABLE pg_temp.idem_move_rows", 0);
+	free(condition);
+	free(create);
+	free(out);
+	free(look);
+	return has_duplicates;
 }
 
 /* The columns of a table that have values of their own, quoted, in alphabetical order */
@@ -293,7 +338,7 @@ copy_batch(Move *move, const Slots *slots, const char *above, uint64_t *rows)
 	/* REPEATABLE READ: a job is in idem.jobs or in idem.job_log */
 	common_run(source, "BEGIN ISOLATION LEVEL REPEATABLE READ", 0);
 	common_run(source, "LOCK TABLE idem.shard IN SHARE MODE", 0);
-	/* nobody changes a schedule that is about to move */
+	/* no session changes a schedule that is about to move */
 	if (move->schedules && copy_is_last(move, slots))
 		common_run(source, "LOCK TABLE idem.schedules IN SHARE MODE", 0);
 	guard_lock(move, source);

@@ -87,7 +87,7 @@ static const char code_query[] =
 	"		OR EXISTS (SELECT FROM pg_amop AS p JOIN operator AS f ON f.oid = p.amopopr WHERE p.amopfamily = o.opcfamily))\n"
 	"SELECT string_agg(DISTINCT what, ', ') FROM found";
 
-/* Kinds of relations whose rows cannot move, whoever owns them */
+/* Kinds of relations whose rows cannot move, of superusers as well */
 static const char kind_query[] =
 	"SELECT CASE WHEN c.relkind NOT IN ('r', 'p') THEN 'is not a table'\n"
 	"			WHEN c.relkind = 'r' AND c.relhassubclass AND EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhparent = c.oid)\n"

@@ -102,6 +102,8 @@ extern bool guard_has_rows(Server *server, const UserTable *table, const Slots *
 /* copy.c */
 extern char *copy_columns(Server *server, const char *qualified);
 extern void copy_batch(Move *move, const Slots *slots, const char *above, uint64_t *rows);
+extern bool copy_has_duplicates(Move *move, const UserTable *table, const Slots *slots,
+								const char *columns);
 extern bool copy_is_last(const Move *move, const Slots *slots);
 
 /* check.c */
