@@ -71,15 +71,17 @@ drop_marked_slot(Cutover *cutover, char **lsn)
 	{
 		const char *name = mark + length;
 		size_t name_length = strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_");
-		const char *position = name + name_length + strlen(MARK_POSITION);
+		const char *position = name + name_length;
 
 		/* anything else is none of ours */
-		if (name_length > 0 &&
-			strncmp(name + name_length, MARK_POSITION, strlen(MARK_POSITION)) == 0 &&
-			position[strspn(position, "0123456789ABCDEF/")] == '\0')
+		if (name_length > 0 && strncmp(position, MARK_POSITION, strlen(MARK_POSITION)) == 0)
 		{
-			slot = common_format("%.*s", (int) name_length, name);
-			*lsn = common_copy(position);
+			position += strlen(MARK_POSITION);
+			if (position[strspn(position, "0123456789ABCDEF/")] == '\0')
+			{
+				slot = common_format("%.*s", (int) name_length, name);
+				*lsn = common_copy(position);
+			}
 		}
 	}
 	free(prefix);
@@ -99,12 +101,21 @@ leave_mark(Cutover *cutover)
 	char *mark = common_format("%s%s" MARK_POSITION "%s", prefix, cutover->slot, cutover->lsn);
 	char *quoted = common_quote_value(server, mark);
 	char *comment = common_format("COMMENT ON SCHEMA idem_cutover IS %s", quoted);
+	char *slot;
+	char *lsn;
 
 	common_run(server, "BEGIN", 0);
 	if (!common_is_true(server, "SELECT count(*) > 0 FROM pg_namespace WHERE nspname = 'idem_cutover'", 0))
 		common_run(server, "CREATE SCHEMA idem_cutover", 0);
 	common_run(server, comment, 0);
 	common_run(server, "COMMIT", 0);
+
+	/* another role may just have made the schema */
+	slot = drop_marked_slot(cutover, &lsn);
+	if (slot == NULL || strcmp(slot, cutover->slot) != 0)
+		common_die("could not leave a mark on the publisher: who has made the schema idem_cutover?");
+	free(slot);
+	free(lsn);
 	free(comment);
 	free(quoted);
 	free(mark);
