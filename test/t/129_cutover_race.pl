@@ -1,8 +1,9 @@
 # idem_cutover around its point of no return: clients that say READ WRITE and commit exactly there,
 # kill -9, ^C and crashes, and what the next run or --abort makes of it.
 #
-# The test holds the program without sleeps: DROP SUBSCRIPTION waits in an event trigger of the
-# subscriber for advisory lock 1, and the COMMIT after it in a deferred trigger for lock 2.
+# The test holds the program without sleeps, by triggers of the subscriber: before the last look,
+# when the program locks the subscription that it has disabled, an event trigger waits for advisory
+# lock 1; after the last look, the COMMIT of DROP SUBSCRIPTION waits in a deferred trigger for lock 2.
 
 use strict;
 use warnings FATAL => 'all';
@@ -41,9 +42,16 @@ on(1, q{
 		'BEGIN PERFORM pg_advisory_xact_lock(2); RETURN NULL; END';
 	CREATE CONSTRAINT TRIGGER hold AFTER INSERT ON held DEFERRABLE INITIALLY DEFERRED
 		FOR EACH ROW EXECUTE FUNCTION hold_commit();
+	CREATE FUNCTION hold_look() RETURNS event_trigger LANGUAGE plpgsql AS
+		$$BEGIN
+			IF current_query() LIKE '%DISABLE' AND EXISTS (SELECT FROM pg_subscription WHERE subslotname IS NULL) THEN
+				PERFORM pg_advisory_xact_lock(1);
+			END IF;
+		END$$;
+	CREATE EVENT TRIGGER hold_look ON ddl_command_start WHEN TAG IN ('ALTER SUBSCRIPTION') EXECUTE FUNCTION hold_look();
 	CREATE FUNCTION hold_drop() RETURNS event_trigger LANGUAGE plpgsql AS
-		'BEGIN PERFORM pg_advisory_xact_lock(1); INSERT INTO public.held VALUES (1); END';
-	CREATE EVENT TRIGGER hold ON ddl_command_start WHEN TAG IN ('DROP SUBSCRIPTION') EXECUTE FUNCTION hold_drop()});
+		'BEGIN INSERT INTO public.held VALUES (1); END';
+	CREATE EVENT TRIGGER hold_drop ON ddl_command_start WHEN TAG IN ('DROP SUBSCRIPTION') EXECUTE FUNCTION hold_drop()});
 on(0, 'CREATE PUBLICATION pub FOR ALL TABLES');
 on(1, sprintf q{CREATE SUBSCRIPTION sub CONNECTION '%s' PUBLICATION pub WITH (slot_name = 'the_slot')},
 	$publisher->connstr . ' dbname=postgres');
@@ -182,10 +190,10 @@ sub run_ok
 }
 
 #
-# killed, interrupted, crashed while DROP SUBSCRIPTION waits
+# killed, interrupted, crashed before the last look
 #
 
-sub stop_at_drop
+sub stop_at_look
 {
 	my ($stop) = @_;
 	my $holder = hold(1);
@@ -197,8 +205,8 @@ sub stop_at_drop
 	return $program;
 }
 
-stop_at_drop(\&kill_program);
-is(state_of(), 'f|', 'killed at DROP SUBSCRIPTION: the subscription is disabled and has no slot');
+stop_at_look(\&kill_program);
+is(state_of(), 'f|', 'killed before the last look: the subscription is disabled and has no slot');
 is(slots(), '1', 'the slot is there');
 run_ok(1, qr/note .*stopped in step 5.*MISSING .*it is disabled/s, '--check after that', '--check');
 is(state_of(), 'f|', '--check changes nothing');
@@ -208,19 +216,19 @@ is(is_read_only(), '0', 'clients can write');
 write_order();
 arrives_ok('and replication goes on');
 
-my $program = stop_at_drop(sub { $_[0]{run}->signal('INT') });
+my $program = stop_at_look(sub { $_[0]{run}->signal('INT') });
 ended_ok($program, 3, qr/stopped by signal 2.*disabled and without its slot: nothing is lost\.\nRun idem_cutover again.*--abort/s, '^C');
 is(state_of(), 'f|', '^C: nothing is hurried');
 
 # mark, but another subscription: not ours
 run_ok(1, qr/there is no subscription other/, 'another subscription', '--subscription', 'other');
 
-$program = stop_at_drop(sub { $subscriber->stop('immediate') });
+$program = stop_at_look(sub { $subscriber->stop('immediate') });
 ended_ok($program, 3, qr/subscriber: .*nothing is lost/s, 'crash of the subscriber');
 $subscriber->start;
 is(state_of(), 'f|', 'the subscription is disabled and has no slot');
 
-$program = stop_at_drop(sub { $publisher->stop('immediate') });
+$program = stop_at_look(sub { $publisher->stop('immediate') });
 ended_ok($program, 3, qr/publisher: .*nothing is lost/s, 'crash of the publisher');
 is(state_of(), 'f|', 'the subscription is disabled and has no slot');
 $publisher->start;
@@ -234,6 +242,8 @@ is(state_of(), 't|the_slot', 'the subscription is as before');
 {
 	my $holder = hold(2);
 
+	write_order();
+	arrives_ok('a change since the last checkpoint');
 	$program = begin_program();
 	wait_held(2);
 	kill_program($program);
@@ -242,8 +252,16 @@ is(state_of(), 't|the_slot', 'the subscription is as before');
 	run_ok(0, qr/was put back.*Clients can write on the publisher again/s, '--abort ends the session', '--abort');
 	$holder->quit;
 	is(state_of(), 't|the_slot', 'the subscription was put back, and is not dropped later');
+
+	# The slot goes back to its last checkpoint; that DROP SUBSCRIPTION was undone must not make
+	# the subscriber apply twice what it has.
+	my $offset = -s $subscriber->logfile;
+
+	$publisher->stop('immediate');
+	$publisher->start;
 	write_order();
 	arrives_ok('and replication goes on');
+	is(log_count($subscriber, qr/ 23505 /, $offset), '0', 'the subscriber applies nothing twice');
 }
 
 #
@@ -291,11 +309,11 @@ run_ok(0, qr/dropped by an earlier run.*The subscriber is the primary now/s, 'un
 on(0, q{SELECT pg_create_logical_replication_slot('the_slot', 'pgoutput')});
 run_ok(0, qr/The subscriber is the primary now/, 'a slot that an earlier run has left');
 is(slots(), '0', 'is dropped');
-on(0, 'CREATE DATABASE other');
+$publisher->safe_psql('template1', 'CREATE DATABASE other');
 $publisher->safe_psql('other', q{SELECT pg_create_logical_replication_slot('the_slot', 'pgoutput')});
 run_ok(0, qr/The subscriber is the primary now/, 'a slot of another database');
 is(slots(), '1', 'is not dropped');
-on(0, 'ALTER DATABASE postgres RESET default_transaction_read_only');
+$publisher->safe_psql('template1', 'ALTER DATABASE postgres RESET default_transaction_read_only');
 run_ok(4, qr/not read-only any more/, 'the publisher must stay read-only');
 is(on(1, q{SELECT claimed FROM idem_claim('new')}), 't', 'the subscriber is the primary');
 

@@ -24,7 +24,6 @@ typedef enum Strictness
 	ACCEPTED
 } Strictness;
 
-#define THIS_DATABASE "(SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())"
 #define SETTINGS                                                            \
 	"pg_db_role_setting AS s LEFT JOIN pg_roles AS r ON r.oid = s.setrole," \
 	" unnest(s.setconfig) AS c (setting) WHERE s.setdatabase IN (0, " THIS_DATABASE ")"
@@ -64,7 +63,8 @@ remove_names(Names *names, Names *other)
 	for (int i = 0; i < names->count; i++)
 	{
 		if (other->count == 0 ||
-			bsearch(&names->list[i], other->list, (size_t) other->count, sizeof(char *), compare_texts) == NULL)
+			bsearch(&names->list[i], other->list, (size_t) other->count, sizeof(char *),
+					compare_texts) == NULL)
 			names->list[kept++] = names->list[i];
 	}
 	names->count = kept;
@@ -170,7 +170,7 @@ expect_same(Cutover *cutover, const char *what, const char *sql)
 
 /* The name of the server, and what is expected of it */
 static const char *
-about(const Server *server, const char *what)
+label_check(const Server *server, const char *what)
 {
 	return common_format("%s: %s", server->name, what);
 }
@@ -213,16 +213,16 @@ check_server(Cutover *cutover, Server *server, const char *privileges, const cha
 		"        HAVING NOT bool_and(has_sequence_privilege(q.seqrelid, 'SELECT'))) AS p (what)"
 		" WHERE NOT s.super",
 		privileges);
-	expect_none(cutover, server, about(server, "privileges"), STRICT, what, parameter, NULL);
+	expect_none(cutover, server, label_check(server, "privileges"), STRICT, what, parameter, NULL);
 	free(what);
 	if (cutover->problems != before)
 		return false;
-	expect_none(cutover, server, about(server, "library and objects of idem have one version"), STRICT,
+	expect_none(cutover, server, label_check(server, "library and objects of idem have one version"), STRICT,
 				"SELECT h.detail FROM idem_doctor() AS h WHERE h.\"check\" = 'version' AND h.status <> 'ok'",
 				NULL, NULL);
 	/* sequences.c */
 	if (PQserverVersion(server->conn) < 180000)
-		expect_none(cutover, server, about(server, "the minor version can keep views from being read (15.8, 16.4 or newer)"), STRICT,
+		expect_none(cutover, server, label_check(server, "the minor version can keep views from being read (15.8, 16.4 or newer)"), STRICT,
 					"SELECT current_setting('server_version')"
 					" WHERE NOT EXISTS (SELECT FROM pg_settings WHERE name = 'restrict_nonsystem_relation_kind')",
 					NULL, NULL);

@@ -3,13 +3,8 @@
  *		Make the subscriber of a logical replication the new primary.
  *
  * The state is on the two servers, not in this program: every step looks at what it finds there
- * and can be repeated, so the program can be killed at any point and started again.  "What a run
- * leaves behind" in doc/replication.md has the table.
- *
- * Two facts are not in the catalogs by themselves while step 5 takes the slot away from the
- * subscription and drops it: which slot it was, and that it was this program.  They are in the
- * mark, the comment on an empty schema of the publisher.  A comment is not replicated, only the
- * owner of the schema can change it, and to read it runs no code.
+ * and can be repeated, so the program can be killed at any point and started again.  "Step 5" in
+ * doc/replication.md has a table of what a run leaves behind.
  *
  * Each run but --check first ends the sessions of an earlier one, on both servers.  The session
  * of a program that was killed can still wait for a lock, and would do its command later.
@@ -25,13 +20,8 @@
 
 #include "idem_cutover.h"
 
-/* Attempts of step 5 while clients write on the publisher */
-#define MAX_ROUNDS 5
-
 /* Of two runs the later one takes over: the advisory lock of its two sessions, "idem", "cuto" */
 #define LOCK_KEYS "1768187245, 1668641903"
-
-#define THIS_DATABASE "(SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())"
 
 /* The program has one; here for the function that is called at the end. */
 static Cutover the_cutover = {.until = 6, .timeout = 60, .margin = 1000000, .status = EXIT_STOPPED};
@@ -126,18 +116,10 @@ end_program(void)
 	return the_cutover.status;
 }
 
-static void stop_program(void) NORETURN;
-
-static void
-stop_program(void)
+void
+idem_cutover_stop(void)
 {
 	exit(end_program());
-}
-
-static void
-print_step(int step, const char *text)
-{
-	common_print(stdout, "step %d   %s", step, text);
 }
 
 static void
@@ -149,67 +131,6 @@ stop_after(const Cutover *cutover, int step)
 	print_how_to_go_on(stdout, cutover);
 	exit(EXIT_SUCCESS);
 }
-
-/* A command with a name in it, which takes no parameters */
-static void
-run_named(Server *server, const char *before, const char *name, const char *after)
-{
-	char *quoted = common_quote_name(server, name);
-	char *sql = common_format("%s%s%s", before, quoted, after);
-
-	common_run(server, sql, 0);
-	free(sql);
-	free(quoted);
-}
-
-/*
- * Waiting
- */
-
-/* A condition is asked again and again; what it sets as state tells how far it is. */
-typedef bool (*Condition)(Cutover *cutover, char **state);
-
-/* False if the time is over; a line now and then says what the program waits for. */
-static bool
-wait_quietly(Cutover *cutover, const char *what, Condition is_met, char **state)
-{
-	double began = common_now();
-	double said = began;
-
-	*state = NULL;
-	while (!is_met(cutover, state))
-	{
-		double now = common_now();
-
-		if (now - began >= (double) cutover->timeout)
-			return false;
-		if (now - said >= 5.0)
-		{
-			common_print(stderr, "waiting since %.0f s: %s%s%s", now - began, what,
-						 *state == NULL ? "" : ": ", *state == NULL ? "" : *state);
-			said = now;
-		}
-		free(*state);
-		*state = NULL;
-		common_sleep(100);
-	}
-	return true;
-}
-
-static void
-wait_until(Cutover *cutover, const char *what, Condition is_met)
-{
-	char *state;
-
-	if (!wait_quietly(cutover, what, is_met, &state))
-		common_die("gave up after %" PRId64 " s: %s%s%s", cutover->timeout, what,
-				   state == NULL ? "" : ": ", state == NULL ? "" : state);
-	free(state);
-}
-
-/*
- * What is on the servers
- */
 
 /* Find the subscription, with its slot and publications; false if there is none. */
 static bool
@@ -237,122 +158,6 @@ find_subscription(Cutover *cutover)
 	return is_there;
 }
 
-static bool
-is_read_only(Cutover *cutover)
-{
-	return common_is_true(
-		&cutover->publisher,
-		"SELECT count(*) > 0 FROM pg_db_role_setting AS s, unnest(s.setconfig) AS c (setting)"
-		" WHERE s.setrole = 0 AND c.setting = 'default_transaction_read_only=on' AND s.setdatabase = " THIS_DATABASE,
-		0);
-}
-
-/* The mark up to the name of the slot: this subscription of this subscriber */
-static char *
-mark_prefix(Cutover *cutover)
-{
-	char *identity = common_value(
-		&cutover->subscriber, "SELECT c.system_identifier || '/' || " THIS_DATABASE " FROM pg_control_system() AS c", 0);
-	char *prefix = common_format("idem_cutover of subscription %s in database %s: slot ",
-								 cutover->subscription, identity);
-
-	free(identity);
-	return prefix;
-}
-
-/* The comment on the schema, if a role has made it that may run the steps; otherwise NULL */
-static char *
-read_mark(Cutover *cutover)
-{
-	return common_value(
-		&cutover->publisher,
-		"SELECT obj_description(n.oid, 'pg_namespace')"
-		"  FROM pg_namespace AS n JOIN pg_roles AS r ON r.oid = n.nspowner"
-		" WHERE n.nspname = 'idem_cutover'"
-		"   AND (r.rolsuper OR r.rolname = current_user"
-		"        OR r.oid = (SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database()))",
-		0);
-}
-
-/* The slot that the mark names, or NULL if there is no mark of this subscription */
-static char *
-marked_slot(Cutover *cutover)
-{
-	char *mark = read_mark(cutover);
-	char *prefix = mark_prefix(cutover);
-	size_t length = strlen(prefix);
-	char *slot = NULL;
-
-	/* the rest is the name of a slot, or the comment is none of ours */
-	if (mark != NULL && strncmp(mark, prefix, length) == 0 && mark[length] != '\0' &&
-		strspn(mark + length, "abcdefghijklmnopqrstuvwxyz0123456789_") == strlen(mark + length))
-		slot = common_copy(mark + length);
-	free(prefix);
-	free(mark);
-	return slot;
-}
-
-/*
- * Leave the mark before the subscription changes.  If the program is killed then, the mark tells
- * the next run which slot the subscription had, and that it was this program that dropped it.
- */
-static void
-leave_mark(Cutover *cutover)
-{
-	Server *server = &cutover->publisher;
-	char *prefix = mark_prefix(cutover);
-	char *mark = common_format("%s%s", prefix, cutover->slot);
-	char *quoted = common_quote_value(server, mark);
-	char *comment = common_format("COMMENT ON SCHEMA idem_cutover IS %s", quoted);
-
-	common_run(server, "BEGIN", 0);
-	if (!common_is_true(server, "SELECT count(*) > 0 FROM pg_namespace WHERE nspname = 'idem_cutover'", 0))
-		common_run(server, "CREATE SCHEMA idem_cutover", 0);
-	common_run(server, comment, 0);
-	common_run(server, "COMMIT", 0);
-	free(comment);
-	free(quoted);
-	free(mark);
-	free(prefix);
-}
-
-static void
-remove_mark(Cutover *cutover)
-{
-	Server *server = &cutover->publisher;
-
-	if (read_mark(cutover) == NULL)
-		return;
-	common_run(server, "COMMENT ON SCHEMA idem_cutover IS NULL", 0);
-	/* it stays if there is something in it, which is none of ours */
-	PQclear(common_attempt(server, "DROP SCHEMA idem_cutover", 0));
-}
-
-static bool
-exists_slot(Cutover *cutover, const char *slot)
-{
-	return common_is_true(&cutover->publisher,
-						  "SELECT count(*) > 0 FROM pg_replication_slots"
-						  " WHERE slot_name = $1 AND database = current_database() AND plugin = 'pgoutput'",
-						  1, slot);
-}
-
-static bool
-is_slot_in_use(Cutover *cutover, char **state)
-{
-	(void) state;
-	return common_is_true(&cutover->publisher,
-						  "SELECT count(*) > 0 FROM pg_replication_slots"
-						  " WHERE slot_name = $1 AND database = current_database() AND active",
-						  1, cutover->slot);
-}
-
-static bool
-is_slot_free(Cutover *cutover, char **state)
-{
-	return !is_slot_in_use(cutover, state);
-}
-
 /* Take the lock of this program, from an earlier run if it must be. */
 static void
 take_over(Cutover *cutover, Server *server)
@@ -370,461 +175,6 @@ take_over(Cutover *cutover, Server *server)
 				   0);
 		common_sleep(100);
 	}
-}
-
-/*
- * End the sessions of the publisher that may write: those that began before the database became
- * read-only, and those that have a transaction id, because they have said READ WRITE.  Walsenders
- * that stream read only.  Returns how many there were.
- */
-static int
-end_sessions(Cutover *cutover)
-{
-	char *count = common_value(
-		&cutover->publisher,
-		"SELECT count(pg_terminate_backend(a.pid))"
-		"  FROM pg_stat_activity AS a"
-		" WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()"
-		"   AND (a.backend_type IS NULL OR a.backend_type !~ '^(autovacuum|idem )')"
-		"   AND (a.backend_xid IS NOT NULL"
-		"        OR a.backend_start < $1::timestamptz"
-		"           AND a.pid NOT IN (SELECT r.active_pid FROM pg_replication_slots AS r WHERE r.active_pid IS NOT NULL))",
-		1, cutover->since);
-	int n = atoi(count);
-
-	free(count);
-	return n;
-}
-
-static bool
-have_sessions_ended(Cutover *cutover, char **state)
-{
-	int n = end_sessions(cutover);
-
-	*state = common_format("%d sessions", n);
-	return n == 0;
-}
-
-/* The prepared transactions of the database, or NULL */
-static char *
-list_prepared(Server *server)
-{
-	return common_value(server,
-						"SELECT string_agg(gid, ', ' ORDER BY gid) FROM pg_prepared_xacts"
-						" WHERE database = current_database()",
-						0);
-}
-
-static void
-refuse_prepared(Cutover *cutover)
-{
-	char *gids = list_prepared(&cutover->publisher);
-
-	if (gids == NULL)
-		return;
-	common_warn("there are prepared transactions on the publisher: %s", gids);
-	common_print(stderr, "Commit them or roll them back, in a session after SET default_transaction_read_only = off.");
-	stop_program();
-}
-
-static bool
-has_received(Cutover *cutover, char **state)
-{
-	PGresult *result = common_query(
-		&cutover->publisher,
-		"SELECT s.confirmed_flush_lsn >= $1::pg_lsn AS is_there,"
-		"       pg_size_pretty(pg_wal_lsn_diff($1::pg_lsn, s.confirmed_flush_lsn)) || ' of WAL are left' AS state"
-		"  FROM pg_replication_slots AS s WHERE s.slot_name = $2 AND s.database = current_database()",
-		2, cutover->lsn, cutover->slot);
-	bool is_there = false;
-
-	if (PQntuples(result) == 0)
-		*state = common_format("slot %s is gone", cutover->slot);
-	else
-	{
-		const char *answer = common_field(result, 0, "is_there");
-
-		is_there = answer != NULL && answer[0] == 't';
-		*state = common_copy(common_field(result, 0, "state"));
-	}
-	PQclear(result);
-	return is_there;
-}
-
-/*
- * The steps
- */
-
-static void
-set_read_only(Cutover *cutover)
-{
-	Server *server = &cutover->publisher;
-	char *database = common_value(server, "SELECT current_database()", 0);
-
-	run_named(server, "ALTER DATABASE ", database, " SET default_transaction_read_only = on");
-	cutover->status = EXIT_READ_ONLY;
-	free(database);
-	if (!is_read_only(cutover))
-		common_die("the publisher is not read-only; was the database renamed?");
-	cutover->since = common_value(server, "SELECT clock_timestamp()", 0);
-	wait_until(cutover, "sessions of the publisher do not end", have_sessions_ended);
-	refuse_prepared(cutover);
-	print_step(1, "the publisher is read-only, and sessions from before have ended");
-}
-
-/* The commit of the message flushes the WAL before it, also of commits that did not wait for that. */
-static void
-flush_wal(Cutover *cutover)
-{
-	common_run(&cutover->publisher, "SELECT pg_logical_emit_message(true, 'idem_cutover', '')", 0);
-}
-
-/*
- * The order matters.  A transaction of this database that writes has an id.  Either its session is
- * found and ended, or it has ended before the message, and lsn is behind its commit, or it begins
- * later; the last look finds that.
- */
-static void
-note_position(Cutover *cutover)
-{
-	wait_until(cutover, "sessions of the publisher do not end", have_sessions_ended);
-	refuse_prepared(cutover);
-	flush_wal(cutover);
-	free(cutover->lsn);
-	cutover->lsn = common_value(&cutover->publisher, "SELECT pg_current_wal_flush_lsn()", 0);
-}
-
-static void
-receive_all(Cutover *cutover)
-{
-	char *what = common_format("the subscriber has not received everything up to %s", cutover->lsn);
-
-	wait_until(cutover, what, has_received);
-	free(what);
-}
-
-/* What both have to have: numbers of rows, and the map of slots */
-static char *
-summarize(Server *server)
-{
-	return common_value(
-		server,
-		"SELECT string_agg(t.name || ' ' || t.rows, ', ' ORDER BY t.name) || ', map ' ||"
-		"       COALESCE((SELECT concat_ws(' ', s.jobs_from, s.by, s.slots, s.number, s.given) FROM idem.shard AS s), 'none')"
-		"  FROM (SELECT 'keys', count(*) FROM idem.keys"
-		"        UNION ALL SELECT 'jobs', count(*) FROM idem.jobs"
-		"        UNION ALL SELECT 'job_keys', count(*) FROM idem.job_keys"
-		"        UNION ALL SELECT 'job_log', count(*) FROM idem.job_log"
-		"        UNION ALL SELECT 'queues', count(*) FROM idem.queues"
-		"        UNION ALL SELECT 'schedules', count(*) FROM idem.schedules) AS t (name, rows)",
-		0);
-}
-
-/*
- * The worker of the publisher may remove rows that have expired; then the numbers differ until the
- * removals have arrived.
- */
-static void
-compare_tables(Cutover *cutover)
-{
-	double began = common_now();
-	char *prepared;
-
-	for (;;)
-	{
-		char *here;
-		char *there;
-		bool are_equal;
-
-		receive_all(cutover);
-		here = summarize(&cutover->publisher);
-		there = summarize(&cutover->subscriber);
-		are_equal = strcmp(here, there) == 0;
-		if (are_equal)
-			common_print(stdout, "step 3   the subscriber has received it: %s", here);
-		else if (common_now() - began >= (double) cutover->timeout)
-		{
-			common_warn("the tables of idem differ, although the subscriber has received everything");
-			common_print(stderr, "publisher:  %s", here);
-			common_print(stderr, "subscriber: %s", there);
-			common_print(stderr, "If the worker of the publisher is removing many rows: set idem.cleanup = off there, for the database.");
-			stop_program();
-		}
-		free(here);
-		free(there);
-		if (are_equal)
-			break;
-		common_sleep(100);
-		note_position(cutover);
-	}
-	prepared = list_prepared(&cutover->subscriber);
-	if (prepared != NULL)
-		common_die("there are prepared transactions on the subscriber: %s", prepared);
-}
-
-/*
- * Step 5
- *
- * The tables of idem are locked on the publisher from before the last look until the slot is
- * gone: meanwhile neither a client nor the worker of idem changes a key or a job there.  A client
- * can change other tables.  The slot shows that, in the last look and once more after the
- * subscription is gone, and is dropped only if there is nothing in it.
- */
-
-/* Lock the tables of idem in a session of their own; false after an error that may pass. */
-static bool
-try_lock(Cutover *cutover, Server *locker)
-{
-	PGresult *tables;
-	bool is_locked = true;
-
-	common_run(locker, "BEGIN", 0);
-	tables = common_query(locker,
-						  "SELECT c.relname FROM pg_class AS c"
-						  " WHERE c.relnamespace = 'idem'::regnamespace AND c.relkind = 'r' ORDER BY c.relname",
-						  0);
-	for (int i = 0; is_locked && i < PQntuples(tables); i++)
-	{
-		char *name = common_quote_name(locker, PQgetvalue(tables, i, 0));
-		char *sql = common_format("LOCK TABLE idem.%s IN SHARE MODE", name);
-		PGresult *result = common_attempt(locker, sql, 0);
-
-		is_locked = result != NULL;
-		PQclear(result);
-		free(sql);
-		free(name);
-	}
-	PQclear(tables);
-	if (!is_locked)
-	{
-		if (strcmp(locker->sqlstate, "55P03") != 0 && strcmp(locker->sqlstate, "40P01") != 0)
-			common_raise(locker);
-		common_run(locker, "ROLLBACK", 0);
-		/* one that has written holds the lock; note_position() waits for its end */
-		note_position(cutover);
-	}
-	return is_locked;
-}
-
-static void
-lock_tables(Cutover *cutover, Server *locker)
-{
-	/* autovacuum gives way after deadlock_timeout */
-	static const Setting settings[] = {{"lock_timeout", "3s"}, {"synchronous_commit", "local"}, {NULL, NULL}};
-	double began = common_now();
-
-	common_connect(locker, "publisher", cutover->publisher_conninfo, settings);
-	while (!try_lock(cutover, locker))
-	{
-		if (common_now() - began >= (double) cutover->timeout)
-			common_die("gave up after %" PRId64 " s: a session holds a lock on a table of idem on the publisher", cutover->timeout);
-	}
-}
-
-/* Take the slot away from the subscription; in one transaction, so that a run finds both or neither. */
-static void
-detach_slot(Cutover *cutover)
-{
-	Server *server = &cutover->subscriber;
-
-	common_run(server, "BEGIN", 0);
-	run_named(server, "ALTER SUBSCRIPTION ", cutover->subscription, " DISABLE");
-	run_named(server, "ALTER SUBSCRIPTION ", cutover->subscription, " SET (slot_name = NONE)");
-	cutover->is_detached = true;
-	common_run(server, "COMMIT", 0);
-}
-
-/* Undo detach_slot(), also that of an earlier run. */
-static void
-put_back(Cutover *cutover)
-{
-	Server *server = &cutover->subscriber;
-	char *slot = common_quote_value(server, cutover->slot);
-	char *options = common_format(" SET (slot_name = %s)", slot);
-
-	common_run(server, "BEGIN", 0);
-	run_named(server, "ALTER SUBSCRIPTION ", cutover->subscription, options);
-	run_named(server, "ALTER SUBSCRIPTION ", cutover->subscription, " ENABLE");
-	common_run(server, "COMMIT", 0);
-	cutover->is_detached = false;
-	cutover->is_enabled = true;
-	free(options);
-	free(slot);
-}
-
-/*
- * Are there changes in the slot that the subscriber has not confirmed?  publications is an array,
- * or null for all of the database.  Call flush_wal() first.
- */
-static PGresult *
-peek_slot(Cutover *cutover, const char *slot, const char *publications)
-{
-	bool filters_origin = cutover->origin != NULL && strcmp(cutover->origin, "none") == 0 &&
-		PQserverVersion(cutover->publisher.conn) >= 160000;
-
-	return common_attempt(
-		&cutover->publisher,
-		"SELECT count(*) > 0 AS has_changes"
-		"  FROM pg_logical_slot_peek_binary_changes("
-		"           $1::name, NULL, 1, VARIADIC ARRAY["
-		"               'proto_version', '1',"
-		"               'publication_names',"
-		"               COALESCE((SELECT string_agg(quote_ident(p.name), ',')"
-		"                           FROM unnest(COALESCE($2::text[], ARRAY(SELECT pubname::text FROM pg_publication))) AS p (name)),"
-		"                        'idem_cutover')]"
-		"           || CASE WHEN $3::boolean THEN ARRAY['origin', 'none'] ELSE ARRAY[]::text[] END)",
-		3, slot, publications, filters_origin ? "t" : "f");
-}
-
-/*
- * The last look.  NULL if nothing was written on the publisher that the subscriber lacks;
- * otherwise what was found.  again is set if another round can help.
- */
-static char *
-look_again(Cutover *cutover, bool *again)
-{
-	char *prepared = list_prepared(&cutover->publisher);
-	PGresult *result;
-	bool has_changes;
-
-	*again = false;
-	if (!is_read_only(cutover))
-		return common_copy("the publisher is not read-only any more");
-	if (prepared != NULL)
-		return common_format("a client has prepared a transaction on the publisher: %s", prepared);
-	*again = true;
-	if (end_sessions(cutover) > 0)
-		return common_copy("a client writes on the publisher although it is read-only");
-	flush_wal(cutover);
-	result = peek_slot(cutover, cutover->slot, cutover->publications);
-	if (result == NULL)
-	{
-		*again = false;
-		return common_format("could not read slot %s: %s", cutover->slot, cutover->publisher.message);
-	}
-	has_changes = common_field(result, 0, "has_changes")[0] == 't';
-	PQclear(result);
-	return has_changes ? common_copy("a client has written on the publisher although it is read-only") : NULL;
-}
-
-/*
- * The subscription is gone: drop the slot on the publisher, unless there is something in it.
- * publications as in peek_slot().
- */
-static void
-drop_slot(Cutover *cutover, const char *slot, const char *publications)
-{
-	double began = common_now();
-
-	/* ends who still writes; what has committed is in the slot */
-	end_sessions(cutover);
-	flush_wal(cutover);
-	while (exists_slot(cutover, slot))
-	{
-		PGresult *result = peek_slot(cutover, slot, publications);
-
-		if (result != NULL)
-		{
-			cutover->has_left = common_field(result, 0, "has_changes")[0] == 't';
-			PQclear(result);
-			if (cutover->has_left)
-			{
-				common_print(stdout, "note     slot %s stays on the publisher: it has changes that the subscriber lacks", slot);
-				return;
-			}
-			result = common_attempt(&cutover->publisher, "SELECT pg_drop_replication_slot($1::name)", 1, slot);
-			PQclear(result);
-			if (result != NULL)
-				return;
-		}
-		/* 55006: in use; 42704: gone */
-		if (strcmp(cutover->publisher.sqlstate, "55006") != 0 && strcmp(cutover->publisher.sqlstate, "42704") != 0)
-			common_raise(&cutover->publisher);
-		if (common_now() - began >= (double) cutover->timeout)
-			common_die("gave up after %" PRId64 " s: slot %s of the publisher is in use", cutover->timeout, slot);
-		common_sleep(100);
-	}
-}
-
-/*
- * One round: NULL if the subscription is gone.  Otherwise what keeps it, which is there as it was.
- * again is set if another round can help.
- */
-static char *
-drop_subscription(Cutover *cutover, bool *again)
-{
-	Server *server = &cutover->subscriber;
-	Server locker;
-	char *name;
-	char *sql;
-	char *found = NULL;
-	char *state;
-	int count;
-
-	lock_tables(cutover, &locker);
-	note_position(cutover);
-	receive_all(cutover);
-	sequences_copy(cutover, &count);
-	detach_slot(cutover);
-
-	*again = false;
-	if (!wait_quietly(cutover, "the slot is still in use", is_slot_free, &state))
-		found = common_format("gave up after %" PRId64 " s: slot %s is still in use", cutover->timeout, cutover->slot);
-	else
-	{
-		PGresult *result;
-
-		/* whatever this waits for, it waits before the last look */
-		common_run(server, "BEGIN", 0);
-		name = common_quote_name(server, cutover->subscription);
-		sql = common_format("DROP SUBSCRIPTION %s", name);
-		result = common_attempt(server, sql, 0);
-		found = result != NULL ? look_again(cutover, again) :
-								 common_format("could not drop the subscription: %s", server->message);
-		PQclear(result);
-		free(sql);
-		free(name);
-	}
-	if (found != NULL)
-	{
-		common_disconnect(&locker);
-		if (PQtransactionStatus(server->conn) != PQTRANS_IDLE)
-			common_run(server, "ROLLBACK", 0);
-		put_back(cutover);
-		return found;
-	}
-
-	cutover->status = EXIT_DROPPED;
-	common_run(server, "COMMIT", 0);
-	cutover->is_detached = false;
-	drop_slot(cutover, cutover->slot, cutover->publications);
-	common_disconnect(&locker);
-	return NULL;
-}
-
-static void
-end_subscription(Cutover *cutover)
-{
-	leave_mark(cutover);
-	for (int round = 1;; round++)
-	{
-		bool again;
-		char *found = drop_subscription(cutover, &again);
-
-		if (found == NULL)
-			break;
-		if (!again || round == MAX_ROUNDS)
-		{
-			common_warn("%s", found);
-			if (again)
-				common_print(stderr, "Clients say READ WRITE. Keep them out: REVOKE CONNECT, pg_hba.conf, or a pooler that is paused.");
-			common_print(stderr, "The subscription was put back.");
-			stop_program();
-		}
-		common_print(stdout, "note     %s; the subscription was put back, once more", found);
-		free(found);
-	}
-	common_print(stdout, "step 5   subscription %s is gone: clients write on the subscriber", cutover->subscription);
 }
 
 static void
@@ -856,8 +206,8 @@ begin_work(Cutover *cutover)
 	}
 	PQclear(result);
 	if (failures > 0)
-		stop_program();
-	print_step(6, "idem_doctor() reports no failure on the new primary");
+		idem_cutover_stop();
+	common_print(stdout, "step 6   idem_doctor() reports no failure on the new primary");
 }
 
 /* After step 5.  The new primary works, also if the publisher has changes that it lacks. */
@@ -874,12 +224,8 @@ end_cutover(Cutover *cutover, const char *slot)
 	common_print(stderr, "  SELECT lsn, xid, data FROM pg_logical_slot_peek_binary_changes('%s', NULL, NULL, 'proto_version', '1', 'publication_names', '...');", slot);
 	common_print(stderr, "Then SELECT pg_drop_replication_slot('%s'), and run idem_cutover again.", slot);
 	common_print(stderr, "The subscriber is the primary, and clients can use it.");
-	stop_program();
+	exit(EXIT_DROPPED);
 }
-
-/*
- * What the caller asked for
- */
 
 static void
 refuse_missing(Cutover *cutover)
@@ -889,7 +235,7 @@ refuse_missing(Cutover *cutover)
 		common_print(stderr, "If it was dropped, the subscriber is the primary, and its changes are not on the publisher.");
 	else
 		common_print(stderr, "Check the arguments. No cutover to this database was begun.");
-	stop_program();
+	idem_cutover_stop();
 }
 
 /*
@@ -897,21 +243,21 @@ refuse_missing(Cutover *cutover)
  * slot back.
  */
 static void
-resume_detached(Cutover *cutover, const char *slot)
+resume_detached(Cutover *cutover, const char *slot, const char *lsn)
 {
 	cutover->is_detached = true;
-	if (!exists_slot(cutover, slot))
+	if (!drop_exists_slot(cutover, slot))
 	{
 		/* the slot is dropped last, so the subscription had been gone */
 		cutover->status = EXIT_DROPPED;
 		common_warn("subscription %s is disabled, and its slot %s is gone from the publisher", cutover->subscription, slot);
 		common_print(stderr, "Either the slot was dropped by hand, or an earlier run has dropped the subscription, and this subscriber is a");
 		common_print(stderr, "standby that was promoted before it got that. Then drop the subscription by hand, and run again.");
-		stop_program();
+		idem_cutover_stop();
 	}
 	free(cutover->slot);
 	cutover->slot = common_copy(slot);
-	put_back(cutover);
+	drop_put_back(cutover, lsn);
 	common_print(stdout, "note     an earlier run has stopped in step 5; the subscription was put back");
 }
 
@@ -921,12 +267,12 @@ let_clients_write(Cutover *cutover)
 	Server *server = &cutover->publisher;
 	char *database = common_value(server, "SELECT current_database()", 0);
 
-	remove_mark(cutover);
-	run_named(server, "ALTER DATABASE ", database, " RESET default_transaction_read_only");
+	drop_remove_mark(cutover);
+	steps_run_named(server, "ALTER DATABASE ", database, " RESET default_transaction_read_only");
 	free(database);
 	/* sessions that began meanwhile would stay read-only */
 	cutover->since = common_value(server, "SELECT clock_timestamp()", 0);
-	wait_until(cutover, "sessions of the publisher do not end", have_sessions_ended);
+	steps_wait_until(cutover, "sessions of the publisher do not end", steps_have_sessions_ended);
 	common_print(stdout, "Clients can write on the publisher again. Sessions that were read-only have been ended.");
 }
 
@@ -934,14 +280,15 @@ let_clients_write(Cutover *cutover)
 static void
 abort_cutover(Cutover *cutover)
 {
-	bool was_read_only = is_read_only(cutover);
+	bool was_read_only = steps_is_read_only(cutover);
 	char *slot;
+	char *lsn;
 
 	if (was_read_only)
 		cutover->status = EXIT_READ_ONLY;
 	if (cutover->subscriber.conn == NULL)
 	{
-		if (read_mark(cutover) != NULL)
+		if (drop_read_mark(cutover) != NULL)
 			common_die("the subscriber cannot be reached, and an earlier run may have dropped its subscription");
 		if (was_read_only)
 			common_print(stdout, "note     the subscriber cannot be reached; no run of this program has begun to drop its subscription");
@@ -949,7 +296,7 @@ abort_cutover(Cutover *cutover)
 	else
 	{
 		take_over(cutover, &cutover->subscriber);
-		slot = marked_slot(cutover);
+		slot = drop_marked_slot(cutover, &lsn);
 		if (!find_subscription(cutover))
 		{
 			if (was_read_only || slot != NULL)
@@ -959,7 +306,7 @@ abort_cutover(Cutover *cutover)
 			}
 		}
 		else if (slot != NULL && !cutover->is_enabled)
-			resume_detached(cutover, slot);
+			resume_detached(cutover, slot, lsn);
 		free(slot);
 	}
 	if (was_read_only)
@@ -975,7 +322,7 @@ finish_cutover(Cutover *cutover, char *slot)
 	if (slot == NULL)
 		refuse_missing(cutover);
 	cutover->status = EXIT_DROPPED;
-	if (!is_read_only(cutover))
+	if (!steps_is_read_only(cutover))
 		common_die("subscription %s was dropped by an earlier run, but the publisher is not read-only any more", cutover->subscription);
 	cutover->since = common_value(&cutover->publisher, "SELECT clock_timestamp()", 0);
 	drop_slot(cutover, slot, NULL);
@@ -987,13 +334,14 @@ static void
 make_cutover(Cutover *cutover)
 {
 	char *slot;
+	char *lsn;
 	char *text;
 	int count;
 
 	take_over(cutover, &cutover->subscriber);
-	if (is_read_only(cutover))
+	if (steps_is_read_only(cutover))
 		cutover->status = EXIT_READ_ONLY;
-	slot = marked_slot(cutover);
+	slot = drop_marked_slot(cutover, &lsn);
 	if (!find_subscription(cutover))
 	{
 		if (slot == NULL)
@@ -1005,44 +353,45 @@ make_cutover(Cutover *cutover)
 		common_print(stdout, "The publisher is read-only already: going on.");
 	if (slot != NULL && !cutover->is_enabled && cutover->slot == NULL)
 	{
-		resume_detached(cutover, slot);
-		wait_until(cutover, "the subscription does not start", is_slot_in_use);
+		resume_detached(cutover, slot, lsn);
+		steps_wait_until(cutover, "the subscription does not start", drop_is_slot_in_use);
 	}
 	checks_run(cutover);
 	if (cutover->problems > 0)
 	{
 		common_warn("%d things are missing for the cutover", cutover->problems);
 		common_print(stderr, "Run idem_cutover --check after you have changed that.");
-		stop_program();
+		idem_cutover_stop();
 	}
 	/* no client has to wait for a subscriber that is far behind */
 	cutover->lsn = common_value(&cutover->publisher, "SELECT pg_current_wal_lsn()", 0);
 	text = common_format("the subscriber does not keep up, it has not received everything up to %s", cutover->lsn);
-	wait_until(cutover, text, has_received);
+	steps_wait_until(cutover, text, steps_has_received);
 	free(text);
 
-	set_read_only(cutover);
+	steps_set_read_only(cutover);
 	stop_after(cutover, 1);
 
-	note_position(cutover);
+	steps_note_position(cutover);
 	common_print(stdout, "step 2   everything that clients have written is before %s", cutover->lsn);
 	stop_after(cutover, 2);
 
-	compare_tables(cutover);
+	steps_compare_tables(cutover);
 	stop_after(cutover, 3);
 
 	sequences_copy(cutover, &count);
 	common_print(stdout, "step 4   %d sequences of the subscriber are at least at the values of the publisher", count);
 	stop_after(cutover, 4);
 
-	end_subscription(cutover);
+	drop_end_subscription(cutover);
 	end_cutover(cutover, cutover->slot);
 }
 
 static void
 check_only(Cutover *cutover)
 {
-	char *slot = marked_slot(cutover);
+	char *lsn;
+	char *slot = drop_marked_slot(cutover, &lsn);
 
 	if (!find_subscription(cutover))
 	{
