@@ -6,7 +6,7 @@
 # afterwards, and a wake-up that it has no answer for goes to another session.
 #
 # The server looks only once per hour, so a wake-up that gets lost is a test that never
-# ends.  It has 16 places: a session that waits for 16 queues shows whether all are free.
+# ends.  It has 16 places: sessions that wait for all of them show whether all are free.
 
 use strict;
 use warnings FATAL => 'all';
@@ -101,12 +101,16 @@ sub works_ok
 # Are all places free but those that others have?
 sub places_ok
 {
-	my ($what, $taken, $others) = @_;
-	my $all = 16 - ($taken // 0);
+	my ($what, $taken) = @_;
+	# a session gets one place, and the half of the places that is not shared out
+	my $all = 9;
+	my @fillers = map { session($node) } 1 .. 7 - ($taken // 0);
 	my $session = session($node);
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 
+	$_->send(q{CALL idem_wait('filler', '10 min')}) foreach @fillers;
+	wait_until_asleep($node, 1, "pid = $_->{pid}") foreach @fillers;
 	foreach my $n ($all, $all + 1)
 	{
 		my $queues = join ', ', map { "'free $_'" } 1 .. $n;
@@ -122,7 +126,12 @@ sub places_ok
 			like($session->{message}, qr/53400/, 'A7: there are no more than that');
 		}
 	}
-	$session->quit;
+	foreach my $filler (@fillers)
+	{
+		run("SELECT pg_cancel_backend($filler->{pid})");
+		$filler->receive;
+	}
+	$_->quit foreach $session, @fillers;
 	return;
 }
 
