@@ -132,8 +132,8 @@ SQL_PARTS = \
 	src/sql/report_views.sql \
 	src/sql/report.sql \
 	src/sql/close.sql
-# Programs for operators, installed beside psql.
-SCRIPTS = src/scripts/idem_cutover src/scripts/idem_move
+# Programs for operators, installed beside psql: folders of src/bin, each with its Makefile.
+PROGRAMS = idem_cutover idem_move
 
 PGFILEDESC = "idem - idempotency keys inside the caller's own transaction"
 
@@ -407,8 +407,8 @@ list-%:
 	@echo $($*)
 
 CLANG_FORMAT ?= clang-format
-C_FILES = $(wildcard src/*.[ch] src/*/*.[ch])
-SHELL_SCRIPTS = .ci/run $(SCRIPTS) $(wildcard examples/*/start test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh)
+C_FILES = $(wildcard src/*.[ch] src/*/*.[ch] src/bin/*/*.[ch])
+SHELL_SCRIPTS = .ci/run $(wildcard examples/*/start test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh)
 
 format:
 	$(CLANG_FORMAT) -i $(C_FILES)
@@ -437,6 +437,18 @@ include $(PGXS)
 # The Makefile is a prerequisite because it has the order of the parts.
 $(DATA_built): $(addprefix $(srcdir)/,$(SQL_PARTS) Makefile)
 	cat $(addprefix $(srcdir)/,$(SQL_PARTS)) >$@
+
+# PGXS builds one program per Makefile.
+define PROGRAM_GOAL
+.PHONY: $(1)-$(2)
+$(1): $(1)-$(2)
+$(1)-$(2):
+	@$$(MKDIR_P) src/bin/$(2)
+	$$(MAKE) -C src/bin/$(2) $(if $(VPATH),-f $(abspath $(srcdir))/src/bin/$(2)/Makefile VPATH=$(abspath $(srcdir))/src/bin/$(2)) \
+		PG_CONFIG='$(PG_CONFIG)' $(1)
+endef
+$(foreach goal,all install uninstall clean,$(foreach program,$(PROGRAMS),$(eval $(call PROGRAM_GOAL,$(goal),$(program)))))
+$(foreach program,$(PROGRAMS),$(eval install-$(program): all-$(program)))
 
 # initdb says it only in its log
 installcheck: not-as-root

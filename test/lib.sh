@@ -193,6 +193,13 @@ idem_private_install()
 		idem_as_user mkdir -p "$inst$dir"
 		idem_as_user cp -rsf "$dir/." "$inst$dir"
 	done
+	# what programs need of libpq; the folders can be those of the whole system
+	dir=$("$PG_CONFIG" --includedir)
+	idem_as_user mkdir -p "$inst$dir"
+	idem_as_user cp -sf "$dir"/libpq-*.h "$dir"/p*_ext.h "$inst$dir"
+	dir=$("$PG_CONFIG" --libdir)
+	idem_as_user mkdir -p "$inst$dir"
+	idem_as_user cp -sf "$dir"/libpq.* "$inst$dir"
 	# links to an idem that is installed already
 	find "$inst" \( -name 'idem--*.sql' -o -name 'idem_*.sql' -o -name idem.control -o -name idem.so \) \
 		-type l -delete

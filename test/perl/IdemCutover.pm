@@ -16,7 +16,7 @@ client ends when it has done enough on the second server.
 
 =item idem_cutover($publisher, $subscriber, @arguments)
 
-Runs the script for subscription sub; returns its exit status and what it printed.
+Runs the program for subscription sub; returns its exit status and what it printed.
 
 =cut
 
@@ -97,7 +97,7 @@ sub persist
 {
 	my ($self, $client, $work) = @_;
 
-	# leave some of the machine to the servers and the script
+	# leave some of the machine to the servers and the program
 	usleep(5_000);
 	for (;;)
 	{

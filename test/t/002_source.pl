@@ -9,6 +9,10 @@ use Test::More;
 
 # Includes go down only, and never to a folder beside.
 
+# The programs of src/bin know nothing of the server's code, and the other way round.
+my @extension = grep { !m{^src/bin/} } glob('src/*.[ch] src/*/*.[ch]');
+my @programs = glob('src/bin/*.[ch] src/bin/*/*.[ch]');
+
 my %layer = ('.' => 0, table => 1, fn => 1, stats => 2, wake => 2, keys => 3, jobs => 3, schedules => 4, testing => 5, worker => 5, admin => 6);
 my @up;
 my @relative;
@@ -20,7 +24,7 @@ sub folder_of
 	return $file =~ m{^([^/]+)/} ? $1 : '.';
 }
 
-foreach my $path (glob('src/*.[ch] src/*/*.[ch]'))
+foreach my $path (@extension)
 {
 	my $file = substr $path, length 'src/';
 	my $folder = folder_of($file);
@@ -42,7 +46,7 @@ is("@relative", '', 'paths of includes begin at src/');
 
 my ($objs) = slurp_file('Makefile') =~ /^OBJS = ((?:.*\\\n)*.*)$/m;
 my @objects = grep { $_ ne '\\' } split ' ', $objs;
-my @sources = map { s/\.c$/.o/r } glob('src/*.c src/*/*.c');
+my @sources = map { s/\.c$/.o/r } grep { /\.c$/ } @extension;
 
 is("@{[ sort @objects ]}", "@{[ sort @sources ]}", 'OBJS lists every C file');
 
@@ -67,13 +71,18 @@ SKIP:
 	cmp_ok(scalar(@calls), '>', 300, 'there are calls to look at');
 }
 
+# A program is built with libpq and the C library alone.
+
+is(join(' ', grep { slurp_file($_) =~ /#\s*include\s*"(?!libpq-fe\.h|common\.h|idem_move\.h|idem_cutover\.h)/ } @programs),
+	'', 'programs include no header of the server');
+
 # Files have at most 1,200 lines, functions at most 120.  The name of a function that other
 # files call begins with that of its file, and a static function has a name of two words or
 # more, so that it can be searched for.
 
 my (@long, @names);
 
-foreach my $path (glob('src/*.[ch] src/*/*.[ch]'))
+foreach my $path (@extension, @programs)
 {
 	my $text = slurp_file($path);
 	my ($file) = $path =~ m{([^/]+)\.\w$};
@@ -86,7 +95,10 @@ foreach my $path (glob('src/*.[ch] src/*/*.[ch]'))
 
 		push @long, "$name in $path" if $lines > 120;
 		next if $path =~ /\.h$/ || $is_sql || $name eq '_PG_init';
-		push @names, "$name in $path" if $name !~ ($type =~ /\bstatic\b/ ? qr/_/ : qr/^idem_\Q$file\E/);
+		my $prefix = $path =~ m{^src/bin/} ? $file : "idem_$file";
+
+		next if $path =~ m{^src/bin/} && $name eq 'main';
+		push @names, "$name in $path" if $name !~ ($type =~ /\bstatic\b/ ? qr/_/ : qr/^\Q$prefix\E/);
 	}
 }
 is("@long", '', 'no file and no function is too long');
@@ -94,14 +106,14 @@ is("@names", '', 'names of functions');
 
 # Only compat.h tests the version of the server.
 
-is(join(' ', grep { !m{/compat\.h$} && slurp_file($_) =~ /PG_VERSION_NUM/ } glob('src/*.[ch] src/*/*.[ch]')),
+is(join(' ', grep { !m{/compat\.h$} && slurp_file($_) =~ /PG_VERSION_NUM/ } @extension, @programs),
 	'', 'PG_VERSION_NUM stands in compat.h only');
 
 # Comments and manual name the actor.
 
 my $vague = qr/\b(?:whoever|somebody|nobody|to be had|for ever|what has been|as it were)\b/i;
 
-is(join(' ', grep { slurp_file($_) =~ $vague } glob('src/*.[ch] src/*/*.[ch] src/sql/*.sql *.md src/*.md doc/*.md')),
+is(join(' ', grep { slurp_file($_) =~ $vague } @extension, @programs, glob('src/sql/*.sql *.md src/*.md doc/*.md')),
 	'', 'no vague actors');
 
 # With standard_conforming_strings = off a backslash in a plain literal has another meaning, and the
@@ -160,7 +172,7 @@ foreach my $set (['app', 'APP'], ['monitor', 'MONITOR'])
 # comment above them.
 
 my @rules = slurp_file('doc/contract.md') =~ /^\*\*([AKLJMTWSHV]\d+) /mg;
-my $source = join '', map { slurp_file($_) } glob('src/*.[ch] src/*/*.[ch] src/sql/*.sql');
+my $source = join '', map { slurp_file($_) } @extension, @programs, glob('src/sql/*.sql');
 my $tests = join '', map { slurp_file($_) } glob('sql/*.sql test/isolation/specs/*.spec test/t/*.pl');
 my %row = slurp_file('src/README.md') =~ /^\| ([AKLJMTWSHV]\d+) (\|.*\|)$/mg;
 

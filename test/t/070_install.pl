@@ -626,6 +626,44 @@ refused('DROP SEQUENCE idem.jobs_job_id_seq', '2BP01', 'nor the sequence');
 refused('DROP FUNCTION idem_claim', '2BP01', 'nor a function');
 refused('DROP TYPE idem.claim_result CASCADE', '2BP01', 'nor a type');
 
+#
+# the programs: built without the libraries of the server, installed, and removed again
+#
+
+delete @ENV{qw(MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES VPATH DESTDIR)};
+my $dir = PostgreSQL::Test::Utils::tempdir();
+my $bindir = $node->config_data('--bindir');
+my @programs = map { "$bindir/$_" } 'idem_cutover', 'idem_move';
+
+sub installed
+{
+	my ($destdir) = @_;
+
+	return join ' ', grep { -x "$destdir$_" } @programs;
+}
+
+command_ok([ 'make', '-s', 'install', "DESTDIR=$dir/out" ], 'make install DESTDIR');
+is(installed("$dir/out"), "@programs", 'both programs are installed');
+command_ok([ 'make', '-s', 'uninstall', "DESTDIR=$dir/out" ], 'make uninstall DESTDIR');
+is(`find $dir/out -type f`, '', 'no file is left');
+
+# Debian has the libraries that PostgreSQL itself needs in packages that an extension does not need.
+mkdir "$dir/source";
+mkdir "$dir/build";
+system_or_bail('sh', '-c', "cp -r Makefile idem.control src '$dir/source' && find '$dir/source' -name '*.o' -delete && rm -f '$dir'/source/src/bin/*/idem_move '$dir'/source/src/bin/*/idem_cutover");
+my @make = ('make', '-s', '-j2', '-C', "$dir/build", '-f', "$dir/source/Makefile", "VPATH=$dir/source", 'LIBS=-lnot_installed', 'with_llvm=no', 'WERROR=1', "DESTDIR=$dir/out");
+command_ok([ @make, map { "install-$_" } 'idem_cutover', 'idem_move' ], 'VPATH build without libraries of the server');
+is(installed("$dir/out"), "@programs", 'both programs are installed from there');
+is(`find '$dir/source' -name '*.o'`, '', 'nothing is built in the source');
+foreach my $program (@programs)
+{
+	command_like([ "$dir/out$program", '--version' ], qr/^idem_\w+ \(idem\) \d+\.\d+\.\d+$/, "$program --version");
+}
+command_ok([ @make, map { "uninstall-$_" } 'idem_cutover', 'idem_move' ], 'uninstall');
+is(installed("$dir/out"), '', 'no program is left');
+command_ok([ @make, map { "clean-$_" } 'idem_cutover', 'idem_move' ], 'clean');
+is(`find '$dir/build' -type f`, '', 'nothing is left in the folder of the build');
+
 $node->stop;
 log_ok($node);
 done_testing();

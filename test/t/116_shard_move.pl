@@ -7,6 +7,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use IdemMove qw(move move_command move_program refused_ok);
 use IdemTest;
 use IPC::Run;
 use PostgreSQL::Test::Cluster;
@@ -20,41 +21,10 @@ deadlock_timeout = 100ms
 };
 my $a = new_node('a', conf => $conf, init => { allows_streaming => 1 });
 my $b = new_node('b', conf => $conf, init => { allows_streaming => 1 });
-my $program = $a->config_data('--bindir') . '/idem_move';
+my $program = move_program();
 
 sub on_a { return run($_[0]) }
 sub on_b { return run($_[0], node => $b) }
-
-# Runs idem_move; returns its exit status and what it printed.
-sub command
-{
-	my ($from, $to, $slots, @options) = @_;
-
-	return ($program,
-		'--from' => ref $from ? $from->connstr('postgres') : $from,
-		'--to' => ref $to ? $to->connstr('postgres') : $to,
-		'--slots' => $slots, @options);
-}
-
-sub move
-{
-	my ($out, $err);
-
-	IPC::Run::run([ command(@_) ], '>', \$out, '2>', \$err);
-	my $status = $? >> 8;
-	note "$out$err";
-	return ($status, "$out$err");
-}
-
-sub refused_ok
-{
-	my ($pattern, $name, @arguments) = @_;
-	my ($status, $out) = move(@arguments);
-
-	is($status, 1, "$name: stops");
-	like($out, $pattern, "$name: says why");
-	return;
-}
 
 sub maps
 {
@@ -84,7 +54,7 @@ refused_ok(qr/both databases are shard 0/, 'a number twice', $a, $b, '{[0,512)}'
 refused_ok(qr/the target has no number: is it a router/, 'a router as target', $a, $b, '{[0,512)}')
   if on_b(q{SELECT idem_shard_set('{}')}) eq '';
 on_b(q{SELECT idem_shard_set('{}', number => 1)});
-IPC::Run::run([ command($a, $b, '0-511') ], '2>', \my $wrong);
+IPC::Run::run([ move_command($a, $b, '0-511') ], '2>', \my $wrong);
 like($wrong, qr/--slots takes ranges such as/, 'ranges that are none');
 on_a(q{SELECT idem_shard_set('{[512,1024)}', number => 0)});
 refused_ok(qr/the source has neither \{\[0,512\)\}/, 'the wrong direction', $b, $a, '{[0,512)}');
@@ -175,7 +145,7 @@ my $third = $a->connstr('third');
 refused_ok(qr/given up \{\[0,1024\)\} for another database/, 'M8: a third database cannot take what the second one has', $a, $third, '{[0,1024)}');
 refused_ok(qr/for another database .* name that one with --to/, 'abort with a third database', $a, $third, '{[0,1024)}', '--abort');
 refused_ok(qr/taken \{\[0,1024\)\} from another database .* finish that move first/, 'M8: nor can the second one give them away before the first one is empty', $b, $third, '{[0,1024)}');
-is(sqlstate($b, q{SELECT idem_shard_give('{[0,1024)}', 'third')}), '55000', 'M8: also without the program');
+is(sqlstate($b, q{SELECT idem_shard_give('{[0,1024)}', gen_random_uuid())}), '55000', 'M8: also without the program');
 is(maps(), '{}|{[0,1024)} / {[0,1024)}|{}', 'nothing has changed');
 is(run(q{SELECT slots FROM idem.shard}, db => 'third'), '{}', 'the third database has nothing');
 refused_ok(qr/table public.late would lose its rows/, 'a table that is named too late', @all, '--table' => 'public.late:pg_catalog.idem_slot(k)');
@@ -219,12 +189,13 @@ on_a(q{SELECT idem_forget('twice')});
 ($status) = move($a, $b, $slot, @orders);
 is($status, 0, 'back to a database that has old rows');
 is(on_b(q{SELECT status FROM idem_claim('twice', wait => '0')}), 'claimed', 'the old row has not come back to life');
-on_b(qq{SELECT idem_shard_give('$slot', 'someone')});
-my $name_of_b = on_b(q{SELECT system_identifier || ' postgres' FROM pg_control_system()});
-on_a(qq{UPDATE idem.shard SET given = '$slot', receiver = '$name_of_b'});
+my ($id_of_a, $id_of_b) = (on_a('SELECT idem_shard_id()'), on_b('SELECT idem_shard_id()'));
+my $someone = '00000000-0000-0000-0000-000000000001';
+on_b(qq{SELECT idem_shard_give('$slot', '$someone')});
+on_a(qq{UPDATE idem.shard SET given = '$slot', receiver = '$id_of_b'});
 refused_ok(qr/both databases have given up/, 'both have given up the slot', $a, $b, $slot);
 on_a('UPDATE idem.shard SET given = NULL, receiver = NULL');
-on_b(qq{SELECT idem_shard_take('$slot', 0)});
+on_b(qq{SELECT idem_shard_take('$slot', 0, '$someone')});
 on_a(qq{INSERT INTO idem.keys (created_at, expires_at, key_hash, owner, nth, key, scope) SELECT now(), now() + '1 day', idem_key_hash('stray'), 10, 0, 'stray', ''});
 refused_ok(qr/idem.keys of the target has rows of slots that the target does not have/, 'stray rows in the target', $b, $a, on_a(q{SELECT int4multirange(int4range(idem_slot('stray'), idem_slot('stray') + 1))}));
 on_a(q{DELETE FROM idem.keys});
@@ -237,10 +208,9 @@ $slot = on_a(q{SELECT slots FROM idem.shard}) eq '{}' ? '{[3,4)}' : die 'the sou
 my ($from_b, $to_a) = map { $_->connstr('postgres') } $b, $a;
 
 # what idem_move of b to a does until its last statement, by hand
-my $name_of_a = on_a(q{SELECT system_identifier || ' postgres' FROM pg_control_system()});
-on_b(qq{SELECT idem_shard_give('$slot', '$name_of_a')});
+on_b(qq{SELECT idem_shard_give('$slot', '$id_of_a')});
 my $copying = session($a);
-$copying->query(qq{BEGIN; LOCK TABLE idem.shard IN SHARE ROW EXCLUSIVE MODE; SELECT idem_shard_take('$slot', 0, '$name_of_b')});
+$copying->query(qq{BEGIN; LOCK TABLE idem.shard IN SHARE ROW EXCLUSIVE MODE; SELECT idem_shard_take('$slot', 0, '$id_of_b')});
 refused_ok(qr/or is taking them, or does not answer/, 'abort while the target is taking the slot', $b, $a, $slot, '--abort', '--lock-timeout' => '100ms');
 is(maps(), "{}|{} / {[0,3),[4,1024)}|$slot", 'M8: the source has not taken it back');
 $copying->query('ROLLBACK');
@@ -267,7 +237,7 @@ is($status, 0, 'and come back');
 is(run('SELECT count(*) FROM idem.jobs', db => 'fourth'), 1024, 'jobs without slots are still there');
 
 # a query that fails is no answer: an old server of the connection string does not exist
-refused_ok(qr/a query failed/, 'no connection to the target', $b, 'host=/nonexistent dbname=postgres', '{[0,1024)}');
+refused_ok(qr/target: connection to server/, 'no connection to the target', $b, 'host=/nonexistent dbname=postgres', '{[0,1024)}');
 
 #
 # Standbys receive each step before the next one
@@ -282,7 +252,7 @@ $standby->safe_psql('postgres', 'SELECT 1');
 my ($receiver) = split /\n/, $standby->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'walreceiver'});
 kill 'STOP', $receiver;
 my ($waiting_out, $waiting_err) = ('', '');
-my $waiting = IPC::Run::start([ command($b, $a, '{[0,512)}', @orders, '--batch' => 512) ], '>', \$waiting_out, '2>', \$waiting_err,
+my $waiting = IPC::Run::start([ move_command($b, $a, '{[0,512)}', @orders, '--batch' => 512) ], '>', \$waiting_out, '2>', \$waiting_err,
 	my $timer = IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
 $waiting->pump until $waiting_out =~ /waiting until standbys/ || !$waiting->pumpable;
 like($waiting_out, qr/waiting until standbys have received this: standby/, 'the move waits for the standby');
@@ -334,7 +304,7 @@ sub move_with_kill
 {
 	my ($kill_at, @arguments) = @_;
 	my $printed = '';
-	my $moving = IPC::Run::start([ command(@arguments) ], '>', \$printed, '2>', '/dev/null',
+	my $moving = IPC::Run::start([ move_command(@arguments) ], '>', \$printed, '2>', '/dev/null',
 		IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
 
 	$moving->pump until $printed =~ $kill_at || !$moving->pumpable;
@@ -354,7 +324,7 @@ let_load_run(300);
 # the servers crash in the middle of a move
 {
 	my $printed = '';
-	my $moving = IPC::Run::start([ command($b, $a, '{[0,128)}', @orders, '--batch' => 64) ], '>', \$printed, '2>', '/dev/null',
+	my $moving = IPC::Run::start([ move_command($b, $a, '{[0,128)}', @orders, '--batch' => 64) ], '>', \$printed, '2>', '/dev/null',
 		IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
 	$moving->pump until $printed =~ /given up/ || !$moving->pumpable;
 	$a->stop('immediate');

@@ -8,9 +8,9 @@
 #   H1   the doctor says so
 #
 # First step by step: short rows, TOAST, a takeover, dead jobs on both sides, a
-# role that is missing, the sequence.  Then a cutover under load with the script
+# role that is missing, the sequence.  Then a cutover under load with the program
 # idem_cutover, as doc/replication.md says, and a ledger: nothing runs twice,
-# nothing is lost.  126_cutover.pl stops the script everywhere.
+# nothing is lost.  126_cutover.pl stops the program everywhere.
 #
 # By hand, to a newer server: IDEM_SUBSCRIBER=/path/of/installation, in which
 # idem is installed.
@@ -262,7 +262,7 @@ is( on_subscriber(q{SELECT count(*) FROM pg_stat_subscription WHERE subname = 's
 	'1', 'and the subscription goes on');
 
 #
-# the cutover, under load, with the script
+# the cutover, under load, with the program
 #
 
 my $load = IdemCutover->new(servers => [ $publisher, $subscriber ]);

@@ -1,4 +1,4 @@
-# The script idem_cutover: it refuses what would lose rows before it changes anything, it can be
+# The program idem_cutover: it refuses what would lose rows before it changes anything, it can be
 # killed at every step and started again, and clients lose nothing meanwhile (K1, K3, J2, J11,
 # L1 with a ledger).
 
@@ -58,7 +58,7 @@ sub is_read_only
 	return on(0, q{SELECT count(*) FROM pg_db_role_setting WHERE setrole = 0 AND setconfig::text LIKE '%read_only=on%'});
 }
 
-# The script stops with this exit status and says why.
+# The program stops with this exit status and says why.
 sub refused_ok
 {
 	my ($status, $pattern, $what, @arguments) = @_;
@@ -78,7 +78,7 @@ sub refused_ok
 
 refused_ok(0, qr/Nothing is missing/, 'nothing is missing', '--check');
 
-# [what, server, how it comes about, how it goes away, what the script says, does --partial accept it]
+# [what, server, how it comes about, how it goes away, what the program says, does --partial accept it]
 my $publication = $set_tables =~ s/, idem\.job_log//r =~ s/idem\.keys/idem.keys WHERE (nth = 0)/r =~ s/runs/runs (key, server)/r;
 my @cases = (
 	[ 'a table is not replicated', 0, 'CREATE TABLE more (a int PRIMARY KEY)', 'DROP TABLE more', qr/all other tables are replicated: .*public\.more/, 1 ],
@@ -132,14 +132,14 @@ foreach my $case (
 refused_ok(1, qr/there is no subscription typo/, 'another name', '--subscription', 'typo');
 refused_ok(1, qr/there is no subscription sub/, 'another database', '--subscriber', $subscriber->connstr('other'));
 refused_ok(1, qr/there is no active slot/, 'another publisher', '--publisher', $publisher->connstr('other'), '--check', '--partial');
-refused_ok(1, qr/privileges: membership in pg_signal_backend, owner of the database, membership in pg_monitor, USAGE on schema idem, SELECT on idem.*, SELECT on all sequences/,
+refused_ok(1, qr/privileges: membership in pg_signal_backend, REPLICATION, owner of the database, UPDATE on idem.*, membership in pg_monitor, USAGE on schema idem, SELECT on idem.*, SELECT on all sequences/,
 	'a role without privileges', '--publisher', $publisher->connstr('postgres') . ' user=reader');
 refused_ok(2, qr/unknown argument/, 'wrong arguments', '--no-such');
 
 # a subscriber that is behind, before and after step 1
 my $locker = session($subscriber);
 
-# not a table of idem, which the script compares
+# not a table of idem, which the program compares
 $locker->query('BEGIN; LOCK TABLE with_identity IN EXCLUSIVE MODE');
 on(0, q{INSERT INTO with_identity DEFAULT VALUES});
 refused_ok(1, qr/does not keep up/, 'the subscriber is behind', '--timeout', 1);
@@ -189,12 +189,12 @@ on(0, q{SELECT idem_enqueue('kept', key => 'k')});
 foreach my $step (1 .. 5)
 {
 	my ($out, $err) = ('', '');
-	my $script = IPC::Run::start([ cutover_command(@nodes) ], '>', \$out, '2>', \$err,
+	my $program = IPC::Run::start([ cutover_command(@nodes) ], '>', \$out, '2>', \$err,
 		IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
 
-	$script->pump until $out =~ /^step $step /m || !$script->pumpable;
-	$script->signal('KILL');
-	$script->finish;
+	$program->pump until $out =~ /^step $step /m || !$program->pumpable;
+	$program->signal('KILL');
+	$program->finish;
 	like($out, qr/^step $step /m, "killed after step $step");
 	note "$out$err";
 	is(is_read_only(), '1', "killed after step $step: the publisher is read-only");

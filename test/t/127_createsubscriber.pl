@@ -1,5 +1,5 @@
 # pg_createsubscriber (17 and newer) makes a logical subscriber of a standby, under load; then the
-# script idem_cutover makes it the primary.
+# program idem_cutover makes it the primary.
 #
 #   K13  the subscriber refuses to write from its first ordinary start on
 #   W1   with idem.cleanup = off nothing is removed while it is a primary without a subscription
