@@ -153,6 +153,23 @@ SELECT * FROM moved();
 SELECT idem_cancel(:job_id);
 SELECT * FROM moved();
 RESET idem.clock_offset;
+-- given back or made dead by an operator, whether the lease has expired or not: no run; by a worker: one
+SELECT count(*) FROM idem_enqueue_many('operator', '{1,2,3,4,5,6}');
+SET idem.clock_offset = '3 h';
+SELECT count(*) FROM idem_fetch('operator', 3, lease => '1 h', worker => 'short');
+CREATE TABLE fetched_3 AS SELECT job_id, token FROM idem_fetch('operator', 3, lease => '100 h', worker => 'long');
+SELECT * FROM moved();
+SET idem.clock_offset = '15 h';
+SELECT idem_snooze_many(queue => 'operator', worker => 'short', delay => '1000 h', max_jobs => 1);
+SELECT idem_fail_many(queue => 'operator', worker => 'short', retry_in => '1000 h', max_jobs => 1);
+SELECT idem_fail_many(queue => 'operator', worker => 'short', dead => true);
+SELECT idem_fail_many(queue => 'operator', worker => 'long', retry_in => '1000 h', max_jobs => 1);
+SELECT * FROM moved();
+SELECT idem_snooze_many(array_agg(job_id), array_agg(token), '1000 h') FROM (SELECT * FROM fetched_3 ORDER BY job_id LIMIT 2) AS f;
+SELECT idem_fail_many(array_agg(job_id), array_agg(token), 'no', '1000 h') FROM fetched_3;
+SELECT * FROM moved();
+SELECT snoozed, failed FROM idem.queue_stats WHERE datname = current_database() AND queue = 'operator';
+RESET idem.clock_offset;
 -- dead because the lease of the last attempt has expired: neither a fetch nor an end
 SELECT outcome FROM idem_enqueue('q', max_attempts => 1);
 SET idem.clock_offset = '3 h';
@@ -241,6 +258,6 @@ SELECT le, count FROM idem.queue_latency_buckets
  WHERE datname = current_database() AND queue = 'part' AND kind = 'wait' AND le BETWEEN 8192 AND 65536 ORDER BY le;
 
 DROP VIEW buckets;
-DROP TABLE seen, fetched, fetched_2;
+DROP TABLE seen, fetched, fetched_2, fetched_3;
 DROP FUNCTION moved, short_times;
 CALL anew();

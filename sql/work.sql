@@ -148,6 +148,9 @@ SELECT job_id, state, attempt, error FROM idem_job(2);
 SELECT job_id FROM idem_enqueue('bear', '4', max_attempts => 1) \gset
 CALL idem_work('bear', 'bear');
 SELECT state, attempt, error FROM idem_job(:job_id);
+-- each of these four attempts counts one fetch, one end and one run (S1, S5)
+SELECT fetched, completed, failed, dead FROM idem.queue_stats WHERE datname = current_database() AND queue = 'bear';
+SELECT kind, count FROM idem.queue_latency WHERE datname = current_database() AND queue = 'bear' ORDER BY kind;
 -- K14: claimed but not finished
 CREATE FUNCTION claims(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT to_jsonb(status) FROM idem_claim('k') $$;
 SET idem.require_finish = error;

@@ -459,7 +459,7 @@ enqueue_keyed(IdemTable *jobs, IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 		else if (scan.is_being_cancelled)
 		{
 			check_may_wait(keyed->enqueue);
-			idem_jobtable_wait_for_mark(jobs, scan.job_id);
+			idem_jobtable_wait_for_mark(scan.job_id);
 			keyed->unlockable.n = 0;
 		}
 		else if (scan.found == IDEM_KEY_SCAN_SPENT && !keyed->log_is_locked)

@@ -53,6 +53,7 @@ typedef struct Fetch
 	IdemFetchWalk walk;
 	int64 npages; /* pages of the index read for the last entry */
 	int found;
+	bool is_counted;		   /* it was fetched before, in a transaction that has failed (S1) */
 	MemoryContext job_context; /* reset after each job */
 } Fetch;
 
@@ -283,8 +284,9 @@ take_or_look(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void 
 	if (!take_job(fetch, &job))
 		return OUTCOME_HELD;
 	put(&job, arg);
-	idem_counters_add_queue_time(job.queue, IDEM_QUEUE_COUNTER_FETCHED, IDEM_HISTOGRAM_WAIT,
-								 job.due_since, fetch->now);
+	if (!fetch->is_counted)
+		idem_counters_add_queue_time(job.queue, IDEM_QUEUE_COUNTER_FETCHED, IDEM_HISTOGRAM_WAIT,
+									 job.due_since, fetch->now);
 	return OUTCOME_TAKEN;
 }
 
@@ -452,15 +454,19 @@ idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 }
 
 /*
- * J21: fetch this job if it can be fetched now, whatever its place in the queue is, and whether or
- * not the queue is paused.
+ * J21: fetch this job again if it can be fetched now, whatever its place in the queue is, and
+ * whether or not the queue is paused.  The first fetch, which was rolled back, is counted already.
  */
 void
 idem_fetchstore_fetch_one(IdemTable *jobs, const IdemFetch *args, int64 job_id,
 						  void (*put)(const IdemFetched *job, void *arg), void *arg)
 {
 	Fetch fetch = {
-		.jobs = jobs, .args = args, .shard = idem_shard_get(), .now = idem_clock_now()};
+		.jobs = jobs,
+		.args = args,
+		.shard = idem_shard_get(),
+		.now = idem_clock_now(),
+		.is_counted = true};
 	IdemLookup lookup = idem_jobtable_by_id(jobs, job_id);
 	IdemSkip skip = {.until = DT_NOEND};
 	IdemProbeResult probe;

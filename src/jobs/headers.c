@@ -67,7 +67,8 @@ idem_headers_get_trace(Jsonb *headers)
 {
 	JsonbValue *value;
 
-	if (headers == NULL)
+	/* a row that was written by hand may have anything */
+	if (headers == NULL || !JB_ROOT_IS_OBJECT(headers))
 		return NULL;
 	value = getKeyJsonValueFromContainer(&headers->root, "traceparent", strlen("traceparent"),
 										 NULL);

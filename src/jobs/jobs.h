@@ -216,6 +216,13 @@ typedef struct IdemFetched
 	Jsonb *links;
 } IdemFetched;
 
+/* How long the worker had a job when it ended its attempt (S5) */
+typedef struct IdemRunTime
+{
+	TimestampTz from;
+	TimestampTz to;
+} IdemRunTime;
+
 /* A job that a handler runs in this transaction (V7, J21) */
 typedef struct IdemRun
 {
@@ -224,6 +231,8 @@ typedef struct IdemRun
 	bool is_fetched;
 	IdemFetched fetched;
 	Jsonb *result;
+	bool counts_later; /* the caller counts the end of the attempt, when it has committed */
+	IdemRunTime time;  /* if so; set by complete and fail */
 } IdemRun;
 
 /* Why and until when a fetch skips an entry of the index */
@@ -380,6 +389,7 @@ typedef struct IdemOpenJob
 
 /* jobtable.c */
 extern void idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode);
+extern bool idem_jobtable_open_at_commit(IdemTable *jobs);
 extern void idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode);
 extern void idem_jobtable_open_log(IdemTable *log, LOCKMODE lockmode);
 extern void idem_jobtable_lock_ids(void);
@@ -388,11 +398,11 @@ extern int64 idem_jobtable_next_id(int slot);
 extern int64 idem_jobtable_last_value(void);
 extern void idem_jobtable_lift_sequence(int64 above);
 extern void idem_jobtable_next_ids(const text *scope, IdemNewJob *jobs, int n, int *ord);
-extern void idem_jobtable_mark_cancel(IdemTable *jobs, int64 job_id);
-extern void idem_jobtable_unmark_cancel(IdemTable *jobs, int64 job_id);
-extern bool idem_jobtable_is_marked(IdemTable *jobs, int64 job_id);
-extern int *idem_jobtable_list_marks(IdemTable *jobs, int64 job_id, int *n);
-extern void idem_jobtable_wait_for_mark(IdemTable *jobs, int64 job_id);
+extern void idem_jobtable_mark_cancel(int64 job_id);
+extern void idem_jobtable_unmark_cancel(int64 job_id);
+extern bool idem_jobtable_is_marked(int64 job_id);
+extern int *idem_jobtable_list_marks(int64 job_id, int *n);
+extern void idem_jobtable_wait_for_mark(int64 job_id);
 extern IdemLookup idem_jobtable_by_id(IdemTable *table, int64 job_id);
 extern IdemLookup idem_jobtable_by_number(IdemTable *table, int64 job_id);
 extern IdemLookup idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash);
@@ -488,15 +498,16 @@ extern void idem_links_note(int64 job_id, Jsonb *headers);
 
 /* workstore.c */
 extern IdemHold idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result,
-										IdemQueue *queue);
+										IdemQueue *queue, IdemRunTime *run_time);
 extern IdemHold idem_workstore_judge(IdemTable *jobs, bool exists, int64 token);
 extern bool idem_workstore_fail_found(IdemTable *jobs, const IdemQueue *queue,
 									  const IdemFailure *failure, TransactionId *in_the_way,
-									  bool *is_dead);
+									  bool *is_dead, IdemRunTime *run_time);
 extern IdemHold idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token,
-									const IdemFailure *failure, bool *is_dead);
-extern TimestampTz idem_workstore_snooze_found(IdemTable *jobs, const IdemQueue *queue,
-											   int64 delay);
+									const IdemFailure *failure, bool *is_dead,
+									IdemRunTime *run_time);
+extern TimestampTz idem_workstore_snooze_found(IdemTable *jobs, const IdemQueue *queue, int64 delay,
+											   IdemRunTime *run_time);
 extern IdemHold idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay,
 									  TimestampTz *run_at);
 extern IdemHold idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease,

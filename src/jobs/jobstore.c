@@ -43,14 +43,14 @@ idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 	IdemQueue queue = {0};
 	bool found;
 
-	idem_jobtable_mark_cancel(jobs, job_id);
+	idem_jobtable_mark_cancel(job_id);
 	do
 	{
 		found = idem_jobstore_find(jobs, job_id, &queue);
 		if (found)
 			idem_touched_held(queue.name, false);
 	} while (found && idem_write_delete(jobs, true) != TM_Ok);
-	idem_jobtable_unmark_cancel(jobs, job_id);
+	idem_jobtable_unmark_cancel(job_id);
 	if (!found)
 		return false;
 	(void) idem_joblog_write(jobs, "cancelled", idem_clock_now(), queue.keep_dead, NULL, NULL,

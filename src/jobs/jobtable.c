@@ -23,6 +23,9 @@
 /* How many values of the sequence a session may have cached */
 #define MAX_CACHED_VALUES 10000
 
+/* The last field of the tag of a mark; any number but 0, 1 and 2 */
+#define CANCEL_MARK 0x6964
+
 static const Oid jobs_types[IDEM_JOBS_NATTS] = {
 	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID,
 	INT4OID, TEXTOID, TEXTOID, JSONBOID,
@@ -84,6 +87,12 @@ void
 idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode)
 {
 	idem_table_open(jobs, &jobs_def, lockmode);
+}
+
+bool
+idem_jobtable_open_at_commit(IdemTable *jobs)
+{
+	return idem_table_open_at_commit(jobs, &jobs_def);
 }
 
 void
@@ -225,39 +234,42 @@ idem_jobtable_next_ids(const text *scope, IdemNewJob *jobs, int n, int *ord)
 /*
  * The mark of a cancel: a lock on the number of the job, which a session holds while it
  * waits to cancel the job.  Meanwhile the job absorbs no more duplicates (J1), so that the
- * wait has an end.  Numbers that have the same low 32 bits share the mark, because a lock
- * tag has no room for more.
+ * wait has an end.
+ *
+ * It is an advisory lock, because the tag of a lock on an object has no room for 64 bits beside the
+ * table.  The last field of the tag keeps it apart from those that SQL can take, which have 1 or 2
+ * there.
  */
 static LOCKTAG
-make_cancel_tag(IdemTable *jobs, int64 job_id)
+make_cancel_tag(int64 job_id)
 {
 	LOCKTAG tag;
 
-	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, RelationGetRelid(jobs->heap), (Oid) job_id, 1);
+	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (job_id >> 32), (uint32) job_id, CANCEL_MARK);
 	return tag;
 }
 
 void
-idem_jobtable_mark_cancel(IdemTable *jobs, int64 job_id)
+idem_jobtable_mark_cancel(int64 job_id)
 {
-	LOCKTAG tag = make_cancel_tag(jobs, job_id);
+	LOCKTAG tag = make_cancel_tag(job_id);
 
 	(void) LockAcquire(&tag, RowExclusiveLock, false, false);
 }
 
 void
-idem_jobtable_unmark_cancel(IdemTable *jobs, int64 job_id)
+idem_jobtable_unmark_cancel(int64 job_id)
 {
-	LOCKTAG tag = make_cancel_tag(jobs, job_id);
+	LOCKTAG tag = make_cancel_tag(job_id);
 
 	(void) LockRelease(&tag, RowExclusiveLock, false);
 }
 
 /* J1: does another transaction wait to cancel the job? */
 bool
-idem_jobtable_is_marked(IdemTable *jobs, int64 job_id)
+idem_jobtable_is_marked(int64 job_id)
 {
-	LOCKTAG tag = make_cancel_tag(jobs, job_id);
+	LOCKTAG tag = make_cancel_tag(job_id);
 
 	if (LockAcquire(&tag, ShareLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
 		return true;
@@ -267,9 +279,9 @@ idem_jobtable_is_marked(IdemTable *jobs, int64 job_id)
 
 /* H3: the processes of other sessions that wait to cancel the job; *n: how many */
 int *
-idem_jobtable_list_marks(IdemTable *jobs, int64 job_id, int *n)
+idem_jobtable_list_marks(int64 job_id, int *n)
 {
-	LOCKTAG tag = make_cancel_tag(jobs, job_id);
+	LOCKTAG tag = make_cancel_tag(job_id);
 	int count;
 	VirtualTransactionId *holders = GetLockConflicts(&tag, ShareLock, &count);
 	int *pids = palloc((count + 1) * sizeof(int));
@@ -287,9 +299,9 @@ idem_jobtable_list_marks(IdemTable *jobs, int64 job_id, int *n)
 
 /* Wait until no other transaction has the job marked, as long as lock_timeout allows */
 void
-idem_jobtable_wait_for_mark(IdemTable *jobs, int64 job_id)
+idem_jobtable_wait_for_mark(int64 job_id)
 {
-	LOCKTAG tag = make_cancel_tag(jobs, job_id);
+	LOCKTAG tag = make_cancel_tag(job_id);
 
 	(void) LockAcquire(&tag, ShareLock, false, false);
 	(void) LockRelease(&tag, ShareLock, false);

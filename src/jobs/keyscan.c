@@ -347,7 +347,7 @@ rank_job(IdemTable *jobs, const KeyJobs *list, const KeyJob *job, const IdemEnqu
 	if (job->is_mine)
 		return RANK_SUITABLE;
 	overdue = is_overdue(list, job, enqueue);
-	if (job->is_held_back && (overdue || idem_jobtable_is_marked(jobs, job->job_id)))
+	if (job->is_held_back && (overdue || idem_jobtable_is_marked(job->job_id)))
 		return RANK_DRAINING;
 	if (overdue)
 		return is_kept_by_stream(job) ? RANK_DRAINING : RANK_OVERDUE;

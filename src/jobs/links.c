@@ -9,8 +9,11 @@
  * Until then the transaction has the row locked FOR KEY SHARE, because of the duplicate, so no
  * worker can fetch the job.
  *
- * A link is not worth a wait.  It is dropped if another open transaction has changed the row.  A
- * transaction that is prepared drops its links, too: it may stay open for long.
+ * A link is worth neither a wait nor an error of the commit.  No subtransaction can be begun at
+ * that moment, so nothing may raise an error: idem_table_open_at_commit() checks beforehand, and
+ * takes all locks without waiting.  The link is dropped if one of them is not free, if the table
+ * may have changed, or if another open transaction has changed the row.  A transaction that is
+ * prepared drops its links, too: it may stay open for long.
  */
 #include "postgres.h"
 
@@ -42,6 +45,8 @@ write_link(IdemTable *jobs, const NotedLink *link)
 	IdemLookup lookup = idem_jobtable_by_id(jobs, link->job_id);
 	IdemProbeResult probe;
 	Jsonb *links;
+	bool holds_key;
+	int64 key_hash;
 
 	idem_probe(jobs, &lookup, &probe);
 	/* this transaction itself may have fetched or ended the job since */
@@ -52,28 +57,63 @@ write_link(IdemTable *jobs, const NotedLink *link)
 								  idem_row_jsonb(jobs, IDEM_JOBS_HEADERS), link->trace);
 	if (links == NULL)
 		return;
-	if (idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleNoKeyExclusive, LockWaitSkip) !=
-		TM_Ok)
+	/* idem_jobrow_store() takes it once more, and then it cannot have to wait */
+	holds_key = idem_jobrow_holds_key(jobs);
+	key_hash = idem_row_int64(jobs, IDEM_JOBS_KEY_HASH);
+	if (holds_key && !idem_table_try_lock_hash(jobs, key_hash))
 		return;
-	idem_row_set(idem_write_copy_row(jobs), IDEM_JOBS_LINKS, JsonbPGetDatum(links));
-	idem_jobrow_store(jobs);
-	idem_change_note_absorbed(jobs);
+	if (idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleNoKeyExclusive, LockWaitSkip) ==
+		TM_Ok)
+	{
+		idem_row_set(idem_write_copy_row(jobs), IDEM_JOBS_LINKS, JsonbPGetDatum(links));
+		idem_jobrow_store(jobs);
+		idem_change_note_absorbed(jobs);
+	}
+	if (holds_key)
+		idem_table_unlock_hash(jobs, key_hash);
 }
 
+/* Is there an index on the links?  It may have no room for them, which is an error. */
+static bool
+has_index(const IdemTable *jobs)
+{
+	for (int i = 0; i < jobs->nindexes; i++)
+	{
+		Form_pg_index form = jobs->indexes[i]->rd_index;
+
+		for (int j = 0; j < form->indnatts; j++)
+		{
+			if (form->indkey.values[j] == IDEM_JOBS_LINKS)
+				return true;
+		}
+	}
+	return false;
+}
+
+/*
+ * J16.  A serializable transaction does not write links: for other such transactions, which have
+ * read the row, that would be a conflict, and one of them would fail.
+ */
 static void
 write_links(void)
 {
 	IdemTable jobs;
 
+	/* the last statement may have changed the table or the row, and no command has followed */
+	CommandCounterIncrement();
+	if (XactReadOnly || IsolationIsSerializable())
+		return;
+	/* there are few, so a cancel can wait for them; here it would be an error of the commit */
+	HOLD_INTERRUPTS();
 	PushActiveSnapshot(GetTransactionSnapshot());
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	for (int i = 0; i < nnoted; i++)
+	if (idem_jobtable_open_at_commit(&jobs))
 	{
-		CHECK_FOR_INTERRUPTS();
-		write_link(&jobs, &noted[i]);
+		for (int i = 0; i < nnoted && !has_index(&jobs); i++)
+			write_link(&jobs, &noted[i]);
+		idem_table_close(&jobs);
 	}
-	idem_table_close(&jobs);
 	PopActiveSnapshot();
+	RESUME_INTERRUPTS();
 }
 
 static void

@@ -71,14 +71,27 @@ commit_transaction(bool may_fail)
 	return error;
 }
 
+/* S1, S5: the end of the attempt has committed */
+static void
+count_end(const Work *work, const IdemRun *run, IdemQueueCounter counter)
+{
+	idem_counters_add_queue_time(work->queue, counter, IDEM_HISTOGRAM_RUN, run->time.from,
+								 run->time.to);
+}
+
 /* J21: the commit has failed, and rolled the work back: the attempt counts nevertheless */
 static void
 fail_uncommitted(Work *work, IdemRun *run, const ErrorData *error)
 {
+	bool has_failed;
+
 	check_transaction();
-	if (idem_run_fail_later(run, work->queue, error))
-		work->failed++;
+	has_failed = idem_run_fail_later(run, work->queue, error);
 	(void) commit_transaction(false);
+	if (!has_failed)
+		return;
+	work->failed++;
+	count_end(work, run, IDEM_QUEUE_COUNTER_FAILED);
 }
 
 /*
@@ -110,9 +123,15 @@ run_job(Work *work, IdemRun *run)
 	if (commit_error != NULL)
 		fail_uncommitted(work, run, commit_error);
 	else if (error != NULL)
+	{
 		work->failed++;
+		count_end(work, run, IDEM_QUEUE_COUNTER_FAILED);
+	}
 	else
+	{
 		work->completed++;
+		count_end(work, run, IDEM_QUEUE_COUNTER_COMPLETED);
+	}
 	if (commit_error != NULL)
 		error = commit_error;
 	if (error != NULL && ends_call(error))
@@ -123,7 +142,8 @@ run_job(Work *work, IdemRun *run)
 static bool
 work_once(Work *work)
 {
-	IdemRun run = {.handler = work->handler, .context = CurrentMemoryContext};
+	IdemRun run = {
+		.handler = work->handler, .context = CurrentMemoryContext, .counts_later = true};
 
 	idem_procxact_restart(work->is_nested);
 	check_transaction();

@@ -107,24 +107,44 @@ reschedule_found(Bulk *bulk)
 	idem_change_note_job(bulk->jobs);
 }
 
+/*
+ * S5: without tokens an operator ends the attempt, and not its worker: it counts, but it is no run,
+ * because how long the worker worked is not known.
+ */
+static bool
+end_attempt_found(Bulk *bulk)
+{
+	const IdemMany *many = bulk->many;
+	bool fails = many->kind == IDEM_MANY_FAIL;
+	IdemQueueCounter counter = fails ? IDEM_QUEUE_COUNTER_FAILED : IDEM_QUEUE_COUNTER_SNOOZED;
+	IdemRunTime unknown;
+	IdemRunTime *run_time = many->tokens != NULL ? NULL : &unknown;
+	TransactionId in_the_way;
+	bool is_dead;
+
+	if (!fails)
+		(void) idem_workstore_snooze_found(bulk->jobs, &bulk->queue, many->delay, run_time);
+	else if (!idem_workstore_fail_found(bulk->jobs, &bulk->queue, &many->fail, &in_the_way,
+										&is_dead, run_time))
+		return false;
+	if (run_time != NULL)
+		idem_counters_add_queue(bulk->queue.name, counter);
+	return true;
+}
+
 /* Change the job found, which is locked; false: it stays as it is */
 static bool
 change_found(Bulk *bulk)
 {
 	const IdemMany *many = bulk->many;
-	TransactionId in_the_way;
-	bool is_dead;
 
 	switch (many->kind)
 	{
 		case IDEM_MANY_CANCEL:
 			return cancel_found(bulk);
 		case IDEM_MANY_FAIL:
-			return idem_workstore_fail_found(bulk->jobs, &bulk->queue, &many->fail, &in_the_way,
-											 &is_dead);
 		case IDEM_MANY_SNOOZE:
-			(void) idem_workstore_snooze_found(bulk->jobs, &bulk->queue, many->delay);
-			return true;
+			return end_attempt_found(bulk);
 		case IDEM_MANY_RESCHEDULE:
 			reschedule_found(bulk);
 			return true;

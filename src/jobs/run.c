@@ -82,7 +82,7 @@ idem_run_complete(void *arg)
 	PushActiveSnapshot(GetTransactionSnapshot());
 	idem_jobtable_open(&jobs, RowExclusiveLock);
 	hold = idem_workstore_complete(&jobs, run->fetched.job_id, run->fetched.token, run->result,
-								   &queue);
+								   &queue, run->counts_later ? &run->time : NULL);
 	idem_table_close(&jobs);
 	PopActiveSnapshot();
 	/* the handler may have cancelled or removed its own job */
@@ -102,7 +102,8 @@ idem_run_fail(IdemRun *run, const ErrorData *error)
 	run->result = NULL;
 	PushActiveSnapshot(GetTransactionSnapshot());
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	hold = idem_workstore_fail(&jobs, run->fetched.job_id, run->fetched.token, &failure, &is_dead);
+	hold = idem_workstore_fail(&jobs, run->fetched.job_id, run->fetched.token, &failure, &is_dead,
+							   run->counts_later ? &run->time : NULL);
 	idem_table_close(&jobs);
 	PopActiveSnapshot();
 	check_hold(run, hold);
@@ -116,8 +117,11 @@ idem_run_fail(IdemRun *run, const ErrorData *error)
 bool
 idem_run_fail_later(IdemRun *run, text *queue, const ErrorData *error)
 {
+	TimestampTz started_at = run->time.from;
+
 	if (!fetch_job(run, queue, run->fetched.job_id))
 		return false;
 	(void) idem_run_fail(run, error);
+	run->time.from = started_at;
 	return true;
 }

@@ -278,7 +278,7 @@ static void
 explain_cancels(Explanation *why)
 {
 	int n;
-	int *pids = idem_jobtable_list_marks(why->jobs, why->job_id, &n);
+	int *pids = idem_jobtable_list_marks(why->job_id, &n);
 
 	for (int i = 0; i < n; i++)
 	{

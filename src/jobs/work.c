@@ -234,7 +234,7 @@ idem_complete(PG_FUNCTION_ARGS)
 	result = PG_ARGISNULL(2) ? NULL : idem_value_jsonb(PG_GETARG_DATUM(2), "result");
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	hold = idem_workstore_complete(&jobs, job_id, token, result, &queue);
+	hold = idem_workstore_complete(&jobs, job_id, token, result, &queue, NULL);
 	idem_table_close(&jobs);
 	if (hold != IDEM_HOLD_OK)
 		idem_workstore_refuse(hold, job_id);
@@ -271,7 +271,7 @@ idem_fail(PG_FUNCTION_ARGS)
 	failure = idem_work_get_failure(fcinfo, 2);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	hold = idem_workstore_fail(&jobs, job_id, token, &failure, &dead);
+	hold = idem_workstore_fail(&jobs, job_id, token, &failure, &dead, NULL);
 	idem_table_close(&jobs);
 	if (hold != IDEM_HOLD_OK)
 		idem_workstore_refuse(hold, job_id);
@@ -410,7 +410,8 @@ idem_complete_many(PG_FUNCTION_ARGS)
 
 		CHECK_FOR_INTERRUPTS();
 		batch.holds[ord] = idem_workstore_complete(&jobs, DatumGetInt64(batch.ids[ord]),
-												   DatumGetInt64(batch.tokens[ord]), NULL, &queue);
+												   DatumGetInt64(batch.tokens[ord]), NULL, &queue,
+												   NULL);
 		MemoryContextSwitchTo(oldcontext);
 		MemoryContextReset(batch.job_context);
 	}

@@ -76,11 +76,26 @@ idem_workstore_refuse(IdemHold hold, int64 job_id)
 }
 
 /*
+ * S1, S5: an attempt has ended.  run_time: the caller counts it; NULL: count it here, as one that
+ * the worker has ended.
+ */
+static void
+count_end(const text *queue, IdemQueueCounter counter, TimestampTz from, TimestampTz to,
+		  IdemRunTime *run_time)
+{
+	if (run_time != NULL)
+		*run_time = (IdemRunTime){.from = from, .to = to};
+	else
+		idem_counters_add_queue_time(queue, counter, IDEM_HISTOGRAM_RUN, from, to);
+}
+
+/*
  * End the job as done.  queue is a cache for calls with many jobs: the settings
- * of the last queue; at first its name is NULL.
+ * of the last queue; at first its name is NULL.  run_time: see count_end().
  */
 IdemHold
-idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result, IdemQueue *queue)
+idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result, IdemQueue *queue,
+						IdemRunTime *run_time)
 {
 	IdemHold hold;
 	TimestampTz started_at;
@@ -98,8 +113,7 @@ idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *resul
 	(void) idem_joblog_write(jobs, "done", now, queue->keep, result, NULL, NULL);
 	idem_joblog_keep_key(jobs, now, result);
 	idem_change_note_end(jobs, queue->name);
-	idem_counters_add_queue_time(queue->name, IDEM_QUEUE_COUNTER_COMPLETED, IDEM_HISTOGRAM_RUN,
-								 started_at, now);
+	count_end(queue->name, IDEM_QUEUE_COUNTER_COMPLETED, started_at, now, run_time);
 	return hold;
 }
 
@@ -143,11 +157,11 @@ compute_retry_delay(const IdemQueue *queue, int attempt)
 /*
  * The attempt of the job found, which this transaction has locked, has failed: give the job back
  * for a retry, or make it dead.  in_the_way, and the answer false, are those of
- * idem_dead_make(): then the job stays as it is.
+ * idem_dead_make(): then the job stays as it is.  run_time: see count_end().
  */
 bool
 idem_workstore_fail_found(IdemTable *jobs, const IdemQueue *queue, const IdemFailure *failure,
-						  TransactionId *in_the_way, bool *is_dead)
+						  TransactionId *in_the_way, bool *is_dead, IdemRunTime *run_time)
 {
 	int attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT);
 	TimestampTz started_at = idem_jobrow_started_at(jobs);
@@ -163,37 +177,36 @@ idem_workstore_fail_found(IdemTable *jobs, const IdemQueue *queue, const IdemFai
 	}
 	else if (!idem_dead_make(jobs, queue, failure->error, in_the_way))
 		return false;
-	idem_counters_add_queue_time(queue->name, IDEM_QUEUE_COUNTER_FAILED, IDEM_HISTOGRAM_RUN,
-								 started_at, now);
+	count_end(queue->name, IDEM_QUEUE_COUNTER_FAILED, started_at, now, run_time);
 	return true;
 }
 
-/* Give the job back for a retry, or make it dead */
+/* Give the job back for a retry, or make it dead.  run_time: see count_end(). */
 IdemHold
 idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, const IdemFailure *failure,
-					bool *is_dead)
+					bool *is_dead, IdemRunTime *run_time)
 {
 	IdemQueue queue = {0};
 	IdemHold hold = lock_held(jobs, job_id, token, &queue);
 
 	if (hold == IDEM_HOLD_OK)
-		(void) idem_workstore_fail_found(jobs, &queue, failure, NULL, is_dead);
+		(void) idem_workstore_fail_found(jobs, &queue, failure, NULL, is_dead, run_time);
 	return hold;
 }
 
 /*
  * Give back the job found, which this transaction has locked, until the delay has passed; the
- * attempt does not count.  Returns when the job is due.
+ * attempt does not count.  Returns when the job is due.  run_time: see count_end().
  */
 TimestampTz
-idem_workstore_snooze_found(IdemTable *jobs, const IdemQueue *queue, int64 delay)
+idem_workstore_snooze_found(IdemTable *jobs, const IdemQueue *queue, int64 delay,
+							IdemRunTime *run_time)
 {
 	TimestampTz started_at = idem_jobrow_started_at(jobs);
 	TimestampTz now = idem_clock_now();
 
 	give_back(jobs, now, now + delay, idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) - 1, NULL);
-	idem_counters_add_queue_time(queue->name, IDEM_QUEUE_COUNTER_SNOOZED, IDEM_HISTOGRAM_RUN,
-								 started_at, now);
+	count_end(queue->name, IDEM_QUEUE_COUNTER_SNOOZED, started_at, now, run_time);
 	return now + delay;
 }
 
@@ -205,7 +218,7 @@ idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, T
 	IdemHold hold = lock_held(jobs, job_id, token, &queue);
 
 	if (hold == IDEM_HOLD_OK)
-		*run_at = idem_workstore_snooze_found(jobs, &queue, delay);
+		*run_at = idem_workstore_snooze_found(jobs, &queue, delay, NULL);
 	return hold;
 }
 

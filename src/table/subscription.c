@@ -72,6 +72,13 @@ count_change(Datum arg, SysCacheIdentifier cacheid, uint32 hashvalue)
 	nchanges++;
 }
 
+/* Is it known that no subscription writes the table? */
+bool
+idem_subscription_is_checked(const IdemTableDef *def)
+{
+	return nchanges != 0 && def->cache->unsubscribed_at == nchanges;
+}
+
 /*
  * Raise an error if a subscription writes the table (K13).  Reads the catalog again
  * only if pg_subscription_rel has changed since the last check.  The caller has opened

@@ -25,6 +25,7 @@
 #include "catalog/index.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_am.h"
+#include "catalog/pg_publication.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
@@ -363,6 +364,59 @@ idem_table_open_indexes(IdemTable *table)
 	}
 }
 
+/* Lock the table and the indexes that are known, without waiting; false: a lock is not free */
+static bool
+try_lock(const IdemTableCache *cache)
+{
+	if (!ConditionalLockRelationOid(cache->relid, RowExclusiveLock))
+		return false;
+	for (int i = 0; i < cache->nindexes; i++)
+	{
+		if (!ConditionalLockRelationOid(cache->indexes[i].oid, RowExclusiveLock))
+			return false;
+	}
+	return true;
+}
+
+/* CheckCmdReplicaIdentity() without the error: does no publication of updates refuse an update? */
+static bool
+may_update(Relation heap)
+{
+	PublicationDesc desc;
+
+	RelationBuildPublicationDesc(heap, &desc);
+	return desc.rf_valid_for_update && desc.cols_valid_for_update &&
+		(!desc.pubactions.pubupdate || OidIsValid(RelationGetReplicaIndex(heap)) ||
+		 heap->rd_rel->relreplident == REPLICA_IDENTITY_FULL);
+}
+
+/*
+ * Open a table, with its indexes, to update rows right before the commit, where there must be
+ * neither a wait nor an error (J16).  False: that is not certain.  The transaction has used the
+ * table before.  What was checked then still holds if no invalidation of the table has arrived
+ * since, and the locks keep out further changes.
+ */
+bool
+idem_table_open_at_commit(IdemTable *table, const IdemTableDef *def)
+{
+	IdemTableCache *cache = def->cache;
+	Oid toast;
+
+	if (cache->is_open || !cache->is_checked || cache->indexes == NULL || !try_lock(cache))
+		return false;
+	AcceptInvalidationMessages();
+	if (!cache->is_checked || !idem_subscription_is_checked(def))
+		return false;
+	idem_table_open(table, def, RowExclusiveLock);
+	idem_table_open_indexes(table);
+	toast = table->heap->rd_rel->reltoastrelid;
+	if (may_update(table->heap) &&
+		(!OidIsValid(toast) || ConditionalLockRelationOid(toast, RowExclusiveLock)))
+		return true;
+	idem_table_close(table);
+	return false;
+}
+
 /*
  * Lock the TOAST table, before the lock on a hash: other sessions that want the hash must
  * not wait for a lock on the TOAST table, too (K5).  Rows that are small need no such lock.
@@ -436,6 +490,17 @@ idem_table_lock_hash(IdemTable *table, int64 hash)
 {
 	LockDatabaseObject(RelationGetRelid(table->heap), (uint32) (hash >> 32), (uint16) (hash >> 16),
 					   ExclusiveLock);
+}
+
+/* The same without waiting; false: another session has it */
+bool
+idem_table_try_lock_hash(IdemTable *table, int64 hash)
+{
+	LOCKTAG tag;
+
+	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, RelationGetRelid(table->heap), (uint32) (hash >> 32),
+					   (uint16) (hash >> 16));
+	return LockAcquire(&tag, ExclusiveLock, false, true) != LOCKACQUIRE_NOT_AVAIL;
 }
 
 void

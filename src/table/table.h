@@ -220,6 +220,7 @@ typedef struct IdemShard
 /* subscription.c */
 extern bool idem_subscription_writes(Oid relid);
 extern bool idem_subscription_writes_any(const char *const *tables);
+extern bool idem_subscription_is_checked(const IdemTableDef *def);
 extern void idem_subscription_refuse(const IdemTableDef *def, Oid relid);
 
 /* shape.c */
@@ -238,6 +239,7 @@ extern void idem_citus_refuse(const IdemTableDef *def, Oid relid);
 /* table.c */
 extern uint64 idem_table_version(const IdemTableDef *def);
 extern void idem_table_open(IdemTable *table, const IdemTableDef *def, LOCKMODE lockmode);
+extern bool idem_table_open_at_commit(IdemTable *table, const IdemTableDef *def);
 extern void idem_table_close(IdemTable *table);
 extern void idem_table_open_indexes(IdemTable *table);
 extern Relation idem_table_find_index(IdemTable *table, const AttrNumber *columns, int ncolumns,
@@ -247,6 +249,7 @@ extern TupleTableSlot *idem_table_row_slot(IdemTable *table, int natts);
 extern struct IndexInfo *idem_table_index_info(IdemTable *table, int i);
 extern const BTScanInsertData *idem_table_search_key(IdemTable *table, Relation index);
 extern void idem_table_lock_hash(IdemTable *table, int64 hash);
+extern bool idem_table_try_lock_hash(IdemTable *table, int64 hash);
 extern void idem_table_unlock_hash(IdemTable *table, int64 hash);
 extern TM_Result idem_table_lock_row(IdemTable *table, ItemPointerData tid, LockTupleMode mode,
 									 LockWaitPolicy policy);

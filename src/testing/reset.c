@@ -11,7 +11,8 @@
  * read are not disturbed, and few rows are deleted faster than new files are made.
  *
  * Fetches need no note about this (J14).  The rows are gone for them as after idem_complete().
- * No follow-up job becomes free, because all jobs are removed and no session can add one.
+ * No follow-up job becomes free, because all jobs are removed and no session can add one.  A
+ * rollback need not wake sessions that wait for a queue: a look waits for the lock on idem.jobs.
  */
 #include "postgres.h"
 
@@ -131,6 +132,16 @@ lock_tables(void)
 	}
 }
 
+/* A5, A6: the row found, which was deleted, may be a job or a key whose end sessions wait for */
+static void
+note_end(IdemTable *table, int i)
+{
+	if (tables[i].open == idem_jobtable_open)
+		idem_touched_end(idem_waiters_job(idem_row_int64(table, IDEM_JOBS_JOB_ID)));
+	else if (tables[i].open == idem_keytable_open)
+		idem_touched_end(idem_waiters_key(idem_row_int64(table, IDEM_KEYS_KEY_HASH)));
+}
+
 /* Delete all rows, which no other transaction holds (V9); returns their number */
 static int64
 empty_table(int i)
@@ -151,6 +162,7 @@ empty_table(int i)
 		/* only this transaction can have locked the row; for that there is no wait */
 		if (idem_write_delete(&table, true) != TM_Ok)
 			elog(ERROR, "could not delete a row of idem.%s", tables[i].name);
+		note_end(&table, i);
 		if (is_held)
 			idem_unfinished_add(-1);
 		removed++;

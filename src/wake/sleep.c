@@ -265,32 +265,38 @@ sleep_until_woken(void)
 	}
 }
 
-/* Which subjects must be looked at?  Their places are put back into the lists first (A3). */
-static bool
-mark_subjects(void)
+/*
+ * Which subjects must be looked at?  Their places are put back into the lists first (A3).  The last
+ * time, all of them.
+ */
+static void
+mark_subjects(bool is_last)
 {
 	int64 now = idem_clock_steady();
-	bool any = false;
 
 	for (int i = 0; i < sleeper->args->n; i++)
 	{
 		Subject *subject = &sleeper->subjects[i];
+		bool is_due = get_next_look(subject) <= now;
 
-		if (get_next_look(subject) > now)
+		if (!is_due && !is_last)
 			continue;
-		any = true;
 		if (subject->place >= 0)
 			subject->woken = idem_waiters_begin_look(subject->place);
-		subject->limit =
-			subject->place < 0 || subject->woken == IDEM_WOKEN_FOR_ONE ? 1 : IDEM_MAX_LOOK;
+		subject->limit = subject->place >= 0 && is_due && subject->woken != IDEM_WOKEN_FOR_ONE ?
+			IDEM_MAX_LOOK :
+			1;
 	}
-	return any;
 }
 
-/* Look and sleep in turns; the number of the subject that has an answer, or -1 after the timeout */
+/*
+ * Look and sleep in turns; the number of the subject that has an answer, or -1 after the timeout.
+ * A5, A8: the session gives up only after a look that has begun when the time was over.
+ */
 static int
 wait_in_turns(void)
 {
+	bool is_last;
 	int answer;
 
 	/* whether the caller's transaction commits must not depend on what the look finds */
@@ -300,13 +306,14 @@ wait_in_turns(void)
 		idem_procxact_begin(sleeper->is_nested, sleeper->context);
 	}
 	take_places();
-	while ((answer = look_around()) < 0 && idem_clock_steady() < sleeper->until)
+	is_last = idem_clock_steady() >= sleeper->until;
+	while ((answer = look_around()) < 0 && !is_last)
 	{
 		idem_procxact_end(sleeper->is_nested);
 		sleep_until_woken();
 		idem_procxact_begin(sleeper->is_nested, sleeper->context);
-		if (!mark_subjects() && idem_clock_steady() >= sleeper->until)
-			break;
+		is_last = idem_clock_steady() >= sleeper->until;
+		mark_subjects(is_last);
 	}
 	return answer;
 }

@@ -4,8 +4,15 @@
  *
  * The functions of jobs and keys note here which queues, jobs and keys they have changed.
  * The notes are in the memory of the backend.  When the transaction or a subtransaction
- * has ended, and other sessions see that, a callback wakes those who wait (waiters.c).  It
- * must not raise an error, because the transaction has committed: it allocates nothing.
+ * has ended, other sessions see that, and its locks are released, a callback wakes those who wait
+ * (waiters.c).  It must not raise an error, because the transaction has committed: it allocates
+ * nothing.
+ *
+ * PostgreSQL calls the callbacks for the end of a transaction, also of one that is rolled back,
+ * before it releases the locks.  A session that was woken then could not get an advisory lock that
+ * the last handler of the job has taken.  So those callbacks only note what has ended, and the
+ * callback of the resource owners wakes, in the phase after the locks.  A session that exits keeps
+ * its own advisory locks until after the rollback; there the callback for its exit wakes.
  *
  * A note stays if its subtransaction rolls back.  Then a session may be woken for nothing.
  * A prepared transaction forgets its notes: sessions that wait look once per second.
@@ -13,6 +20,8 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "storage/ipc.h"
+#include "storage/proc.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
 #include "utils/timestamp.h"
@@ -45,14 +54,29 @@ static int nends = 0;
 static int max_ends = 0;
 static bool too_many = false;
 
-/* The transaction has committed, and has not sent its invalidation messages yet */
-static bool has_committed = false;
+/* How the transaction has ended that has not released its locks yet */
+static enum {
+	XACT_OPEN,
+	XACT_COMMITTED,
+	XACT_ABORTED
+} xact_end = XACT_OPEN;
+
+/* A subtransaction that was rolled back and has not released its locks yet; 0: there is none */
+static SubTransactionId ended_subid = InvalidSubTransactionId;
+
+static void wake_at_exit(int code, Datum arg);
 
 static Touched *
 add_queue(uint64 subject)
 {
+	static bool is_registered = false;
 	Touched *queue;
 
+	if (!is_registered)
+	{
+		on_shmem_exit(wake_at_exit, (Datum) 0);
+		is_registered = true;
+	}
 	if (nqueues == MAX_QUEUES)
 	{
 		too_many = true;
@@ -251,26 +275,63 @@ wake_at_abort(SubTransactionId subid)
 		idem_waiters_wake_all();
 }
 
-/* The memory ends with the transaction */
+/*
+ * The memory of ends goes with the transaction.  A session that exits keeps its queues for
+ * wake_at_exit(): what it still commits are only the temporary tables that it drops.
+ */
 static void
 forget_all(void)
 {
 	ends = NULL;
-	nqueues = nends = max_ends = 0;
-	too_many = has_committed = false;
+	nends = max_ends = 0;
+	xact_end = XACT_OPEN;
+	ended_subid = InvalidSubTransactionId;
+	if (!proc_exit_inprogress)
+	{
+		nqueues = 0;
+		too_many = false;
+	}
 }
 
 /*
- * The end of a commit.  Its rows are visible since XACT_EVENT_COMMIT, but only now are its
- * invalidation messages sent: a session that was woken before could take a queue for paused.
+ * A2: the locks of the transaction, or of the subtransaction, are released.  A commit has sent its
+ * invalidation messages, too: a session that is woken before could take a queue for paused.  The
+ * first call in this phase is the one for an owner below that of the transaction, if there is one;
+ * the phase before is over for all of them.
  */
 static void
 at_release(ResourceReleasePhase phase, bool is_commit, bool is_top_level, void *arg)
 {
-	if (!has_committed || phase != RESOURCE_RELEASE_AFTER_LOCKS)
+	if (phase != RESOURCE_RELEASE_AFTER_LOCKS)
 		return;
-	wake_at_commit();
-	forget_all();
+	if (xact_end != XACT_OPEN && is_top_level)
+	{
+		Assert(!MyProc->fpVXIDLock);
+		if (!proc_exit_inprogress)
+		{
+			if (xact_end == XACT_COMMITTED)
+				wake_at_commit();
+			else
+				wake_at_abort(TopSubTransactionId);
+		}
+		forget_all();
+	}
+	else if (ended_subid != InvalidSubTransactionId && !is_commit && !is_top_level)
+	{
+		if (!proc_exit_inprogress)
+			wake_at_abort(ended_subid);
+		ended_subid = InvalidSubTransactionId;
+	}
+}
+
+/*
+ * A2: the session exits.  If a transaction was open, it was rolled back, and all locks are
+ * released, also the advisory locks that the session held beyond its transactions.
+ */
+static void
+wake_at_exit(int code, Datum arg)
+{
+	wake_at_abort(TopSubTransactionId);
 }
 
 static void
@@ -279,11 +340,10 @@ at_xact_event(XactEvent event, void *arg)
 	switch (event)
 	{
 		case XACT_EVENT_COMMIT:
-			has_committed = true;
+			xact_end = XACT_COMMITTED;
 			break;
 		case XACT_EVENT_ABORT:
-			wake_at_abort(TopSubTransactionId);
-			forget_all();
+			xact_end = XACT_ABORTED;
 			break;
 		case XACT_EVENT_PREPARE:
 			forget_all();
@@ -297,8 +357,10 @@ static void
 at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId parent_subid,
 				 void *arg)
 {
-	if (event == SUBXACT_EVENT_ABORT_SUB)
-		wake_at_abort(subid);
+	/* after an error in its rollback it may be part of the next one */
+	if (event == SUBXACT_EVENT_ABORT_SUB &&
+		(ended_subid == InvalidSubTransactionId || subid < ended_subid))
+		ended_subid = subid;
 }
 
 void

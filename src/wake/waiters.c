@@ -7,12 +7,17 @@
  * is the looker: its session also looks for what has no event, at a time that is noted in
  * the place.  A place that was woken is not in the list until its session puts it back.
  *
+ * A7: half of the places are shared out among the processes that the server may have; a session
+ * always gets its part of them, or one place if that is more.  Further places come from the
+ * other half, first come, first served.  So a few sessions that wait for many queues leave room
+ * for those that wait for a few.
+ *
  * The lock of a bucket protects its list and the places in it; a spinlock protects the list
- * of free places.  A process holds these locks for moments: nothing under them allocates
- * memory or raises an error.  The count of a bucket is also read without the lock.  A
- * process that ends a transaction reads it after the change of the transaction is visible;
- * a session that waits looks after it has added to the count.  Both have a memory barrier
- * in between.  So one of them sees the other (A3).
+ * of free places and the number of extra ones.  A process holds these locks for moments:
+ * nothing under them allocates memory or raises an error.  The count of a bucket is also read
+ * without the lock.  A process that ends a transaction reads it after the change of the
+ * transaction is visible; a session that waits looks after it has added to the count.  Both
+ * have a memory barrier in between.  So one of them sees the other (A3).
  */
 #include "postgres.h"
 
@@ -42,6 +47,7 @@ typedef struct Place
 	int proc; /* number of the process that waits */
 	IdemSubjectKind kind;
 	uint32 marks_before; /* marks of the bucket when its session began to look */
+	bool is_extra;		 /* beyond the part of its session */
 	bool is_listed;
 	bool is_looking; /* its session looks, or is about to look */
 	bool is_blocked; /* of the looker: there may be blocked jobs (J4) */
@@ -72,6 +78,7 @@ typedef struct Waiters
 	LWLockPadded *locks;
 	slock_t free_lock;
 	int first_free;
+	int nextra;				/* that sessions may still take beyond their parts */
 	pg_atomic_uint32 nends; /* places that wait for the end of a job or key */
 	uint64 secret;			/* key of the hash of subjects */
 	PaddedBucket buckets[NBUCKETS];
@@ -79,6 +86,9 @@ typedef struct Waiters
 } Waiters;
 
 static Waiters *waiters = NULL;
+
+/* Places that this session has of its own part */
+static int nmine = 0;
 
 static Size
 compute_size(void)
@@ -113,6 +123,7 @@ init_waiters(void)
 		bucket->nmarks = 0;
 		bucket->head = bucket->tail = NO_PLACE;
 	}
+	waiters->nextra = idem_guc_waits_max - idem_guc_waits_max / 2;
 	for (int i = 0; i < idem_guc_waits_max; i++)
 		waiters->places[i].next = i + 1 < idem_guc_waits_max ? i + 1 : NO_PLACE;
 }
@@ -253,16 +264,32 @@ remove_place(Bucket *bucket, int i)
 	place->is_looker = false;
 }
 
+/* A7: how many places are the part of each session? */
+static int
+compute_part(void)
+{
+	return Max(1, idem_guc_waits_max / 2 / MaxBackends);
+}
+
+/* A7: take a place of the part of this session, or an extra one if it has all of these */
 static int
 take_free_place(void)
 {
+	bool is_extra = nmine >= compute_part();
 	int place;
 
 	SpinLockAcquire(&waiters->free_lock);
-	place = waiters->first_free;
+	place = is_extra && waiters->nextra == 0 ? NO_PLACE : waiters->first_free;
 	if (place != NO_PLACE)
+	{
 		waiters->first_free = waiters->places[place].next;
+		waiters->nextra -= is_extra;
+	}
 	SpinLockRelease(&waiters->free_lock);
+	if (place == NO_PLACE)
+		return NO_PLACE;
+	waiters->places[place].is_extra = is_extra;
+	nmine += !is_extra;
 	return place;
 }
 
@@ -330,7 +357,9 @@ idem_waiters_leave(int place, bool hand_on)
 	unlock_bucket(subject);
 	if (is_end)
 		pg_atomic_fetch_sub_u32(&waiters->nends, 1);
+	nmine -= !mine->is_extra;
 	SpinLockAcquire(&waiters->free_lock);
+	waiters->nextra += mine->is_extra;
 	mine->next = waiters->first_free;
 	waiters->first_free = place;
 	SpinLockRelease(&waiters->free_lock);

@@ -5,7 +5,7 @@
  * fetches when its wait has answered true.  A waiter may be terminated, and a
  * client may die, at any step.  doc/waking-protocol.md is the page, src/wake/ is
  * the code; names here are names there.  README.md beside this file says what
- * the properties P1 to P6 mean, what is left out, and how to run it.
+ * the properties P1 to P7 mean, what is left out, and how to run it.
  *
  * What a process does under the lock of the bucket is one step.  One step each
  * are also the read of the count, the end of a transaction, which is when others
@@ -20,7 +20,7 @@
  *			what the transactions may do
  *	STOCK		there are jobs when the model begins
  *	EACH		one of them enqueues, one completes, one enqueues a follow-up job
- *	WAITERS=n, JOBS=n, TRANSACTIONS=n, KILLS=n, DEATHS=n, RECALLS=n, CLOCK=n, TICKS=n, MAX_LOOK=n
+ *	WAITERS=n, JOBS=n, TRANSACTIONS=n, KILLS=n, DEATHS=n, RECALLS=n, TIMEOUTS=n, CLOCK=n, TICKS=n, MAX_LOOK=n
  *			size of the model
  *	ONLY=n		check property n alone
  *	a mutant	leaves out one rule; look for MUTANT
@@ -44,6 +44,9 @@
 #ifndef DEATHS
 #define DEATHS		0	/* so many clients die before they fetch, at most */
 #endif
+#ifndef TIMEOUTS
+#define TIMEOUTS	0	/* the time of so many waits is over at any moment, at most */
+#endif
 #ifndef CLOCK
 #define CLOCK		0	/* the clock goes on to this when nothing else happens */
 #endif
@@ -64,6 +67,7 @@ bool P3_first_in_list_is_looker;
 bool P4_looker_knows_what_is_due;
 bool P5_looker_finds_the_rest;
 /* P6, all come to rest: no cycle at all, see README.md */
+bool P7_gives_up_without_a_job;
 
 #ifndef ONLY
 #define ONLY		0
@@ -129,6 +133,14 @@ bool	waits[WAITERS];		/* from the first step of a call to its last one */
 byte	excused;		/* so many jobs only the looker can find */
 byte	excused_until;
 byte	kills, deaths, recalls;
+#if TIMEOUTS > 0
+byte	timeouts;
+byte	there[WAITERS];		/* a bit for each job that could be fetched when its time was over, and since */
+byte	w;
+#define gone_again(i)	for (w : 0 .. WAITERS - 1) { there[w] = there[w] & (255 - (1 << i)) }; w = 0
+#else
+#define gone_again(i)	skip
+#endif
 
 /* Within one step; 0 between two of them. */
 byte	x, y, z;
@@ -440,6 +452,7 @@ inline client_fetches()
 	od;
 	if
 	:: x < JOBS ->
+		gone_again(x);
 		job[x].waits = false;
 		job[x].due = 0;
 		printf("client %d: fetches job %d\n", _pid, x)
@@ -449,6 +462,28 @@ inline client_fetches()
 	tidy()
 }
 
+#if TIMEOUTS > 0
+/* Its time is over: one more look, whether it is due or not. */
+inline time_is_over()
+{
+	d_step {
+		timeouts++;
+		is_last = true;
+		for (x : 0 .. JOBS - 1) {
+			there[_pid] = there[_pid] | (FETCHABLE(x) -> 1 << x : 0)
+		};
+		printf("waiter %d: its time is over\n", _pid);
+		tidy()
+	}
+}
+
+inline give_up()
+{
+	CHECK(7, P7_gives_up_without_a_job, there[_pid] == 0);
+	printf("waiter %d: gives up\n", _pid)
+}
+#endif
+
 #define SEES_WAKEUP	(ME.woken != NOT || (ME.looker && ME.next_look <= now))
 
 active [WAITERS] proctype waiter()
@@ -457,6 +492,11 @@ active [WAITERS] proctype waiter()
 	mtype more = NOT;	/* woken for this after that */
 	byte limit, found, i, next, looked_at, until;
 	bool saw_blocked, has_looked;
+#if TIMEOUTS > 0
+	bool is_last;
+#else
+#define is_last		false
+#endif
 #if defined(LOOK_BEFORE_ENLIST) || defined(LOOK_BEFORE_RELIST)
 	bool late;
 #endif
@@ -490,8 +530,10 @@ awake:	atomic {
 		late = true;
 		limit = (ME.woken == ONE -> 1 : MAX_LOOK)
 #else
+		/* a last look that is not due is for its own answer only */
+		limit = (SEES_WAKEUP -> MAX_LOOK : 1);
 		begin_look();
-		limit = (owed == ONE -> 1 : MAX_LOOK)
+		limit = (owed == ONE -> 1 : limit)
 #endif
 	};
 
@@ -507,7 +549,10 @@ look:	if
 #endif
 		has_looked_at_jobs();
 		if
-		:: found == 0 -> goto sleep
+		:: found == 0 && !is_last -> goto sleep
+#if TIMEOUTS > 0
+		:: found == 0 && is_last -> give_up(); goto leave
+#endif
 		:: found == 1 || limit == 1 -> goto leave
 		:: else -> goto rest
 		fi
@@ -543,6 +588,9 @@ hand_on_owed:
 	fi;
 left:	atomic {
 		owed = NOT; has_looked = false;
+#if TIMEOUTS > 0
+		is_last = false; there[_pid] = 0;
+#endif
 		if
 		:: found > 0 -> goto client
 		:: else -> goto gone
@@ -562,6 +610,13 @@ end_asleep:
 	if
 	:: d_step { latch[_pid] || now >= until -> until = 0; latch[_pid] = false };
 		goto sleep
+#if TIMEOUTS > 0
+#ifdef NO_LAST_LOOK			/* MUTANT P7 */
+	:: atomic { timeouts < TIMEOUTS -> time_is_over(); give_up(); goto leave }
+#else
+	:: atomic { timeouts < TIMEOUTS -> time_is_over(); latch[_pid] = false; goto awake }
+#endif
+#endif
 #if KILLS > 0
 	:: atomic { kills < KILLS -> kills++; printf("waiter %d: is terminated\n", _pid); goto leave }
 #endif
@@ -598,6 +653,7 @@ end_peace:
 
 inline hold(i)
 {
+	gone_again(i);
 	job[i].held = true;
 	mine = mine | (1 << i)
 }

@@ -69,6 +69,88 @@ is( run(q{
 			   count(*) FILTER (WHERE substr(key, 2)::int > 256 AND links IS NOT NULL) FROM idem.jobs}),
 	'256|256|0', 'the first 256 links of a transaction');
 
+# A link is no reason for an error of the commit: whatever the transaction has done to the table since.
+
+foreach my $ddl (
+	'DROP EXTENSION idem CASCADE',
+	'DROP EXTENSION idem CASCADE; CREATE EXTENSION idem',
+	'TRUNCATE idem.jobs',
+	'DELETE FROM idem.jobs',
+	'UPDATE idem.jobs SET priority = 7',
+	'SET TRANSACTION READ ONLY',
+	'ALTER TABLE idem.jobs ADD COLUMN more int',
+	'ALTER TABLE idem.jobs DROP COLUMN links CASCADE',
+	'UPDATE idem.jobs SET links = $$[]$$; ALTER TABLE idem.jobs ALTER COLUMN links SET NOT NULL',
+	'ALTER TABLE idem.jobs ADD CHECK (links IS NULL)',
+	'ALTER TABLE idem.jobs RENAME TO other',
+	'ALTER TABLE idem.jobs SET SCHEMA public',
+	'ALTER TABLE idem.jobs SET UNLOGGED',
+	'ALTER TABLE idem.jobs ENABLE ROW LEVEL SECURITY',
+	'ALTER TABLE idem.jobs DROP CONSTRAINT jobs_pkey CASCADE',
+	'DROP INDEX idem.jobs_key_idx',
+	'CREATE INDEX ON idem.jobs ((links IS NULL))',
+	'CREATE INDEX ON idem.jobs (queue) WHERE links IS NULL',
+	'CREATE UNIQUE INDEX ON idem.jobs (links)',
+	'CREATE RULE nothing AS ON UPDATE TO idem.jobs DO INSTEAD NOTHING',
+	'CREATE TRIGGER off BEFORE UPDATE ON idem.jobs FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()',
+	'CREATE PUBLICATION filtered FOR TABLE idem.jobs WHERE (queue = $$q$$)',
+	'ALTER TABLE idem.jobs REPLICA IDENTITY NOTHING; CREATE PUBLICATION nameless FOR TABLE idem.jobs')
+{
+	my $absorb = q{SELECT outcome FROM idem_enqueue('q', '2', 'k', headers => '{"traceparent": "link"}')};
+	my @ways = "BEGIN; $absorb; $ddl; COMMIT";
+
+	# no command follows the last statement of a query string
+	push @ways, "$absorb\\; $ddl" if $ddl =~ /^(?:DROP EXTENSION|UPDATE|TRUNCATE|ALTER .* more)[^;]*$/;
+	foreach my $sql (@ways)
+	{
+		$node->safe_psql('postgres', q{
+			DROP EXTENSION IF EXISTS idem CASCADE; DROP TABLE IF EXISTS jobs; CREATE EXTENSION idem;
+			DROP PUBLICATION IF EXISTS filtered, nameless; SELECT idem_enqueue('q', '1', 'k')});
+		is(sqlstate($node, $sql), '00000', "J16: no error of the commit: $ddl");
+		is(run('SELECT count(links) FROM idem.jobs'), '0', 'and no link') if $ddl =~ /READ ONLY/;
+	}
+}
+$node->safe_psql('postgres', 'DROP EXTENSION idem CASCADE; CREATE EXTENSION idem; DROP PUBLICATION nameless');
+
+# The same for what was there before, and does not hinder a duplicate that changes nothing.
+foreach my $ddl (
+	'CREATE PUBLICATION filtered FOR TABLE idem.jobs WHERE (queue = $$q$$)',
+	'CREATE INDEX long ON idem.jobs (links)')
+{
+	$node->safe_psql('postgres', "SELECT idem_enqueue('q', '1', 'k'); $ddl");
+	is( sqlstate($node, q{
+			BEGIN;
+			SELECT count(idem_enqueue('q', '2', 'k', headers => jsonb_build_object('traceparent',
+				(SELECT string_agg(md5(i || ' ' || n), '') FROM generate_series(1, 8) AS i))))
+			  FROM generate_series(1, 16) AS n;
+			COMMIT}), '00000', "J16: no error of the commit after $ddl");
+	is(run('SELECT count(*), count(links) FROM idem.jobs'), '1|0', 'and no link');
+	$node->safe_psql('postgres',
+		'DROP PUBLICATION IF EXISTS filtered; DROP INDEX IF EXISTS idem.long; TRUNCATE idem.jobs');
+}
+
+# A subscription that another session makes meanwhile writes the table.  (It is made up.)
+
+{
+	my $session = session($node);
+
+	$node->safe_psql('postgres', q{SELECT idem_enqueue('q', '1', 'k')});
+	$session->query('BEGIN');
+	$session->query(q{SELECT outcome FROM idem_enqueue('q', '2', 'k', headers => '{"traceparent": "link"}')});
+	$node->safe_psql('postgres', q{
+		SET client_min_messages = error;
+		SET allow_system_table_mods = on;
+		CREATE SUBSCRIPTION made_up CONNECTION 'dbname=nowhere' PUBLICATION p WITH (connect = false, slot_name = NONE);
+		INSERT INTO pg_subscription_rel (srsubid, srrelid, srsubstate)
+			SELECT oid, 'idem.jobs'::regclass, 'r' FROM pg_subscription});
+	is($session->sqlstate('COMMIT'), '00000', 'J16: no error of the commit after CREATE SUBSCRIPTION');
+	is(run('SELECT count(links) FROM idem.jobs'), '0', 'and no link');
+	$session->quit;
+	$node->safe_psql('postgres', q{
+		SET client_min_messages = error; SET allow_system_table_mods = on;
+		DELETE FROM pg_subscription_rel; DROP SUBSCRIPTION made_up; TRUNCATE idem.jobs});
+}
+
 # Producers, workers and bulk cancels of one key: the job is fetched or cancelled the moment after
 # a link was committed.
 

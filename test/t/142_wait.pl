@@ -6,7 +6,7 @@
 # afterwards, and a wake-up that it has no answer for goes to another session.
 #
 # The server looks only once per hour, so a wake-up that gets lost is a test that never
-# ends.  It has 16 places: a session that waits for 16 queues shows whether all are free.
+# ends.  It has 16 places: sessions that wait for all of them show whether all are free.
 
 use strict;
 use warnings FATAL => 'all';
@@ -101,12 +101,16 @@ sub works_ok
 # Are all places free but those that others have?
 sub places_ok
 {
-	my ($what, $taken, $others) = @_;
-	my $all = 16 - ($taken // 0);
+	my ($what, $taken) = @_;
+	# a session gets one place, and the half of the places that is not shared out
+	my $all = 9;
+	my @fillers = map { session($node) } 1 .. 7 - ($taken // 0);
 	my $session = session($node);
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 
+	$_->send(q{CALL idem_wait('filler', '10 min')}) foreach @fillers;
+	wait_until_asleep($node, 1, "pid = $_->{pid}") foreach @fillers;
 	foreach my $n ($all, $all + 1)
 	{
 		my $queues = join ', ', map { "'free $_'" } 1 .. $n;
@@ -122,7 +126,12 @@ sub places_ok
 			like($session->{message}, qr/53400/, 'A7: there are no more than that');
 		}
 	}
-	$session->quit;
+	foreach my $filler (@fillers)
+	{
+		run("SELECT pg_cancel_backend($filler->{pid})");
+		$filler->receive;
+	}
+	$_->quit foreach $session, @fillers;
 	return;
 }
 
@@ -353,6 +362,90 @@ places_ok('after answers');
 	$session->quit;
 }
 places_ok('after timeouts');
+
+#
+# The end of the time of a wait: one more look
+#
+
+# COMMIT PREPARED wakes nobody.  The waiters are stopped while they sleep, until their time is over,
+# so only a look after that can tell them.
+
+run(q{CREATE FUNCTION answer_work(payload jsonb) RETURNS jsonb LANGUAGE sql RETURN payload;
+	SELECT idem_queue_set('kept', keep => '1 day')});
+
+my %last;
+
+foreach my $end ('COMMIT', 'ROLLBACK')
+{
+	my $job = run(q{SELECT job_id FROM idem_enqueue('kept')});
+	my $token = run("SELECT token FROM idem_lease('$end', '1 h')");
+
+	run(qq{
+		BEGIN;
+		SELECT idem_enqueue('$end'), idem_enqueue('work $end', '1'), idem_finish('$end', '1', token => $token);
+		SELECT idem_complete(job_id, token) FROM idem_fetch('kept') WHERE job_id = $job;
+		PREPARE TRANSACTION '$end'});
+	foreach my $sql (
+		"CALL idem_wait('$end', '8 s')",
+		"CALL idem_wait_any('{none,$end}', '8 s')",
+		"CALL idem_wait_job($job, '8 s')",
+		"CALL idem_wait_key('$end', '8 s')",
+		"CALL idem_work('work $end', 'answer_work', '8 s')",
+		"DO \$\$ DECLARE r boolean; BEGIN CALL idem_wait('$end', '8 s', r); RAISE WARNING 'ready %', r; END \$\$")
+	{
+		my $session = session($node);
+
+		$session->send($sql);
+		push @{ $last{$end} }, $session;
+	}
+}
+my @last = map { @$_ } values %last;
+my $pids = join ', ', map { $_->{pid} } @last;
+
+$node->poll_query_until('postgres',
+	"SELECT count(*) = 12 FROM pg_stat_activity WHERE pid IN ($pids) AND wait_event_type = 'Extension'")
+  or die 'not all sessions are asleep';
+kill 'STOP', $_->{pid} foreach @last;
+run("$_ PREPARED '$_'") foreach keys %last;
+$node->poll_query_until('postgres',
+	"SELECT bool_and(clock_timestamp() > query_start + interval '8 s') FROM pg_stat_activity WHERE pid IN ($pids)")
+  or die 'the time does not pass';
+kill 'CONT', $_->{pid} foreach @last;
+
+sub last_answers
+{
+	my ($end) = @_;
+	my @answers = map { $_->receive } @{ $last{$end} };
+
+	($answers[-1]) = $last{$end}[-1]{message} =~ /ready (.)/;
+	return join ' ', @answers;
+}
+
+is(last_answers('COMMIT'), 't t|COMMIT done| finished|1 1|0 t',
+	'A5, A6, A8: a wait looks once more when its time is over: COMMIT PREPARED');
+is(last_answers('ROLLBACK'), 'f f| waiting| live| 0|0 f',
+	'A5, A6, A8: and it has the same answer as before after ROLLBACK PREPARED');
+$_->quit foreach @last;
+run(q{TRUNCATE idem.jobs, idem.keys});
+
+# A look that began before the time was over, and ended after that, is not the last one.
+{
+	my ($session, $locker) = (session($node), session($node));
+	my $job = run(q{SELECT job_id FROM idem_enqueue('kept')});
+
+	$session->query('SET idem.look_after = 10');
+	$session->send("CALL idem_wait_job($job, '5 s')");
+	$locker->query('BEGIN; LOCK TABLE idem.jobs');
+	wait_until_blocked($node, $session, 'relation');
+	$locker->query(q{SELECT idem_complete(job_id, token) FROM idem_fetch('kept')});
+	$node->poll_query_until('postgres',
+		"SELECT clock_timestamp() > query_start + interval '5 s' FROM pg_stat_activity WHERE pid = $session->{pid}")
+	  or die 'the time does not pass';
+	$locker->query('COMMIT');
+	answer($session, 'done|', 'A5: the last look begins when the time is over');
+	$_->quit foreach $session, $locker;
+}
+places_ok('after last looks');
 
 #
 # Cancel and terminate, of each procedure

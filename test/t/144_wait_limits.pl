@@ -62,11 +62,18 @@ sub fetch_ok
 #
 
 {
+	# one session takes its own place and all that are not shared out, the others take one each
 	my $all = session($node);
 	my $none = session($node);
+	my @others = map { session($node) } 1 .. 7;
 
-	$all->send(wait_any(16));
+	$all->send(wait_any(9));
 	asleep($all);
+	foreach my $other (@others)
+	{
+		$other->send(q{CALL idem_wait('other', '10 min')});
+		asleep($other);
+	}
 	foreach my $time (1 .. 2)
 	{
 		$none->send($call);
@@ -95,18 +102,61 @@ sub fetch_ok
 	run(q{SELECT idem_enqueue('r 7')});
 	is($all->receive, 't|r 7', 'A2: the session with all places is woken');
 	run('TRUNCATE idem.jobs');
-	$_->quit foreach $all, $none;
+	foreach my $other (@others)
+	{
+		run("SELECT pg_cancel_backend($other->{pid})");
+		$other->receive;
+		unlike($other->{message}, qr/53400/, 'A7: a session gets a place, whatever another one takes');
+	}
+	$_->quit foreach $all, $none, @others;
+}
+
+# A7: five sessions that wait for a thousand queues leave places for others, also in another database
+{
+	my @greedy = map { session($node) } 1 .. 5;
+	my @modest;
+
+	new_database('victim');
+	foreach my $greedy (@greedy)
+	{
+		$greedy->send(wait_any(1000));
+		asleep($greedy);
+	}
+	foreach my $n (1 .. 3)
+	{
+		my $session = session($node, db => 'victim');
+
+		$session->send($call);
+		asleep($session);
+		push @modest, $session;
+	}
+	# a job for each of them
+	run(q{SELECT idem_enqueue('q') FROM generate_series(1, 3)}, db => 'victim');
+	foreach my $session (@modest)
+	{
+		is($session->receive, 't', 'A7: a session in another database is woken');
+		unlike($session->{message}, qr/53400/, 'A7: it has a place');
+	}
+	$_->quit foreach @modest;
+	run("SELECT idem_enqueue('r 1000')");
+	foreach my $greedy (@greedy)
+	{
+		is($greedy->receive, 't|r 1000', 'A7: without a place for all queues, a session looks');
+		like($greedy->{message}, qr/53400/, 'A7: and is warned');
+	}
+	run('TRUNCATE idem.jobs');
+	$_->quit foreach @greedy;
 }
 
 # One place is missing: it is woken for the others, and looks for that one.
-foreach my $n (1, 17)
+foreach my $n (1, 10)
 {
 	my $session = session($node);
 
-	$session->send(wait_any(17));
+	$session->send(wait_any(10));
 	asleep($session);
 	run("SELECT idem_enqueue('r $n')");
-	is($session->receive, "t|r $n", "A7: 17 queues and 16 places: a job of queue $n");
+	is($session->receive, "t|r $n", "A7: 10 queues and 9 places: a job of queue $n");
 	like($session->{message}, qr/53400/, 'A7: the session is warned');
 	run('TRUNCATE idem.jobs');
 	$session->quit;

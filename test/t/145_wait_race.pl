@@ -20,6 +20,7 @@ shared_preload_libraries = 'idem'
 autovacuum = off
 idem.cleanup = off
 idem.look_after = 1h
+max_locks_per_transaction = 1000
 });
 
 # Each session waits for a queue of its own.
@@ -142,6 +143,92 @@ $open->quit;
 
 stop('producer', $producers);
 stop('worker', $workers);
+
+#
+# A2: a session is woken when the locks of the transaction are gone, also advisory locks of its
+# handler.  There are so many that their release takes much longer than to wake a session, which tries
+# all of them at once.
+#
+
+run(q{
+	CREATE PROCEDURE watch(INOUT late bigint DEFAULT NULL) LANGUAGE plpgsql AS $$
+	DECLARE
+		ready boolean;
+	BEGIN
+		CALL idem_wait('locks', '10 min', ready);
+		late := (SELECT count(*) FROM generate_series(1, 20000) AS n WHERE NOT pg_try_advisory_xact_lock(n));
+	END $$;
+	-- n: how many
+	CREATE FUNCTION hold_locks(n int) RETURNS bigint LANGUAGE sql AS $$
+		SELECT count(pg_advisory_xact_lock(i)) FROM generate_series(1, n) AS i $$;
+	CREATE FUNCTION caught(n int) RETURNS void LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM hold_locks(n) FROM idem_fetch('locks');
+		PERFORM pg_advisory_xact_lock(0);
+		RAISE division_by_zero;
+	EXCEPTION WHEN division_by_zero THEN
+		NULL;
+	END $$;
+	SELECT idem_enqueue('locks')});
+
+my $fetch = q{SELECT hold_locks(20000) FROM idem_fetch('locks')};
+my %ends = (
+	'a commit' => [ "BEGIN; $fetch", 'COMMIT' ],
+	'a rollback' => [ "BEGIN; $fetch", 'ROLLBACK' ],
+	'an error at the commit' => [ "BEGIN; $fetch; SELECT idem_claim('k'); SET LOCAL idem.require_finish = error", 'COMMIT' ],
+	'a rollback to a savepoint' => [ "BEGIN; SAVEPOINT a; SAVEPOINT b; $fetch; RELEASE b", 'ROLLBACK TO a' ],
+	'an EXCEPTION block' => [ 'BEGIN' ],
+	# at the end of a session its own locks go last
+	'the end of the session' =>
+	  [ "BEGIN; SELECT FROM idem_fetch('locks'); SELECT count(pg_advisory_lock(n)) FROM generate_series(1, 20000) AS n" ],
+	'the end of a session with a temporary table' =>
+	  [ "CREATE TEMP TABLE t (a int); BEGIN; SELECT FROM idem_fetch('locks'); SELECT count(pg_advisory_lock(n)) FROM generate_series(1, 20000) AS n" ],
+	'the end of the session in a subtransaction' =>
+	  [ "BEGIN; SELECT hold_locks(20000); SAVEPOINT a; SELECT FROM idem_fetch('locks')" ]);
+
+foreach my $what (sort keys %ends)
+{
+	my ($begin, $end) = @{ $ends{$what} };
+	my $late = 0;
+
+	foreach my $round (1 .. 5)
+	{
+		my ($holder, $watcher) = (session($node), session($node));
+
+		$watcher->query('BEGIN; SELECT hold_locks(20000); COMMIT') if $round == 1;
+		my $gate = $what =~ /EXCEPTION/ ? session($node) : undef;
+
+		$holder->query($begin);
+		if ($gate)
+		{
+			$gate->query('SELECT pg_advisory_lock(0)');
+			$holder->send('SELECT caught(20000)');
+			wait_until_blocked($node, $holder, 'advisory');
+		}
+		$watcher->send('CALL watch()');
+		$node->poll_query_until('postgres',
+			"SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = $watcher->{pid}")
+		  or die 'it does not wait';
+		if ($gate)
+		{
+			$gate->quit;
+			$holder->receive;
+		}
+		elsif (defined $end)
+		{
+			$holder->sqlstate($end);
+		}
+		else
+		{
+			run("SELECT pg_terminate_backend($holder->{pid})");
+		}
+		$late += $watcher->receive > 0;
+		defined $end || $gate ? $holder->quit : $holder->lost;
+		$watcher->quit;
+	}
+	is($late, 0, "A2: $what wakes after its locks are gone");
+}
+run('TRUNCATE idem.jobs');
 
 #
 # A7: a transaction that touches more queues, jobs or keys than it can note wakes all who wait.

@@ -101,6 +101,32 @@ is($standby->safe_psql('postgres', q{CALL idem_wait_job(999999, '1 h')}), 'gone|
 is($standby->safe_psql('postgres', q{CALL idem_wait_key('nobody', '1 h')}), 'absent|', 'A6: a key that is not there');
 
 #
+# A5, A6: a wait that is shorter than the time between two looks has one at the start and one at the
+# end.  The sessions are stopped until their time is over.
+#
+
+$token = run(q{SELECT token FROM idem_lease('short', '1 h')});
+$job = run(q{SELECT job_id FROM idem_enqueue('kept')});
+$primary->wait_for_catchup($standby);
+my @short = map { waiter($_) } (
+	"CALL idem_wait_job($job, '3 s')", q{CALL idem_wait_key('short', '3 s')},
+	"CALL idem_wait_job($job, '3 s')", q{CALL idem_wait_key('short', '3 s')});
+
+kill 'STOP', $_->{pid} foreach @short;
+run(qq{
+	SELECT idem_complete(job_id, token) FROM idem_fetch('kept');
+	SELECT idem_finish('short', token => $token)});
+$primary->wait_for_catchup($standby);
+$standby->poll_query_until('postgres',
+	sprintf q{SELECT bool_and(clock_timestamp() > query_start + interval '3 s') FROM pg_stat_activity WHERE pid IN (%s)},
+	join(', ', map { $_->{pid} } @short))
+  or die 'the time does not pass';
+kill 'CONT', $_->{pid} foreach @short;
+is(join(' ', map { $_->receive } @short), 'done| finished| done| finished|',
+	'A5, A6: the look at the end finds what was replayed meanwhile');
+$_->quit foreach @short;
+
+#
 # promotion
 #
 
