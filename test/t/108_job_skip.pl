@@ -13,6 +13,7 @@ use IdemTest;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes;
 
 my $node = new_node(
 	'job_skip', conf => q{
@@ -139,6 +140,107 @@ is( run(q{SELECT count(*) FROM free AS x WHERE NOT EXISTS (SELECT FROM taken AS 
 	0,
 	'and none was lost');
 $old->quit;
+
+#
+# A walk that takes long
+#
+# A fetch makes a spent job dead, and for this waits for a lock on the history.  The walk has begun
+# before, so it lasts as long as that lock.
+
+run(q{
+	-- jobs due in the seconds from 2020 on, leased, and one for later; the payload of each is its number
+	CREATE PROCEDURE lease_numbered(q text, n int, spent int) LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM idem_enqueue(q, to_jsonb(i), run_at => t(i), max_attempts => CASE i WHEN spent THEN 1 END) FROM generate_series(1, n) AS i;
+		PERFORM idem_enqueue(q, '"later"', run_at => idem_clock() + '5 h');
+		COMMIT;
+		PERFORM idem_fetch(q, n, lease => '1 h');
+		PERFORM idem_heartbeat(ARRAY[job_id], ARRAY[token], '1 us') FROM idem.jobs WHERE queue = q AND run_at = t(spent);
+	END $$;
+	CREATE FUNCTION pages(q text) RETURNS bigint LANGUAGE plpgsql AS $$
+	DECLARE
+		plan json;
+	BEGIN
+		EXECUTE format($q$ EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM idem_fetch(%L, lease => '1 h') $q$, q) INTO plan;
+		RETURN (plan #>> '{0,Plan,Shared Hit Blocks}')::bigint + (plan #>> '{0,Plan,Shared Read Blocks}')::bigint;
+	END $$;
+	CREATE PROCEDURE pass(secs float) LANGUAGE plpgsql AS $$
+	DECLARE
+		until timestamptz := clock_timestamp() + secs * interval '1 s';
+	BEGIN
+		WHILE clock_timestamp() < until LOOP
+			PERFORM pg_sleep(0.01);
+		END LOOP;
+	END $$;
+});
+my $locker = session($node);
+my $walker = session($node);
+my $poller = session($node);
+
+run(q{CALL lease_numbered('long', 60, 50); SELECT idem_cancel(job_id) FROM idem.jobs WHERE queue = 'long' AND payload = '4'});
+my $cancelled = run('SELECT max(job_id) FROM idem.job_log');
+$locker->query('BEGIN; LOCK TABLE idem.job_log IN SHARE MODE');
+$walker->send(q{SELECT got('long')});
+wait_until_blocked($node, $walker, 'relation');
+# by then the walk has lasted for more than 0.6 seconds, so its ranges live for at least 15
+$poller->query('CALL pass(0.6)');
+$locker->query('COMMIT');
+is($walker->receive, 'nothing', 'a walk that lasts long');
+my $walked = Time::HiRes::time();
+run(q{INSERT INTO idem.jobs (job_id, run_at, enqueued_at, priority, queue, payload) VALUES (1000000, t(10.5), now(), 0, 'long', '"by hand"')});
+
+# every change by a function is noticed at once
+my $of = q{FROM idem.jobs WHERE queue = 'long' AND payload =};
+foreach (
+	[ 'idem_enqueue', q{idem_enqueue('long', '"new"', run_at => t(15.5))}, 'new' ],
+	[ 'idem_enqueue_many', q{count(*) FROM idem_enqueue_many('long', ARRAY['"many"']::jsonb[], run_at => t(16.5))}, 'many' ],
+	[ 'idem_fail', "idem_fail(job_id, token, retry_in => '0') $of '5'", '5' ],
+	[ 'idem_fail_many', "idem_fail_many(ARRAY[job_id], ARRAY[token], retry_in => '0') $of '6'", '6' ],
+	[ 'idem_snooze', "idem_snooze(job_id, token, '0') $of '7'", '7' ],
+	[ 'idem_snooze_many', "idem_snooze_many(ARRAY[job_id], ARRAY[token], '0') $of '8'", '8' ],
+	[ 'idem_heartbeat', "idem_heartbeat(ARRAY[job_id], ARRAY[token], '1 us') $of '9'", '9' ],
+	[ 'idem_progress', "idem_progress(job_id, token, '1', '1 us') $of '20'", '20' ],
+	[ 'idem_retry_many', "idem_retry_many(ARRAY[$cancelled])", '4' ],
+	[ 'idem_reschedule_many', "idem_reschedule_many(ARRAY[job_id], run_at => t(30.5)) $of '\"later\"'", 'later' ])
+{
+	my ($name, $call, $payload) = @$_;
+
+	is($poller->query(q{SELECT got('long')}), 'nothing', "before $name");
+	run("SELECT $call");
+	is($poller->query(q{SELECT got('long')}), $payload, "$name is noticed");
+}
+
+# J14: a row that bypasses the functions is not noticed, but it comes
+my $time_left = sub { $walked + 10 - Time::HiRes::time() };
+$poller->query('CALL pass(1.2)');
+my $got = $poller->query(q{SELECT got('long')});
+SKIP:
+{
+	skip 'this machine is too slow', 1 if $time_left->() < 0;
+	is($got, 'nothing', 'fetches use a range for longer than a second if it was dear');
+}
+ok($got eq 'by hand' || $node->poll_query_until('postgres', q{SELECT got('long')}, 'by hand'),
+	'but not for ever');
+
+# A fetch that fails in the middle does not keep others from collecting
+foreach (
+	[ 'the transaction', '', 'SELECT' ],
+	[ 'a subtransaction', 'BEGIN; SAVEPOINT a', 'ROLLBACK TO a' ])
+{
+	my ($what, $begin, $end) = @$_;
+	my $queue = "failed in $what";
+
+	run("CALL lease_numbered('$queue', 3000, 12)");
+	$locker->query('BEGIN; LOCK TABLE idem.job_log IN SHARE MODE');
+	$walker->query("$begin; SET lock_timeout = '10ms'");
+	is($walker->sqlstate("SELECT got('$queue')"), '55P03', "a walk fails in $what");
+	$walker->query($end);
+	$locker->query('COMMIT');
+	my $first = $poller->query("SELECT pages('$queue')");
+	cmp_ok($first, '>', 100, 'the next fetch looks at everything');
+	cmp_ok($poller->query("SELECT pages('$queue')") * 3, '<', $first, 'and collects');
+}
+$_->quit foreach $locker, $walker, $poller;
 
 #
 # Without room for the queue, and with room again
