@@ -145,21 +145,6 @@ idem_fetchskip_begin(IdemFetchWalk *walk, const text *queue, TimestampTz now)
 	}
 }
 
-/* The clock of the fetch was read again: it uses no range that has ended by this time */
-void
-idem_fetchskip_set_clock(IdemFetchWalk *walk, TimestampTz now)
-{
-	int n = 0;
-
-	walk->now = now;
-	for (int i = 0; i < walk->view.n; i++)
-	{
-		if (now < walk->view.ranges[i].until)
-			walk->view.ranges[n++] = walk->view.ranges[i];
-	}
-	walk->view.n = n;
-}
-
 /* Has the walk taken so long that what it has not found may have come meanwhile? */
 bool
 idem_fetchskip_was_long(const IdemFetchWalk *walk)

@@ -62,20 +62,13 @@ typedef struct Fetch
 /* By the steady clock: until then, looks pass over jobs without attempts left (J13) */
 static int64 pass_spent_until = 0;
 
-static void
-read_clock(Fetch *fetch)
-{
-	fetch->now = idem_clock_now();
-	idem_fetchskip_set_clock(&fetch->walk, fetch->now);
-}
-
 /* J14: has the time come?  The jobs enqueued since the clock was last read are due. */
 static bool
 has_come(Fetch *fetch, TimestampTz time)
 {
 	if (likely(time <= fetch->now))
 		return true;
-	read_clock(fetch);
+	fetch->now = idem_clock_now();
 	return time <= fetch->now;
 }
 
@@ -261,7 +254,7 @@ take_job(Fetch *fetch, IdemFetched *job)
 	if (end_if_spent(fetch))
 		return false;
 	/* J14: the lease begins now */
-	read_clock(fetch);
+	fetch->now = idem_clock_now();
 	job->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) + 1;
 	job->job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
 	job->token = idem_clock_next_token(idem_row_int64(jobs, IDEM_JOBS_TOKEN), fetch->now);

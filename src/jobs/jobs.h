@@ -508,7 +508,6 @@ pg_noreturn extern void idem_workstore_refuse(IdemHold hold, int64 job_id);
 
 /* fetchskip.c */
 extern void idem_fetchskip_begin(IdemFetchWalk *walk, const text *queue, TimestampTz now);
-extern void idem_fetchskip_set_clock(IdemFetchWalk *walk, TimestampTz now);
 extern bool idem_fetchskip_was_long(const IdemFetchWalk *walk);
 extern void idem_fetchskip_begin_anew(IdemFetchWalk *walk);
 extern bool idem_fetchskip_goes_back(IdemFetchWalk *walk);
