@@ -16,8 +16,8 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "common/pg_prng.h"
 #include "datatype/timestamp.h"
-#include "miscadmin.h"
 
 #include "jobs/jobs.h"
 
@@ -78,14 +78,15 @@ register_callbacks(void)
 	done = true;
 }
 
-/* The owner of ranges that only this transaction may use */
+/*
+ * The owner of ranges that only this transaction may use.  They outlive it, so the number is
+ * random: the server may give the process id to another backend.
+ */
 static uint64
 get_owner(void)
 {
-	static uint32 n = 0;
-
 	if (owner == 0)
-		owner = (uint64) MyProcPid << 32 | ++n;
+		owner = pg_prng_uint64(&pg_global_prng_state) | 1;
 	return owner;
 }
 
@@ -175,7 +176,7 @@ end_walker(IdemFetchWalk *walk)
  * Returns false if the fetch is no longer the walker.
  */
 static bool
-publish(IdemFetchWalk *walk, const IdemPosition *next, bool is_held)
+publish_seen(IdemFetchWalk *walk, const IdemPosition *next, bool is_held)
 {
 	walk->steady = idem_clock_steady();
 	walk->run.cost = Min(Max(walk->steady - walk->run.looked_at, 0), PG_INT32_MAX);
@@ -187,7 +188,7 @@ publish(IdemFetchWalk *walk, const IdemPosition *next, bool is_held)
 static void
 publish_run(IdemFetchWalk *walk, const IdemPosition *next, bool is_held)
 {
-	if (!publish(walk, next, is_held))
+	if (!publish_seen(walk, next, is_held))
 	{
 		/* another fetch is the walker, or a writer has noted a change before this position */
 		end_walker(walk);
@@ -343,7 +344,7 @@ idem_fetchskip_end(IdemFetchWalk *walk, bool at_end, bool is_far)
 	{
 		if (is_far)
 			walk->run.upto = idem_last_position;
-		(void) publish(walk, &walk->run.upto, false);
+		(void) publish_seen(walk, &walk->run.upto, false);
 	}
 	idem_skips_release(walk->skips, walk->id);
 	end_walker(walk);

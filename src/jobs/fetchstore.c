@@ -241,7 +241,8 @@ end_if_spent(Fetch *fetch)
 /*
  * Take the job found, which is due, if no other transaction has locked it.  The
  * lock FOR UPDATE is granted only after all absorbed enqueues have ended (J2), so
- * the WAL position of the fetch is later than their commits (J10).
+ * the WAL position of the fetch is later than their commits (J10).  J14: the lease begins now, not
+ * when the walk began.
  */
 static bool
 take_job(Fetch *fetch, IdemFetched *job)
@@ -253,7 +254,6 @@ take_job(Fetch *fetch, IdemFetched *job)
 	idem_touched_held(fetch->args->queue.name, false);
 	if (end_if_spent(fetch))
 		return false;
-	/* J14: the lease begins now */
 	fetch->now = idem_clock_now();
 	job->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) + 1;
 	job->job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
