@@ -62,13 +62,23 @@ typedef struct Fetch
 /* By the steady clock: until then, looks pass over jobs without attempts left (J13) */
 static int64 pass_spent_until = 0;
 
+/*
+ * Read the clock again.  If it was set back, the old time stays: a lease that ended before the job
+ * was due would be hidden by skip ranges.
+ */
+static void
+advance_clock(Fetch *fetch)
+{
+	fetch->now = Max(fetch->now, idem_clock_now());
+}
+
 /* J14: has the time come?  The jobs enqueued since the clock was last read are due. */
 static bool
 has_come(Fetch *fetch, TimestampTz time)
 {
 	if (likely(time <= fetch->now))
 		return true;
-	fetch->now = idem_clock_now();
+	advance_clock(fetch);
 	return time <= fetch->now;
 }
 
@@ -254,7 +264,7 @@ take_job(Fetch *fetch, IdemFetched *job)
 	idem_touched_held(fetch->args->queue.name, false);
 	if (end_if_spent(fetch))
 		return false;
-	fetch->now = idem_clock_now();
+	advance_clock(fetch);
 	job->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) + 1;
 	job->job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
 	job->token = idem_clock_next_token(idem_row_int64(jobs, IDEM_JOBS_TOKEN), fetch->now);
@@ -405,7 +415,7 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 
 /* Scan a queue once, from its beginning */
 static void
-scan_from_start(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
+scan_once(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
 {
 	fetch->now = idem_clock_now();
 	idem_fetchskip_begin(&fetch->walk, fetch->args->queue.name, fetch->now);
@@ -419,33 +429,35 @@ scan_from_start(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), vo
 }
 
 /*
- * Scan a queue that is not paused.  J14: while a long walk has looked at one part of the queue,
- * jobs may have come to the parts before it.  So if it has found none, it is repeated, once, and
- * jumps over what it has skipped.  Returns whether it was.
+ * Scan a queue that is not paused, from its beginning.  J14: while a long walk has looked at one
+ * part of the queue, jobs may have come to the parts before it.  So if it has found none, it is
+ * repeated, once, and jumps over what it has skipped.  Without shared memory it could not jump.
+ * Returns whether it was repeated.
  */
 static bool
-scan(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
+scan_from_start(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
 {
-	bool was_long;
+	bool is_repeated;
 
 	InitDirtySnapshot(fetch->dirty);
 	fetch->shard = idem_shard_get();
 	fetch->index = idem_jobtable_fetch_index(fetch->jobs);
 	fetch->job_context = AllocSetContextCreate(CurrentMemoryContext, "idem fetch", ALLOCSET_DEFAULT_SIZES);
 
-	scan_from_start(fetch, put, arg);
-	was_long = fetch->found == 0 && idem_fetchskip_was_long(&fetch->walk);
-	if (was_long)
+	scan_once(fetch, put, arg);
+	is_repeated = fetch->found == 0 && fetch->walk.is_shared &&
+		idem_fetchskip_was_long(&fetch->walk);
+	if (is_repeated)
 	{
 		if (fetch->look != NULL)
 		{
 			fetch->look->due = DT_NOEND;
 			fetch->look->blocked = false;
 		}
-		scan_from_start(fetch, put, arg);
+		scan_once(fetch, put, arg);
 	}
 	MemoryContextDelete(fetch->job_context);
-	return was_long;
+	return is_repeated;
 }
 
 /*
@@ -481,7 +493,7 @@ idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 
 	if (args->queue.paused)
 		return false;
-	was_long = scan(&fetch, put, arg);
+	was_long = scan_from_start(&fetch, put, arg);
 	idem_skips_note_fetch(fetch.walk.skips, fetch.now);
 
 	/*
@@ -527,7 +539,7 @@ idem_fetchstore_look(IdemTable *jobs, const IdemQueue *queue, IdemLook *look)
 
 	if (queue->paused)
 		return;
-	(void) scan(&fetch, NULL, NULL);
+	(void) scan_from_start(&fetch, NULL, NULL);
 	look_at_ranges(&fetch);
 	look->found = fetch.found;
 }
