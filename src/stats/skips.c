@@ -151,6 +151,7 @@ merge_ranges(IdemSkipRange *a, const IdemSkipRange *b)
 	a->looked_at = Min(a->looked_at, b->looked_at);
 	a->weight = Min((int64) a->weight + b->weight, PG_INT32_MAX);
 	a->cost = Min((int64) a->cost + b->cost, PG_INT32_MAX);
+	a->is_part |= b->is_part;
 	a->has_blocked |= b->has_blocked;
 }
 
@@ -236,6 +237,7 @@ remove_part(IdemSkips *skips, const IdemPosition *after, const IdemPosition *upt
 		{
 			rest.weight = range->weight /= 2;
 			rest.cost = range->cost /= 2;
+			rest.is_part = range->is_part = true;
 			range->upto = *after;
 			insert_range(skips, &rest);
 			return;
@@ -256,11 +258,15 @@ is_older(const IdemSkipRange *range, int64 steady, int64 age)
 	return steady - range->looked_at >= age || steady < range->looked_at;
 }
 
-/* May the range end at this time?  Not if it would have to be looked at again much earlier. */
+/*
+ * May the range end at this time?  Not if it would have to be looked at again much earlier.  What a
+ * part has cost is not known; it may be nearly all that all ranges have cost.  life: of these.
+ */
 static bool
-may_end_at(const IdemSkipRange *range, TimestampTz until, TimestampTz now)
+may_end_at(const IdemSkipRange *range, TimestampTz until, TimestampTz now, int64 life)
 {
-	return until == range->until || until - now >= idem_skips_life(range->cost);
+	return until == range->until ||
+		until - now >= (range->is_part ? life : idem_skips_life(range->cost));
 }
 
 /*
@@ -273,7 +279,8 @@ belong_together(const IdemSkipRange *a, const IdemSkipRange *b, TimestampTz now,
 {
 	TimestampTz until = Min(a->until, b->until);
 
-	return a->owner == b->owner && may_end_at(a, until, now) && may_end_at(b, until, now) &&
+	return a->owner == b->owner && may_end_at(a, until, now, life) &&
+		may_end_at(b, until, now, life) &&
 		!is_older(a, steady, LOOK_AGAIN_AFTER(life)) &&
 		!is_older(b, steady, LOOK_AGAIN_AFTER(life));
 }

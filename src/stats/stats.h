@@ -80,6 +80,7 @@ typedef struct IdemSkipRange
 	uint64 owner;		/* the only transaction that may use the range; 0: all may */
 	int weight;			/* what it saves: about the number of entries in it */
 	int cost;			/* microseconds that looking at its entries took */
+	bool is_part;		/* of one that was split: its weight and its cost are halves of that */
 	bool has_blocked;	/* it contains follow-up jobs that are blocked */
 } IdemSkipRange;
 

@@ -149,11 +149,12 @@ $old->quit;
 # table that is locked; so the lock comes first.
 
 run(q{
-	-- jobs due in the seconds from 2020 on, leased, and one for later; the payload of each is its number
+	-- jobs due in the seconds from 2020 on, leased, whose payload is their number, and two for later
 	CREATE PROCEDURE lease_numbered(q text, n int, spent int) LANGUAGE plpgsql AS $$
 	BEGIN
 		PERFORM idem_enqueue(q, to_jsonb(i), run_at => t(i), max_attempts => CASE i WHEN spent THEN 1 END) FROM generate_series(1, n) AS i;
 		PERFORM idem_enqueue(q, '"later"', run_at => idem_clock() + '5 h');
+		PERFORM idem_enqueue(q, '"last"', run_at => idem_clock() + '6 h');
 		COMMIT;
 		PERFORM idem_fetch(q, n, lease => '1 h');
 	END $$;
