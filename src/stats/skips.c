@@ -214,12 +214,26 @@ insert_range(IdemSkips *skips, const IdemSkipRange *range)
 }
 
 /*
+ * Is the beginning of the range, up to this position, empty?  Jobs that are enqueued one after the
+ * other come to the end of their priority.  What lies between two that have come since the walker
+ * looked at the range is empty.
+ */
+static bool
+begins_empty(const IdemSkipRange *range, const IdemPosition *position, TimestampTz now,
+			 int64 steady)
+{
+	return range->after.priority == position->priority &&
+		range->after.run_at >= now - (steady - range->looked_at);
+}
+
+/*
  * Remove a part from the ranges: what lies behind "after", up to and including "upto".  A range
  * that reaches the end of the queue also loses everything behind the part: new jobs are
  * added there one after another, and each of them would split off another range.
  */
 static void
-remove_part(IdemSkips *skips, const IdemPosition *after, const IdemPosition *upto)
+remove_part(IdemSkips *skips, const IdemPosition *after, const IdemPosition *upto, TimestampTz now,
+			int64 steady)
 {
 	for (int i = skips->n - 1; i >= 0; i--)
 	{
@@ -233,7 +247,9 @@ remove_part(IdemSkips *skips, const IdemPosition *after, const IdemPosition *upt
 			idem_skips_compare(upto, &range->after) <= 0)
 			continue;
 		rest.after = *upto;
-		if (has_left && has_right)
+		if (has_left && has_right && begins_empty(range, upto, now, steady))
+			*range = rest;
+		else if (has_left && has_right)
 		{
 			rest.weight = range->weight /= 2;
 			rest.cost = range->cost /= 2;
@@ -436,14 +452,14 @@ idem_skips_publish(IdemSkips *skips, uint64 id, const IdemSkipRange *run, const 
 			range.upto = idem_skips_before(&skips->walker_limit);
 		if (idem_skips_compare(&range.after, &range.upto) < 0)
 		{
-			remove_part(skips, &range.after, &range.upto);
+			remove_part(skips, &range.after, &range.upto, now, steady);
 			add_range(skips, &range, now, steady);
 		}
 		if (is_held)
 		{
 			IdemPosition before = idem_skips_before(next);
 
-			remove_part(skips, &before, next);
+			remove_part(skips, &before, next, now, steady);
 		}
 		goes_on = !is_at_limit(skips, next);
 		skips->walker = goes_on ? id : 0;
@@ -477,11 +493,13 @@ void
 idem_skips_note(IdemSkips *skips, const IdemPosition *position, TimestampTz due, TimestampTz now)
 {
 	IdemPosition before = idem_skips_before(position);
+	int64 steady;
 
 	/* the walker sets its flag and then reads the index; a writer does the reverse */
 	pg_memory_barrier();
 	if (likely(pg_atomic_read_u32(&skips->flags) == 0))
 		return;
+	steady = idem_clock_steady();
 	SpinLockAcquire(&skips->lock);
 	for (int i = 0; i < skips->n; i++)
 	{
@@ -493,7 +511,7 @@ idem_skips_note(IdemSkips *skips, const IdemPosition *position, TimestampTz due,
 		if (due - now > get_life(skips))
 			range->until = due;
 		else
-			remove_part(skips, &before, position);
+			remove_part(skips, &before, position, now, steady);
 		break;
 	}
 	if (skips->walker != 0 && idem_skips_compare(&skips->walker_after, position) < 0 &&
