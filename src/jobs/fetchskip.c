@@ -180,7 +180,7 @@ publish_seen(IdemFetchWalk *walk, const IdemPosition *next, bool is_held)
 {
 	walk->steady = idem_clock_steady();
 	walk->run.cost = Min(Max(walk->steady - walk->run.looked_at, 0), PG_INT32_MAX);
-	return idem_skips_publish(walk->skips, walk->id, &walk->run, next, is_held, walk->now,
+	return idem_skips_publish(walk->skips, walk->id, &walk->run, next, is_held,
 							  walk->steady);
 }
 

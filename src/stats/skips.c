@@ -151,7 +151,6 @@ merge_ranges(IdemSkipRange *a, const IdemSkipRange *b)
 	a->looked_at = Min(a->looked_at, b->looked_at);
 	a->weight = Min((int64) a->weight + b->weight, PG_INT32_MAX);
 	a->cost = Min((int64) a->cost + b->cost, PG_INT32_MAX);
-	a->is_part |= b->is_part;
 	a->has_blocked |= b->has_blocked;
 }
 
@@ -214,26 +213,12 @@ insert_range(IdemSkips *skips, const IdemSkipRange *range)
 }
 
 /*
- * Is the beginning of the range, up to this position, empty?  Jobs that are enqueued one after the
- * other come to the end of their priority.  What lies between two that have come since the walker
- * looked at the range is empty.
- */
-static bool
-begins_empty(const IdemSkipRange *range, const IdemPosition *position, TimestampTz now,
-			 int64 steady)
-{
-	return range->after.priority == position->priority &&
-		range->after.run_at >= now - (steady - range->looked_at);
-}
-
-/*
  * Remove a part from the ranges: what lies behind "after", up to and including "upto".  A range
  * that reaches the end of the queue also loses everything behind the part: new jobs are
  * added there one after another, and each of them would split off another range.
  */
 static void
-remove_part(IdemSkips *skips, const IdemPosition *after, const IdemPosition *upto, TimestampTz now,
-			int64 steady)
+remove_part(IdemSkips *skips, const IdemPosition *after, const IdemPosition *upto)
 {
 	for (int i = skips->n - 1; i >= 0; i--)
 	{
@@ -247,13 +232,10 @@ remove_part(IdemSkips *skips, const IdemPosition *after, const IdemPosition *upt
 			idem_skips_compare(upto, &range->after) <= 0)
 			continue;
 		rest.after = *upto;
-		if (has_left && has_right && begins_empty(range, upto, now, steady))
-			*range = rest;
-		else if (has_left && has_right)
+		if (has_left && has_right)
 		{
 			rest.weight = range->weight /= 2;
 			rest.cost = range->cost /= 2;
-			rest.is_part = range->is_part = true;
 			range->upto = *after;
 			insert_range(skips, &rest);
 			return;
@@ -275,35 +257,21 @@ is_older(const IdemSkipRange *range, int64 steady, int64 age)
 }
 
 /*
- * May the range end at this time?  Not if it would have to be looked at again much earlier.  What a
- * part has cost is not known; it may be nearly all that all ranges have cost.  life: of these.
+ * Should two adjacent ranges become one?  Not if only one of them ends at a time, or if one of
+ * them is due for another look.
  */
 static bool
-may_end_at(const IdemSkipRange *range, TimestampTz until, TimestampTz now, int64 life)
+belong_together(const IdemSkipRange *a, const IdemSkipRange *b, int64 steady, int64 life)
 {
-	return until == range->until ||
-		until - now >= (range->is_part ? life : idem_skips_life(range->cost));
-}
-
-/*
- * Should two adjacent ranges become one?  Not if the time of a cheap one would end a dear one, or
- * if one of them is due for another look.
- */
-static bool
-belong_together(const IdemSkipRange *a, const IdemSkipRange *b, TimestampTz now, int64 steady,
-				int64 life)
-{
-	TimestampTz until = Min(a->until, b->until);
-
-	return a->owner == b->owner && may_end_at(a, until, now, life) &&
-		may_end_at(b, until, now, life) &&
+	return a->owner == b->owner &&
+		(a->until == DT_NOEND) == (b->until == DT_NOEND) &&
 		!is_older(a, steady, LOOK_AGAIN_AFTER(life)) &&
 		!is_older(b, steady, LOOK_AGAIN_AFTER(life));
 }
 
 /* Add a range that overlaps with no other one; adjacent ranges become part of it */
 static void
-add_range(IdemSkips *skips, const IdemSkipRange *range, TimestampTz now, int64 steady)
+add_range(IdemSkips *skips, const IdemSkipRange *range, int64 steady)
 {
 	IdemSkipRange new = *range;
 	int64 life = get_life(skips);
@@ -314,7 +282,7 @@ add_range(IdemSkips *skips, const IdemSkipRange *range, TimestampTz now, int64 s
 		IdemSkipRange *other = &skips->ranges[i];
 
 		if ((is_followed_by(other, &new) || is_followed_by(&new, other)) &&
-			belong_together(other, &new, now, steady, life))
+			belong_together(other, &new, steady, life))
 		{
 			merge_ranges(&new, other);
 			remove_range(skips, i);
@@ -439,7 +407,7 @@ is_at_limit(const IdemSkips *skips, const IdemPosition *position)
  */
 bool
 idem_skips_publish(IdemSkips *skips, uint64 id, const IdemSkipRange *run, const IdemPosition *next,
-				   bool is_held, TimestampTz now, int64 steady)
+				   bool is_held, int64 steady)
 {
 	IdemSkipRange range = *run;
 	bool goes_on;
@@ -452,14 +420,14 @@ idem_skips_publish(IdemSkips *skips, uint64 id, const IdemSkipRange *run, const 
 			range.upto = idem_skips_before(&skips->walker_limit);
 		if (idem_skips_compare(&range.after, &range.upto) < 0)
 		{
-			remove_part(skips, &range.after, &range.upto, now, steady);
-			add_range(skips, &range, now, steady);
+			remove_part(skips, &range.after, &range.upto);
+			add_range(skips, &range, steady);
 		}
 		if (is_held)
 		{
 			IdemPosition before = idem_skips_before(next);
 
-			remove_part(skips, &before, next, now, steady);
+			remove_part(skips, &before, next);
 		}
 		goes_on = !is_at_limit(skips, next);
 		skips->walker = goes_on ? id : 0;
@@ -493,13 +461,11 @@ void
 idem_skips_note(IdemSkips *skips, const IdemPosition *position, TimestampTz due, TimestampTz now)
 {
 	IdemPosition before = idem_skips_before(position);
-	int64 steady;
 
 	/* the walker sets its flag and then reads the index; a writer does the reverse */
 	pg_memory_barrier();
 	if (likely(pg_atomic_read_u32(&skips->flags) == 0))
 		return;
-	steady = idem_clock_steady();
 	SpinLockAcquire(&skips->lock);
 	for (int i = 0; i < skips->n; i++)
 	{
@@ -511,7 +477,7 @@ idem_skips_note(IdemSkips *skips, const IdemPosition *position, TimestampTz due,
 		if (due - now > get_life(skips))
 			range->until = due;
 		else
-			remove_part(skips, &before, position, now, steady);
+			remove_part(skips, &before, position);
 		break;
 	}
 	if (skips->walker != 0 && idem_skips_compare(&skips->walker_after, position) < 0 &&

@@ -80,7 +80,6 @@ typedef struct IdemSkipRange
 	uint64 owner;		/* the only transaction that may use the range; 0: all may */
 	int weight;			/* what it saves: about the number of entries in it */
 	int cost;			/* microseconds that looking at its entries took */
-	bool is_part;		/* of one that was split: its weight and its cost are halves of that */
 	bool has_blocked;	/* it contains follow-up jobs that are blocked */
 } IdemSkipRange;
 
@@ -364,8 +363,7 @@ extern void idem_skips_read(IdemSkips *skips, TimestampTz now, int64 steady, uin
 extern uint64 idem_skips_register(IdemSkips *skips, const IdemPosition *after, int64 steady);
 extern void idem_skips_announce_blocked(IdemSkips *skips, uint64 id);
 extern bool idem_skips_publish(IdemSkips *skips, uint64 id, const IdemSkipRange *run,
-							   const IdemPosition *next, bool is_held, TimestampTz now,
-							   int64 steady);
+							   const IdemPosition *next, bool is_held, int64 steady);
 extern void idem_skips_release(IdemSkips *skips, uint64 id);
 extern void idem_skips_note(IdemSkips *skips, const IdemPosition *position, TimestampTz due,
 							TimestampTz now);

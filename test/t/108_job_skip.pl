@@ -215,22 +215,13 @@ foreach (
 	is($poller->query(q{SELECT got('long')}), $payload, "$name is noticed");
 }
 
-# Jobs that are due in a second do not end the range around them
-is($poller->query(q{SELECT got('long')}), 'nothing', 'the range is one again');
-run("SELECT idem_snooze(job_id, token, '1.5 s') $of '11'");
-run(q{SELECT count(*) FROM idem_enqueue_many('long', array_fill('"short"'::jsonb, ARRAY[20]), run_at => t(17.5))});
-is($poller->query(q{SELECT count(*) FROM idem_fetch('long', 20, '1.5 s')}), 20, 'short leases');
-is($poller->query(q{SELECT got('long')}), 'nothing', 'they are skipped');
-$poller->query('CALL pass(1.6)');
-
 # A row that bypasses the functions is not noticed, but it comes
-my @got = map { $poller->query(q{SELECT got('long')}) } 1 .. 22;
+$poller->query('CALL pass(1.2)');
+my @got = $poller->query(q{SELECT got('long')});
 SKIP:
 {
 	skip 'this machine is too slow', 1 if Time::HiRes::time() > $walked + 10;
-	is( "@got[0 .. 19], @got[20 .. 21]",
-		join(' ', ('short') x 20) . ', 11 nothing',
-		'fetches use a range for longer than a second if it was dear');
+	is("@got", 'nothing', 'fetches use a range for longer than a second if it was dear');
 }
 ok( grep({ $_ eq 'by hand' } @got) ||
 	  $node->poll_query_until('postgres', q{SELECT got('long')}, 'by hand'),
