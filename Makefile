@@ -260,6 +260,7 @@ ISOLATION = \
 	lease-order \
 	job-enqueue \
 	job-absorb \
+	job-late \
 	job-links \
 	job-running \
 	job-executed \

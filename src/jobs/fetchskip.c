@@ -10,13 +10,14 @@
  * writers note what they change while there is a walker.  doc/jobs-protocol.md has
  * the protocol.
  *
- * A fetch that fails stays registered as the walker until another fetch replaces it.
+ * A fetch that fails is released as the walker when its transaction or subtransaction is rolled
+ * back.
  */
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "common/pg_prng.h"
 #include "datatype/timestamp.h"
-#include "miscadmin.h"
 
 #include "jobs/jobs.h"
 
@@ -27,39 +28,65 @@
 /* Publish a range after this many entries, so that few changes fall into the unpublished part */
 #define PUBLISH_AFTER 64
 
+/* A walk of more microseconds is long: enqueues of other sessions have come meanwhile */
+#define LONG_WALK 1000
+
 /*
  * Identifies this transaction, as long as none of its subtransactions has been rolled
  * back.  0: not needed yet.
  */
 static uint64 owner = 0;
 
+/* The fetch under way is this walker, in shared memory; 0: it is none */
+static IdemSkips *walked = NULL;
+static uint64 walker = 0;
+
+/* A fetch that has failed collects no more; another one can begin at once */
 static void
-forget_owner_at_xact_end(XactEvent event, void *arg)
+release_walker(void)
+{
+	if (walker != 0)
+		idem_skips_release(walked, walker);
+	walker = 0;
+}
+
+static void
+at_xact_event(XactEvent event, void *arg)
 {
 	owner = 0;
+	release_walker();
 }
 
 static void
-forget_owner_at_subxact_abort(SubXactEvent event, SubTransactionId mine, SubTransactionId parent,
-							  void *arg)
+at_subxact_event(SubXactEvent event, SubTransactionId mine, SubTransactionId parent, void *arg)
 {
-	if (event == SUBXACT_EVENT_ABORT_SUB)
-		owner = 0;
+	if (event != SUBXACT_EVENT_ABORT_SUB)
+		return;
+	owner = 0;
+	release_walker();
 }
 
-/* The owner of ranges that only this transaction may use */
+static void
+register_callbacks(void)
+{
+	static bool done = false;
+
+	if (done)
+		return;
+	RegisterXactCallback(at_xact_event, NULL);
+	RegisterSubXactCallback(at_subxact_event, NULL);
+	done = true;
+}
+
+/*
+ * The owner of ranges that only this transaction may use.  They outlive it, so the number is
+ * random: the server may give the process id to another backend.
+ */
 static uint64
 get_owner(void)
 {
-	static uint32 n = 0;
-
-	if (n == 0)
-	{
-		RegisterXactCallback(forget_owner_at_xact_end, NULL);
-		RegisterSubXactCallback(forget_owner_at_subxact_abort, NULL);
-	}
 	if (owner == 0)
-		owner = (uint64) MyProcPid << 32 | ++n;
+		owner = pg_prng_uint64(&pg_global_prng_state) | 1;
 	return owner;
 }
 
@@ -79,10 +106,16 @@ register_walker(IdemFetchWalk *walk)
 {
 	IdemPosition after = walk->run.after;
 
+	register_callbacks();
 	walk->steady = idem_clock_steady();
 	walk->id = idem_skips_register(walk->skips, &after, walk->steady);
 	if (walk->id == 0)
 		return false;
+	if (walk->is_shared)
+	{
+		walked = walk->skips;
+		walker = walk->id;
+	}
 	walk->announced_blocked = false;
 	begin_run(walk, &after);
 	return true;
@@ -99,15 +132,25 @@ idem_fetchskip_begin(IdemFetchWalk *walk, const text *queue, TimestampTz now)
 	walk->skips = idem_counters_get_skips(queue, &walk->is_shared);
 	walk->now = now;
 	walk->until = DT_NOEND;
-	walk->steady = idem_clock_steady();
+	walk->began = walk->steady = idem_clock_steady();
 	walk->may_register = true;
 	begin_run(walk, &idem_first_position);
+	/* no other fetch can be the walker, so it was one that has failed */
+	if (unlikely(!walk->is_shared && walk->skips->walker != 0))
+		idem_skips_release(walk->skips, walk->skips->walker);
 	idem_skips_read(walk->skips, now, walk->steady, owner, false, &walk->view);
 	if (walk->view.is_overdue && register_walker(walk))
 	{
 		walk->looks_again = true;
 		idem_skips_read(walk->skips, now, walk->steady, owner, true, &walk->view);
 	}
+}
+
+/* Has the walk taken so long that what it has not found may have come meanwhile? */
+bool
+idem_fetchskip_was_long(const IdemFetchWalk *walk)
+{
+	return idem_clock_steady() - walk->began > LONG_WALK;
 }
 
 /* Begin another walk of the same fetch, which uses no ranges and looks at everything */
@@ -120,15 +163,35 @@ idem_fetchskip_begin_anew(IdemFetchWalk *walk)
 	(void) register_walker(walk);
 }
 
-/* Publish the run and continue behind next; is_held: no range may contain that position */
+/* The fetch is not the walker, or no longer */
+static void
+end_walker(IdemFetchWalk *walk)
+{
+	walk->id = 0;
+	walker = 0;
+}
+
+/*
+ * Publish the run; the walker continues behind next.  is_held: no range may contain that position.
+ * Returns false if the fetch is no longer the walker.
+ */
+static bool
+publish_seen(IdemFetchWalk *walk, const IdemPosition *next, bool is_held)
+{
+	walk->steady = idem_clock_steady();
+	walk->run.cost = Min(Max(walk->steady - walk->run.looked_at, 0), PG_INT32_MAX);
+	return idem_skips_publish(walk->skips, walk->id, &walk->run, next, is_held,
+							  walk->steady);
+}
+
+/* Publish the run, and begin the next one */
 static void
 publish_run(IdemFetchWalk *walk, const IdemPosition *next, bool is_held)
 {
-	walk->steady = idem_clock_steady();
-	if (!idem_skips_publish(walk->skips, walk->id, &walk->run, next, is_held, walk->steady))
+	if (!publish_seen(walk, next, is_held))
 	{
 		/* another fetch is the walker, or a writer has noted a change before this position */
-		walk->id = 0;
+		end_walker(walk);
 		walk->may_register = true;
 	}
 	begin_run(walk, next);
@@ -281,9 +344,8 @@ idem_fetchskip_end(IdemFetchWalk *walk, bool at_end, bool is_far)
 	{
 		if (is_far)
 			walk->run.upto = idem_last_position;
-		(void) idem_skips_publish(walk->skips, walk->id, &walk->run, &walk->run.upto, false,
-								  walk->steady);
+		(void) publish_seen(walk, &walk->run.upto, false);
 	}
 	idem_skips_release(walk->skips, walk->id);
-	walk->id = 0;
+	end_walker(walk);
 }

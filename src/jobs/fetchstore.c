@@ -14,6 +14,9 @@
  * scheduled, are skipped.  Fetches share what they skip (J14): fetchskip.c.  For each
  * entry, this file reports to fetchskip.c whether the job was taken, is held by an open
  * transaction, or was skipped, and until when.
+ *
+ * A walk can take long.  So the clock is read again when a job is taken, and before a job counts
+ * as not due; and a long walk that has found nothing is repeated (J14).
  */
 #include "postgres.h"
 
@@ -59,6 +62,26 @@ typedef struct Fetch
 
 /* By the steady clock: until then, looks pass over jobs without attempts left (J13) */
 static int64 pass_spent_until = 0;
+
+/*
+ * Read the clock again.  If it was set back, the old time stays: a lease that ended before the job
+ * was due would be hidden by skip ranges.
+ */
+static void
+advance_clock(Fetch *fetch)
+{
+	fetch->now = Max(fetch->now, idem_clock_now());
+}
+
+/* J14: has the time come?  The jobs enqueued since the clock was last read are due. */
+static bool
+has_come(Fetch *fetch, TimestampTz time)
+{
+	if (likely(time <= fetch->now))
+		return true;
+	advance_clock(fetch);
+	return time <= fetch->now;
+}
 
 /* Begin to walk over the part of the queue behind this position */
 static void
@@ -229,7 +252,8 @@ end_if_spent(Fetch *fetch)
 /*
  * Take the job found, which is due, if no other transaction has locked it.  The
  * lock FOR UPDATE is granted only after all absorbed enqueues have ended (J2), so
- * the WAL position of the fetch is later than their commits (J10).
+ * the WAL position of the fetch is later than their commits (J10).  J14: the lease begins now, not
+ * when the walk began.
  */
 static bool
 take_job(Fetch *fetch, IdemFetched *job)
@@ -241,6 +265,7 @@ take_job(Fetch *fetch, IdemFetched *job)
 	idem_touched_held(fetch->args->queue.name, false);
 	if (end_if_spent(fetch))
 		return false;
+	advance_clock(fetch);
 	job->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) + 1;
 	job->job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
 	job->token = idem_clock_next_token(idem_row_int64(jobs, IDEM_JOBS_TOKEN), fetch->now);
@@ -381,7 +406,7 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 			break;
 		else if ((range = idem_fetchskip_find(walk, &entry)) != NULL)
 			continue_after(fetch, &range->after);
-		else if (entry.run_at > fetch->now)
+		else if (!has_come(fetch, entry.run_at))
 			skip_priority(fetch, &entry);
 		else
 			process_entry(fetch, &entry, put, arg);
@@ -390,16 +415,11 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 	idem_leaf_end(&fetch->leaf);
 }
 
-/* Scan a queue that is not paused, from its beginning */
+/* Scan a queue once, from its beginning */
 static void
-scan_from_start(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
+scan_once(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
 {
-	InitDirtySnapshot(fetch->dirty);
-	fetch->shard = idem_shard_get();
-	fetch->index = idem_jobtable_fetch_index(fetch->jobs);
 	fetch->now = idem_clock_now();
-	fetch->job_context = AllocSetContextCreate(CurrentMemoryContext, "idem fetch", ALLOCSET_DEFAULT_SIZES);
-
 	idem_fetchskip_begin(&fetch->walk, fetch->args->queue.name, fetch->now);
 	scan_queue(fetch, put, arg);
 	/* without shared memory other sessions cannot note their jobs: scan the whole queue */
@@ -408,7 +428,38 @@ scan_from_start(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), vo
 		idem_fetchskip_begin_anew(&fetch->walk);
 		scan_queue(fetch, put, arg);
 	}
+}
+
+/*
+ * Scan a queue that is not paused, from its beginning.  J14: while a long walk has looked at one
+ * part of the queue, jobs may have come to the parts before it.  So if it has found none, it is
+ * repeated, once, and jumps over what it has skipped.  Without shared memory it could not jump.
+ * Returns whether it was repeated.
+ */
+static bool
+scan_from_start(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
+{
+	bool is_repeated;
+
+	InitDirtySnapshot(fetch->dirty);
+	fetch->shard = idem_shard_get();
+	fetch->index = idem_jobtable_fetch_index(fetch->jobs);
+	fetch->job_context = AllocSetContextCreate(CurrentMemoryContext, "idem fetch", ALLOCSET_DEFAULT_SIZES);
+
+	scan_once(fetch, put, arg);
+	is_repeated = fetch->found == 0 && fetch->walk.is_shared &&
+		idem_fetchskip_was_long(&fetch->walk);
+	if (is_repeated)
+	{
+		if (fetch->look != NULL)
+		{
+			fetch->look->due = DT_NOEND;
+			fetch->look->blocked = false;
+		}
+		scan_once(fetch, put, arg);
+	}
 	MemoryContextDelete(fetch->job_context);
+	return is_repeated;
 }
 
 /*
@@ -431,17 +482,20 @@ idem_fetchstore_check_isolation(const char *command, const char *hint)
 /*
  * Fetch jobs that are due, in the order of the index, at most a batch, and pass
  * each one to put().  A paused queue has none.  The WAL position that put() gets is flushed
- * soon (J10).
+ * soon (J10).  Returns true if the walk was long and has found none: meanwhile jobs may have come
+ * to other queues.
  */
-void
+bool
 idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 					  void (*put)(const IdemFetched *job, void *arg), void *arg)
 {
 	Fetch fetch = {.jobs = jobs, .args = args};
 
+	bool was_long;
+
 	if (args->queue.paused)
-		return;
-	scan_from_start(&fetch, put, arg);
+		return false;
+	was_long = scan_from_start(&fetch, put, arg);
 	idem_skips_note_fetch(fetch.walk.skips, fetch.now);
 
 	/*
@@ -451,6 +505,7 @@ idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 	 */
 	if (args->lease == 0 && fetch.found > 0)
 		XLogSetAsyncXactLSN(XactLastRecEnd);
+	return was_long;
 }
 
 /*
@@ -490,7 +545,7 @@ idem_fetchstore_look(IdemTable *jobs, const IdemQueue *queue, IdemLook *look)
 
 	if (queue->paused)
 		return;
-	scan_from_start(&fetch, NULL, NULL);
+	(void) scan_from_start(&fetch, NULL, NULL);
 	look_at_ranges(&fetch);
 	look->found = fetch.found;
 }

@@ -249,6 +249,7 @@ typedef struct IdemFetchWalk
 	IdemSkips *skips;
 	bool is_shared; /* the ranges are in shared memory, where writers note changes */
 	TimestampTz now;
+	int64 began; /* by the steady clock, as steady, the last time it was read */
 	int64 steady;
 	uint64 id; /* number of this fetch as the walker of the queue; 0: it does not collect */
 	bool may_register;
@@ -518,6 +519,7 @@ pg_noreturn extern void idem_workstore_refuse(IdemHold hold, int64 job_id);
 
 /* fetchskip.c */
 extern void idem_fetchskip_begin(IdemFetchWalk *walk, const text *queue, TimestampTz now);
+extern bool idem_fetchskip_was_long(const IdemFetchWalk *walk);
 extern void idem_fetchskip_begin_anew(IdemFetchWalk *walk);
 extern bool idem_fetchskip_goes_back(IdemFetchWalk *walk);
 extern bool idem_fetchskip_collects(const IdemFetchWalk *walk);
@@ -535,7 +537,7 @@ extern void idem_fetchskip_end(IdemFetchWalk *walk, bool at_end, bool is_far);
 extern void idem_fetchstore_check_isolation(const char *command, const char *hint);
 extern void idem_fetchstore_fetch_one(IdemTable *jobs, const IdemFetch *args, int64 job_id,
 									  void (*put)(const IdemFetched *job, void *arg), void *arg);
-extern void idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
+extern bool idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 								  void (*put)(const IdemFetched *job, void *arg), void *arg);
 extern void idem_fetchstore_look(IdemTable *jobs, const IdemQueue *queue, IdemLook *look);
 

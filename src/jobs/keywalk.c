@@ -99,7 +99,12 @@ idem_keywalk_next(IdemKeyWalk *walk)
 void
 idem_keywalk_end(IdemKeyWalk *walk)
 {
+	int64 cost = walk->has_known ? walk->known.cost : 0;
+
 	idem_leaf_end(&walk->leaf);
-	if (walk->most.n >= (walk->has_known ? walk->known.n : 0) + MANY_ENDED)
-		idem_keyskips_publish(walk->skips, &walk->most, walk->began);
+	if (walk->most.n < (walk->has_known ? walk->known.n : 0) + MANY_ENDED)
+		return;
+	cost += Max(idem_clock_steady() - walk->began, 0);
+	walk->most.cost = Min(cost, PG_INT32_MAX);
+	idem_keyskips_publish(walk->skips, &walk->most, walk->began);
 }

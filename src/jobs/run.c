@@ -43,7 +43,7 @@ fetch_job(IdemRun *run, text *queue, int64 job_id)
 	idem_queuestore_use(queue, &fetch.queue);
 	idem_jobtable_open(&jobs, RowExclusiveLock);
 	if (job_id == 0)
-		idem_fetchstore_fetch(&jobs, &fetch, take_fetched, run);
+		(void) idem_fetchstore_fetch(&jobs, &fetch, take_fetched, run);
 	else
 		idem_fetchstore_fetch_one(&jobs, &fetch, job_id, take_fetched, run);
 	idem_table_close(&jobs);

@@ -119,7 +119,7 @@ idem_fetch(PG_FUNCTION_ARGS)
 	get_fetch(fcinfo, idem_args_queue(fcinfo, 0), &fetch);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	idem_fetchstore_fetch(&jobs, &fetch, put_fetched, rsinfo);
+	(void) idem_fetchstore_fetch(&jobs, &fetch, put_fetched, rsinfo);
 	idem_table_close(&jobs);
 
 	if (fetch.lease > 0 && tuplestore_tuple_count(rsinfo->setResult) > 0)
@@ -136,7 +136,9 @@ typedef struct FetchAny
 	int n;
 	int first; /* the queue that is asked first */
 	int left;  /* so many jobs are still wanted */
+	bool has_got;
 	bool has_leased;
+	bool was_long; /* while it looked at a queue in vain, jobs may have come to another one */
 } FetchAny;
 
 /* Ask a queue for at most so many jobs */
@@ -148,10 +150,11 @@ fetch_share(FetchAny *any, IdemTable *jobs, int i, int share)
 	int got;
 
 	fetch->batch = share;
-	idem_fetchstore_fetch(jobs, fetch, put_fetched, any->rsinfo);
+	any->was_long |= idem_fetchstore_fetch(jobs, fetch, put_fetched, any->rsinfo);
 	got = tuplestore_tuple_count(any->rsinfo->setResult) - before;
 	any->left -= got;
 	any->is_empty[i] = got < share;
+	any->has_got |= got > 0;
 	any->has_leased |= got > 0 && fetch->lease > 0;
 }
 
@@ -212,6 +215,12 @@ idem_fetch_any(PG_FUNCTION_ARGS)
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
 	fetch_from_all(&any, &jobs);
+	/* J14: as a fetch from one queue does */
+	if (any.was_long && !any.has_got)
+	{
+		memset(any.is_empty, 0, any.n * sizeof(bool));
+		fetch_from_all(&any, &jobs);
+	}
 	idem_table_close(&jobs);
 	if (any.has_leased)
 		note_open_leases();

@@ -17,9 +17,6 @@
 
 #include "stats/stats.h"
 
-/* How long places are used, in microseconds: rows may bypass the library */
-#define LIFETIME USECS_PER_SEC
-
 /* The places of the hash, or NULL; the caller holds the spinlock */
 static IdemKeySkip *
 find_skip(IdemSkips *skips, int64 key_hash)
@@ -32,10 +29,11 @@ find_skip(IdemSkips *skips, int64 key_hash)
 	return NULL;
 }
 
+/* Places are used for as long as ranges are (J14): rows may bypass the library */
 static bool
 is_old(const IdemKeySkip *skip, int64 steady)
 {
-	return steady - skip->looked_at >= LIFETIME || steady < skip->looked_at;
+	return steady - skip->looked_at >= idem_skips_life(skip->cost) || steady < skip->looked_at;
 }
 
 /* Get the places that an enqueue of the hash skips; false: none.  storage: of the table. */

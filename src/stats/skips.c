@@ -26,12 +26,17 @@
 #define MIN_WEIGHT 8
 
 /*
- * In microseconds: one fetch looks again at a range of this age; no fetch uses a range of this
- * age; and a walker that has published nothing for this long is replaced.
+ * In microseconds.  The ranges of a queue live LIFE_FACTOR times as long as it took to look at all
+ * of their entries, between these limits (J14).  So fetches spend at most about a twentieth of
+ * the time of one CPU on looking again, and a walk always ends before what it has seen is out of
+ * date.
  */
-#define LOOK_AGAIN_AFTER (USECS_PER_SEC * 3 / 4)
-#define LIFETIME		 USECS_PER_SEC
-#define WALKER_TIMEOUT	 USECS_PER_SEC
+#define LIFE_FACTOR 25
+#define MIN_LIFE	USECS_PER_SEC
+#define MAX_LIFE	(60 * USECS_PER_SEC)
+
+/* One fetch looks again at a range after this part of its life */
+#define LOOK_AGAIN_AFTER(life) ((life) / 4 * 3)
 
 /* The time of the last fetch is noted only if it is older than this, in microseconds */
 #define FETCH_PRECISION (USECS_PER_SEC / 10)
@@ -70,10 +75,18 @@ idem_skips_contains(const IdemSkipRange *range, const IdemPosition *position)
 		idem_skips_compare(position, &range->upto) <= 0;
 }
 
+/* J14: how long a look that has taken so long is good for; all in microseconds */
+int64
+idem_skips_life(int64 cost)
+{
+	return Min(Max(cost * LIFE_FACTOR, MIN_LIFE), MAX_LIFE);
+}
+
 void
 idem_skips_init(IdemSkips *skips)
 {
 	memset(skips, 0, sizeof(*skips));
+	skips->patience = MIN_LIFE;
 	SpinLockInit(&skips->lock);
 	pg_atomic_init_u32(&skips->flags, 0);
 	pg_atomic_init_u64(&skips->fetched_at, 0);
@@ -95,6 +108,20 @@ TimestampTz
 idem_skips_last_fetch(IdemSkips *skips)
 {
 	return (TimestampTz) pg_atomic_read_u64(&skips->fetched_at);
+}
+
+/*
+ * J14: how long the ranges of the queue live.  The cost of all of them counts, not that of each
+ * one: twelve ranges that come due one after the other cost no more than one.
+ */
+static int64
+get_life(const IdemSkips *skips)
+{
+	int64 cost = 0;
+
+	for (int i = 0; i < skips->n; i++)
+		cost += skips->ranges[i].cost;
+	return idem_skips_life(cost);
 }
 
 static void
@@ -123,6 +150,7 @@ merge_ranges(IdemSkipRange *a, const IdemSkipRange *b)
 	a->until = Min(a->until, b->until);
 	a->looked_at = Min(a->looked_at, b->looked_at);
 	a->weight = Min((int64) a->weight + b->weight, PG_INT32_MAX);
+	a->cost = Min((int64) a->cost + b->cost, PG_INT32_MAX);
 	a->has_blocked |= b->has_blocked;
 }
 
@@ -207,6 +235,7 @@ remove_part(IdemSkips *skips, const IdemPosition *after, const IdemPosition *upt
 		if (has_left && has_right)
 		{
 			rest.weight = range->weight /= 2;
+			rest.cost = range->cost /= 2;
 			range->upto = *after;
 			insert_range(skips, &rest);
 			return;
@@ -232,11 +261,12 @@ is_older(const IdemSkipRange *range, int64 steady, int64 age)
  * them is due for another look.
  */
 static bool
-belong_together(const IdemSkipRange *a, const IdemSkipRange *b, int64 steady)
+belong_together(const IdemSkipRange *a, const IdemSkipRange *b, int64 steady, int64 life)
 {
 	return a->owner == b->owner &&
 		(a->until == DT_NOEND) == (b->until == DT_NOEND) &&
-		!is_older(a, steady, LOOK_AGAIN_AFTER) && !is_older(b, steady, LOOK_AGAIN_AFTER);
+		!is_older(a, steady, LOOK_AGAIN_AFTER(life)) &&
+		!is_older(b, steady, LOOK_AGAIN_AFTER(life));
 }
 
 /* Add a range that overlaps with no other one; adjacent ranges become part of it */
@@ -244,6 +274,7 @@ static void
 add_range(IdemSkips *skips, const IdemSkipRange *range, int64 steady)
 {
 	IdemSkipRange new = *range;
+	int64 life = get_life(skips);
 	bool merged = false;
 
 	for (int i = skips->n - 1; i >= 0; i--)
@@ -251,7 +282,7 @@ add_range(IdemSkips *skips, const IdemSkipRange *range, int64 steady)
 		IdemSkipRange *other = &skips->ranges[i];
 
 		if ((is_followed_by(other, &new) || is_followed_by(&new, other)) &&
-			belong_together(other, &new, steady))
+			belong_together(other, &new, steady, life))
 		{
 			merge_ranges(&new, other);
 			remove_range(skips, i);
@@ -291,19 +322,22 @@ void
 idem_skips_read(IdemSkips *skips, TimestampTz now, int64 steady, uint64 owner, bool fresh,
 				IdemSkipView *view)
 {
+	int64 life;
+
 	view->n = 0;
 	view->is_overdue = false;
 	if (pg_atomic_read_u32(&skips->flags) == 0)
 		return;
 	SpinLockAcquire(&skips->lock);
+	life = get_life(skips);
 	for (int i = skips->n - 1; i >= 0; i--)
 	{
-		if (is_older(&skips->ranges[i], steady, LIFETIME) || skips->ranges[i].until <= now)
+		if (is_older(&skips->ranges[i], steady, life) || skips->ranges[i].until <= now)
 			remove_range(skips, i);
 	}
 	for (int i = 0; i < skips->n; i++)
 	{
-		bool is_overdue = is_older(&skips->ranges[i], steady, LOOK_AGAIN_AFTER);
+		bool is_overdue = is_older(&skips->ranges[i], steady, LOOK_AGAIN_AFTER(life));
 
 		if (skips->ranges[i].owner != 0 && skips->ranges[i].owner != owner)
 			continue;
@@ -317,7 +351,8 @@ idem_skips_read(IdemSkips *skips, TimestampTz now, int64 steady, uint64 owner, b
 
 /*
  * Become the walker of the part behind this position.  Returns the number of the walker, or 0
- * if there is another walker.
+ * if there is another walker.  A walker that shows no sign is replaced.  It may only be slow
+ * (the disk, a lock), so each walker after it has twice the time.
  */
 uint64
 idem_skips_register(IdemSkips *skips, const IdemPosition *after, int64 steady)
@@ -325,9 +360,11 @@ idem_skips_register(IdemSkips *skips, const IdemPosition *after, int64 steady)
 	uint64 id = 0;
 
 	SpinLockAcquire(&skips->lock);
-	if (skips->walker == 0 || steady - skips->walker_seen_at >= WALKER_TIMEOUT ||
+	if (skips->walker == 0 || steady - skips->walker_seen_at >= skips->patience ||
 		steady < skips->walker_seen_at)
 	{
+		if (skips->walker != 0)
+			skips->patience = Min(2 * skips->patience, MAX_LIFE);
 		id = skips->walker = ++skips->nwalkers;
 		skips->walker_seen_at = steady;
 		skips->walker_after = *after;
@@ -402,13 +439,16 @@ idem_skips_publish(IdemSkips *skips, uint64 id, const IdemSkipRange *run, const 
 	return goes_on;
 }
 
-/* The walk has ended */
+/* The walk has ended, or has failed */
 void
 idem_skips_release(IdemSkips *skips, uint64 id)
 {
 	SpinLockAcquire(&skips->lock);
 	if (skips->walker == id)
+	{
 		skips->walker = 0;
+		skips->patience = MIN_LIFE;
+	}
 	set_flags(skips);
 	SpinLockRelease(&skips->lock);
 }
@@ -433,8 +473,8 @@ idem_skips_note(IdemSkips *skips, const IdemPosition *position, TimestampTz due,
 
 		if (!idem_skips_contains(range, position) || range->until <= due)
 			continue;
-		/* no fetch uses the range for longer than LIFETIME, so it is enough to shorten its time */
-		if (due - now > LIFETIME)
+		/* if the range does not live as long as that, it is enough to shorten its time */
+		if (due - now > get_life(skips))
 			range->until = due;
 		else
 			remove_part(skips, &before, position);

@@ -79,6 +79,7 @@ typedef struct IdemSkipRange
 	int64 looked_at;	/* by the steady clock: when the walker began to look at it */
 	uint64 owner;		/* the only transaction that may use the range; 0: all may */
 	int weight;			/* what it saves: about the number of entries in it */
+	int cost;			/* microseconds that looking at its entries took */
 	bool has_blocked;	/* it contains follow-up jobs that are blocked */
 } IdemSkipRange;
 
@@ -92,6 +93,7 @@ typedef struct IdemKeySkip
 	ItemPointerData first;
 	ItemPointerData last;
 	int n;			 /* about the number of entries; 0: unused */
+	int cost;		 /* microseconds that looking at them took */
 	int64 looked_at; /* by the steady clock: when the look at them began */
 } IdemKeySkip;
 
@@ -108,6 +110,7 @@ typedef struct IdemSkips
 	uint64 walker;			   /* number of the walker; 0: none */
 	uint64 nwalkers;		   /* number of the last walker */
 	int64 walker_seen_at;	   /* by the steady clock */
+	int64 patience;			   /* microseconds without a sign of the walker until it is replaced */
 	IdemPosition walker_after; /* the walker has published up to this position */
 	IdemPosition walker_limit; /* first change behind it that a writer has noted meanwhile */
 	IdemSkipRange ranges[IDEM_MAX_SKIPS];
@@ -351,6 +354,7 @@ extern const IdemPosition idem_last_position;
 extern int idem_skips_compare(const IdemPosition *a, const IdemPosition *b);
 extern IdemPosition idem_skips_before(const IdemPosition *position);
 extern bool idem_skips_contains(const IdemSkipRange *range, const IdemPosition *position);
+extern int64 idem_skips_life(int64 cost);
 extern void idem_skips_init(IdemSkips *skips);
 extern void idem_skips_note_fetch(IdemSkips *skips, TimestampTz now);
 extern TimestampTz idem_skips_last_fetch(IdemSkips *skips);

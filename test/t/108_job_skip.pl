@@ -13,6 +13,7 @@ use IdemTest;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes;
 
 my $node = new_node(
 	'job_skip', conf => q{
@@ -139,6 +140,146 @@ is( run(q{SELECT count(*) FROM free AS x WHERE NOT EXISTS (SELECT FROM taken AS 
 	0,
 	'and none was lost');
 $old->quit;
+
+#
+# A walk that takes long
+#
+# A fetch makes a spent job dead, and for this waits for a lock on the history.  The walk has begun
+# before, so it lasts as long as that lock.  Cleanup would make the job dead, too, but it skips a
+# table that is locked; so the lock comes first.
+
+run(q{
+	-- jobs due in the seconds from 2020 on, leased, whose payload is their number, and two for later
+	CREATE PROCEDURE lease_numbered(q text, n int, spent int) LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM idem_enqueue(q, to_jsonb(i), run_at => t(i), max_attempts => CASE i WHEN spent THEN 1 END) FROM generate_series(1, n) AS i;
+		PERFORM idem_enqueue(q, '"later"', run_at => idem_clock() + '5 h');
+		PERFORM idem_enqueue(q, '"last"', run_at => idem_clock() + '6 h');
+		COMMIT;
+		PERFORM idem_fetch(q, n, lease => '1 h');
+	END $$;
+	CREATE PROCEDURE spend(q text, spent int) LANGUAGE sql AS $$
+		SELECT idem_heartbeat(ARRAY[job_id], ARRAY[token], '1 us') FROM idem.jobs WHERE queue = q AND run_at = t(spent);
+	$$;
+	CREATE FUNCTION pages(q text) RETURNS bigint LANGUAGE plpgsql AS $$
+	DECLARE
+		plan json;
+	BEGIN
+		EXECUTE format($q$ EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM idem_fetch(%L, lease => '1 h') $q$, q) INTO plan;
+		RETURN (plan #>> '{0,Plan,Shared Hit Blocks}')::bigint + (plan #>> '{0,Plan,Shared Read Blocks}')::bigint;
+	END $$;
+	CREATE PROCEDURE pass(secs float) LANGUAGE plpgsql AS $$
+	DECLARE
+		until timestamptz := clock_timestamp() + secs * interval '1 s';
+	BEGIN
+		WHILE clock_timestamp() < until LOOP
+			PERFORM pg_sleep(0.01);
+		END LOOP;
+	END $$;
+});
+my $locker = session($node);
+my $walker = session($node);
+my $poller = session($node);
+
+run(q{CALL lease_numbered('long', 60, 50); SELECT idem_cancel(job_id) FROM idem.jobs WHERE queue = 'long' AND payload = '4'});
+my $cancelled = run('SELECT max(job_id) FROM idem.job_log');
+$locker->query('BEGIN; LOCK TABLE idem.job_log IN SHARE MODE');
+run("CALL spend('long', 50)");
+$walker->send(q{SELECT got('long')});
+wait_until_blocked($node, $walker, 'relation');
+# by then the walk has lasted for more than 0.6 seconds, so its ranges live for at least 15
+$poller->query('CALL pass(0.6)');
+$locker->query('COMMIT');
+is($walker->receive, 'nothing', 'a walk that lasts long');
+my $walked = Time::HiRes::time();
+run(q{INSERT INTO idem.jobs (job_id, run_at, enqueued_at, priority, queue, payload) VALUES (1000000, t(10.5), now(), 0, 'long', '"by hand"')});
+
+# every change by a function is noticed at once
+my $of = q{FROM idem.jobs WHERE queue = 'long' AND payload =};
+foreach (
+	[ 'idem_enqueue', q{idem_enqueue('long', '"new"', run_at => t(15.5))}, 'new' ],
+	[ 'idem_enqueue_many', q{count(*) FROM idem_enqueue_many('long', ARRAY['"many"']::jsonb[], run_at => t(16.5))}, 'many' ],
+	[ 'idem_fail', "idem_fail(job_id, token, retry_in => '0') $of '5'", '5' ],
+	[ 'idem_fail_many', "idem_fail_many(ARRAY[job_id], ARRAY[token], retry_in => '0') $of '6'", '6' ],
+	[ 'idem_snooze', "idem_snooze(job_id, token, '0') $of '7'", '7' ],
+	[ 'idem_snooze_many', "idem_snooze_many(ARRAY[job_id], ARRAY[token], '0') $of '8'", '8' ],
+	[ 'idem_heartbeat', "idem_heartbeat(ARRAY[job_id], ARRAY[token], '1 us') $of '9'", '9' ],
+	[ 'idem_progress', "idem_progress(job_id, token, '1', '1 us') $of '20'", '20' ],
+	[ 'idem_retry_many', "idem_retry_many(ARRAY[$cancelled])", '4' ],
+	[ 'idem_reschedule_many', "idem_reschedule_many(ARRAY[job_id], run_at => t(30.5)) $of '\"later\"'", 'later' ])
+{
+	my ($name, $call, $payload) = @$_;
+
+	is($poller->query(q{SELECT got('long')}), 'nothing', "before $name");
+	run("SELECT $call");
+	is($poller->query(q{SELECT got('long')}), $payload, "$name is noticed");
+}
+
+# A row that bypasses the functions is not noticed, but it comes
+$poller->query('CALL pass(1.2)');
+my @got = $poller->query(q{SELECT got('long')});
+SKIP:
+{
+	skip 'this machine is too slow', 1 if Time::HiRes::time() > $walked + 10;
+	is("@got", 'nothing', 'fetches use a range for longer than a second if it was dear');
+}
+ok( grep({ $_ eq 'by hand' } @got) ||
+	  $node->poll_query_until('postgres', q{SELECT got('long')}, 'by hand'),
+	'but not for ever');
+
+# A fetch that fails in the middle does not keep others from collecting
+foreach (
+	[ 'the transaction', '', 'SELECT' ],
+	[ 'a subtransaction', 'BEGIN; SAVEPOINT a', 'ROLLBACK TO a' ])
+{
+	my ($what, $begin, $end) = @$_;
+	my $queue = "failed in $what";
+
+	run("CALL lease_numbered('$queue', 3000, 12)");
+	$locker->query('BEGIN; LOCK TABLE idem.job_log IN SHARE MODE');
+	run("CALL spend('$queue', 12)");
+	$walker->query("$begin; SET lock_timeout = '10ms'");
+	is($walker->sqlstate("SELECT got('$queue')"), '55P03', "a walk fails in $what");
+	$walker->query("$end; RESET lock_timeout");
+	$locker->query('COMMIT');
+	my $first = $poller->query("SELECT pages('$queue')");
+	cmp_ok($first, '>', 100, 'the next fetch looks at everything');
+	cmp_ok($poller->query("SELECT pages('$queue')") * 3, '<', $first, 'and collects');
+	$walker->query('ROLLBACK') if $begin ne '';
+}
+
+# Enqueues of a key whose jobs have ended: what a dear look has seen is used for longer than a second
+run(q{
+	CREATE FUNCTION enqueue_pages(key text, OUT pages bigint, OUT secs float) LANGUAGE plpgsql AS $$
+	DECLARE
+		began timestamptz := clock_timestamp();
+		plan json;
+	BEGIN
+		EXECUTE format($q$ EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM idem_enqueue('hot', NULL, %L) $q$, key) INTO plan;
+		pages := (plan #>> '{0,Plan,Shared Hit Blocks}')::bigint + (plan #>> '{0,Plan,Shared Read Blocks}')::bigint;
+		secs := extract(epoch FROM clock_timestamp() - began);
+		RAISE EXCEPTION 'undo';
+	EXCEPTION WHEN raise_exception THEN
+	END $$;
+});
+$walker->query(q{BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT});
+run(q{
+	SELECT idem_enqueue('hot', NULL, 'k');
+	INSERT INTO idem.jobs (job_id, run_at, enqueued_at, priority, queue, key_hash, key)
+	SELECT 2000000 + i, run_at, enqueued_at, 0, queue, key_hash, key FROM idem.jobs, generate_series(1, 200000) AS i WHERE queue = 'hot';
+	DELETE FROM idem.jobs WHERE queue = 'hot';
+});
+$walked = Time::HiRes::time();
+my ($pages, $secs) = split /\|/, $poller->query(q{SELECT * FROM enqueue_pages('k')});
+cmp_ok($pages, '>', 1000, 'an enqueue looks at many ended jobs of its key');
+$poller->query('CALL pass(1.2)');
+my ($late) = split /\|/, $poller->query(q{SELECT * FROM enqueue_pages('k')});
+SKIP:
+{
+	skip 'this machine is too fast or too slow', 1 if Time::HiRes::time() > $walked + 20 * $secs;
+	cmp_ok($late * 10, '<', $pages, 'a later one, after a second, does not');
+}
+$_->quit foreach $locker, $walker, $poller;
 
 #
 # Without room for the queue, and with room again
