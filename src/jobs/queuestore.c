@@ -3,7 +3,7 @@
  *		Settings of queues, and which roles may use a queue.
  *
  * Every function about jobs gets the settings of each queue that it uses from here.
- * Only require_owner() decides whether a role may use a queue or change its owner.
+ * Only has_privileges() decides whether a role may use a queue or change its owner.
  *
  * A caller gets the latest committed settings, also if the snapshot of its transaction is
  * older.  A transaction that changes settings locks the table against other such
@@ -17,12 +17,16 @@
 
 #include "access/genam.h"
 #include "access/xact.h"
+#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
+#include "nodes/value.h"
+#include "parser/parse_func.h"
 #include "utils/acl.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "jobs/jobs.h"
@@ -34,7 +38,8 @@ const char *const idem_if_running_words[] = {"skip", "rerun", NULL};
 static const Oid queues_types[IDEM_QUEUES_NATTS] = {
 	TEXTOID, REGROLEOID, TIMESTAMPTZOID, TEXTOID, TEXTOID,
 	TEXTOID, INTERVALOID, BOOLOID, INTERVALOID, INTERVALOID,
-	INT4OID, INTERVALOID, INTERVALOID, INTERVALOID, INTERVALOID};
+	INT4OID, INTERVALOID, INTERVALOID, INTERVALOID, INTERVALOID,
+	TIMESTAMPTZOID};
 
 static IdemTableCache queues_cache;
 
@@ -149,11 +154,37 @@ idem_queuestore_get(text *name, IdemQueue *queue)
 	idem_queuecache_set(queue, version);
 }
 
+/* May the role use a queue of this owner?  InvalidOid: every role may. */
+static bool
+has_privileges(Oid role, Oid owner)
+{
+	return !OidIsValid(owner) || has_privs_of_role(role, owner);
+}
+
+/*
+ * T9: may the role enqueue, by a call of idem_enqueue(), into a queue of this owner?  A role that
+ * was dropped may not, even if PUBLIC may execute the function.
+ */
+IdemMayEnqueue
+idem_queuestore_may_enqueue(Oid role, Oid owner)
+{
+	Oid function;
+
+	if (!SearchSysCacheExists1(AUTHOID, ObjectIdGetDatum(role)))
+		return IDEM_ROLE_IS_GONE;
+	function = LookupFuncName(list_make2(makeString("pg_catalog"), makeString("idem_enqueue")), -1,
+							  NULL, true);
+	if (!OidIsValid(function) ||
+		object_aclcheck(ProcedureRelationId, function, role, ACL_EXECUTE) != ACLCHECK_OK)
+		return IDEM_NO_EXECUTE;
+	return has_privileges(role, owner) ? IDEM_MAY_ENQUEUE : IDEM_QUEUE_OF_ANOTHER;
+}
+
 /* Raise an error if the queue has an owner and the current user lacks its privileges */
 static void
 require_owner(Oid owner)
 {
-	if (OidIsValid(owner) && !has_privs_of_role(GetUserId(), owner))
+	if (!has_privileges(GetUserId(), owner))
 		ereport(ERROR,
 				errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				errmsg("queue belongs to another role"),
@@ -225,27 +256,60 @@ begin_change(IdemTable *table, text *name, bool exists)
 /*
  * Change the settings that are not null in columns, an array indexed by column number.
  * InvalidOid as owner clears it.  Only a caller that may use an owned queue can change or
- * clear its owner, because other roles could then read its payloads.
+ * clear its owner, because other roles could then read its payloads.  Returns true if the queue
+ * now has another owner than before, and not none.
  */
-void
+bool
 idem_queuestore_set(IdemTable *queues, text *name, const NullableDatum *columns)
 {
 	bool exists = find_queue(queues, name);
 	Oid owner = exists ? idem_row_oid(queues, IDEM_QUEUES_OWNER) : InvalidOid;
 	TupleTableSlot *slot = begin_change(queues, name, exists);
+	Oid new_owner = columns[IDEM_QUEUES_OWNER].isnull ?
+		owner :
+		DatumGetObjectId(columns[IDEM_QUEUES_OWNER].value);
 
-	if (!columns[IDEM_QUEUES_OWNER].isnull &&
-		DatumGetObjectId(columns[IDEM_QUEUES_OWNER].value) != owner)
+	if (new_owner != owner)
+	{
 		require_owner(owner);
+		idem_row_set(slot, IDEM_QUEUES_OWNED_AT, TimestampTzGetDatum(idem_clock_now()));
+	}
 	for (AttrNumber attno = IDEM_QUEUES_OWNER; attno <= IDEM_QUEUES_NATTS; attno++)
 	{
 		if (!columns[attno].isnull)
 			idem_row_set(slot, attno, columns[attno].value);
 	}
-	if (!columns[IDEM_QUEUES_OWNER].isnull &&
-		!OidIsValid(DatumGetObjectId(columns[IDEM_QUEUES_OWNER].value)))
+	if (!OidIsValid(new_owner))
+	{
 		idem_row_clear(slot, IDEM_QUEUES_OWNER);
+		idem_row_clear(slot, IDEM_QUEUES_OWNED_AT);
+	}
 	store_settings(queues, exists);
+	return new_owner != owner && OidIsValid(new_owner);
+}
+
+/* The number of live jobs of the queue that are committed or of this transaction, at most max */
+int
+idem_queuestore_count_jobs(text *queue, int max)
+{
+	IdemTable jobs;
+	IdemLookup lookup = {.value = PointerGetDatum(queue), .equal = F_TEXTEQ};
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IndexScanDesc scan;
+	int n = 0;
+
+	idem_jobtable_open(&jobs, AccessShareLock);
+	lookup.index = idem_jobtable_fetch_index(&jobs);
+	scan = idem_probe_begin(&jobs, &lookup, snapshot);
+	while (n < max && index_getnext_slot(scan, ForwardScanDirection, jobs.found))
+	{
+		CHECK_FOR_INTERRUPTS();
+		n++;
+	}
+	index_endscan(scan);
+	idem_table_close(&jobs);
+	UnregisterSnapshot(snapshot);
+	return n;
 }
 
 /* Does the queue have a live job?  Jobs that an open transaction enqueues or removes count. */

@@ -26,6 +26,7 @@ enum IdemScheduleColumn
 {
 	IDEM_SCHEDULES_NAME = 1,
 	IDEM_SCHEDULES_QUEUE,
+	IDEM_SCHEDULES_OWNER,
 	IDEM_SCHEDULES_CRON,
 	IDEM_SCHEDULES_EVERY,
 	IDEM_SCHEDULES_TIME_ZONE,
@@ -97,6 +98,7 @@ typedef struct IdemSchedule
 {
 	text *name;
 	text *queue;
+	Oid owner;
 	IdemRhythm rhythm;
 	Datum every; /* as given, if rhythm.cron is NULL */
 	text *missed;
@@ -141,6 +143,7 @@ extern bool idem_schedulestore_drop(IdemTable *schedules, text *name);
 extern bool idem_schedulestore_pause(IdemTable *schedules, text *name);
 extern bool idem_schedulestore_resume(IdemTable *schedules, text *name);
 extern List *idem_schedulestore_list_due(IdemTable *schedules, TimestampTz now);
+extern int64 idem_schedulestore_count_refused(IdemTable *schedules, text *queue, Oid owner);
 extern TimestampTz idem_schedulestore_next(IdemTable *schedules, TimestampTz after);
 extern bool idem_schedulestore_lock_due(IdemTable *schedules, text *name, TimestampTz now,
 										IdemTicked *ticked);

@@ -3,7 +3,9 @@
  *		The rows of idem.schedules: declare, remove, pause, find what is due, advance.
  *
  * A role that may use the queue of a schedule may change the schedule; the functions here
- * check that, but for those about ticks, which run for the administrator and the worker.
+ * check that, but for those about ticks, which run for the administrator and the worker.  The
+ * role that declares a schedule becomes its owner, and no other change makes a role the owner.
+ * due.c asks at each tick whether the owner may enqueue (T9).
  *
  * A schedule is found by its latest committed row, also if the snapshot of the transaction
  * is older.  A session that changes a schedule waits for another one that does.  A tick does
@@ -27,7 +29,7 @@
 #include "schedules/schedules.h"
 
 static const Oid schedules_types[IDEM_SCHEDULES_NATTS] = {
-	TEXTOID, TEXTOID, TEXTOID, INTERVALOID, TEXTOID,
+	TEXTOID, TEXTOID, REGROLEOID, TEXTOID, INTERVALOID, TEXTOID,
 	TEXTOID, INT4OID, INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID,
 	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, JSONBOID};
 
@@ -230,6 +232,7 @@ fill_row(TupleTableSlot *slot, const IdemSchedule *schedule, const IdemRhythm *r
 {
 	idem_row_set(slot, IDEM_SCHEDULES_NAME, PointerGetDatum(schedule->name));
 	idem_row_set(slot, IDEM_SCHEDULES_QUEUE, PointerGetDatum(schedule->queue));
+	idem_row_set(slot, IDEM_SCHEDULES_OWNER, ObjectIdGetDatum(schedule->owner));
 	idem_row_set_varlena(slot, IDEM_SCHEDULES_CRON, rhythm->cron);
 	if (rhythm->cron == NULL)
 		idem_row_set(slot, IDEM_SCHEDULES_EVERY, schedule->every);
@@ -274,7 +277,7 @@ declare_schedule(IdemTable *schedules, const IdemSchedule *schedule, bool exists
 }
 
 /*
- * T5: declare a schedule, or change it.  Returns its next tick, or DT_NOEND if there is none.
+ * T5, T9: declare a schedule, or change it.  Returns its next tick, or DT_NOEND if there is none.
  * The caller has checked the privileges on the new queue.  If another open transaction inserts
  * the same name, the insert reports it, and the next look waits for that transaction.
  */
@@ -397,6 +400,33 @@ idem_schedulestore_list_due(IdemTable *schedules, TimestampTz now)
 	index_endscan(scan);
 	UnregisterSnapshot(snapshot);
 	return names;
+}
+
+/*
+ * How many schedules of the queue have ticks to come, but owners that may not enqueue into it if
+ * the queue has this owner (T9)?  Every schedule is read.
+ */
+int64
+idem_schedulestore_count_refused(IdemTable *schedules, text *queue, Oid owner)
+{
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IndexScanDesc scan =
+		idem_compat_index_beginscan(schedules->heap, schedules->pkey, snapshot, 0);
+	int64 n = 0;
+
+	index_rescan(scan, NULL, 0, NULL, 0);
+	while (index_getnext_slot(scan, ForwardScanDirection, schedules->found))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (idem_row_varlena_equals(schedules, IDEM_SCHEDULES_QUEUE, queue) &&
+			!idem_row_isnull(schedules, IDEM_SCHEDULES_NEXT_TICK) &&
+			idem_queuestore_may_enqueue(idem_row_oid(schedules, IDEM_SCHEDULES_OWNER), owner) !=
+				IDEM_MAY_ENQUEUE)
+			n++;
+	}
+	index_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	return n;
 }
 
 /* The earliest tick after this time, of all schedules; DT_NOEND: there is none */

@@ -337,8 +337,34 @@ SELECT 24, true, 'schedules',
 			   min(s.next_tick) FILTER (WHERE s.state = 'late') AS first_tick,
 			   min(s.name) FILTER (WHERE s.last_tick > t.now + interval '1 minute' AND s.next_tick > s.last_tick) AS ahead
 		  FROM t
-		  LEFT JOIN idem.schedule_status AS s ON NOT pg_is_in_recovery() OR s.state <> 'late') AS d;
-COMMENT ON VIEW idem.checks_work IS 'for idem.checks: expired leases, parked keys, dead jobs, schedules';
+		  LEFT JOIN idem.schedule_status AS s ON NOT pg_is_in_recovery() OR s.state <> 'late') AS d
+UNION ALL
+/* T9.  Jobs from before the change of an owner are among those with the lowest numbers. */
+SELECT 25, false, 'owners',
+	   CASE WHEN s.refused > 0 THEN 'fail' WHEN j.n > 0 THEN 'warn' ELSE 'ok' END,
+	   CASE
+	   WHEN s.refused > 0
+	   THEN format('%s schedules are refused, the first is %s of role %s: the role was dropped, may not execute idem_enqueue, or may not use the queue; give it its privileges back, or declare or remove the schedule as another role', s.refused, s.first[1], s.first[2])
+	   WHEN j.n > 0
+	   THEN format('%s of the oldest 10000 jobs were enqueued before their queue got its owner, the first queue is %s: other roles may have enqueued them; cancel those that are wrong', j.n, j.first)
+	   ELSE 'no schedule is refused, no old job is from before the change of an owner'
+	   END,
+	   CASE
+	   WHEN s.refused > 0
+	   THEN 'SELECT name, queue, owner FROM idem.schedule_status WHERE state OPERATOR(pg_catalog.=) ''refused'' ORDER BY name LIMIT 20;'
+	   WHEN j.n > 0
+	   THEN 'SELECT j.job_id, j.queue, q.owner, j.state, j.run_at FROM idem.job_status AS j JOIN idem.queues AS q ON q.queue OPERATOR(pg_catalog.=) j.queue WHERE j.ended_at IS NULL AND j.age OPERATOR(pg_catalog.>) (pg_catalog.idem_clock() OPERATOR(pg_catalog.-) q.owned_at) ORDER BY j.job_id LIMIT 20;'
+	   END
+  FROM (SELECT count(*) AS refused,
+			   min(ARRAY[s.name, s.owner::text]) AS first
+		  FROM idem.schedule_status AS s
+		 WHERE s.state = 'refused') AS s
+ CROSS JOIN (
+		SELECT count(*) AS n,
+			   min(q.queue) AS first
+		  FROM (SELECT j.queue, j.enqueued_at FROM idem.jobs AS j ORDER BY j.job_id LIMIT 10000) AS j
+		  JOIN idem.queues AS q ON q.queue = j.queue AND j.enqueued_at < q.owned_at) AS j;
+COMMENT ON VIEW idem.checks_work IS 'for idem.checks: expired leases, parked keys, dead jobs, schedules, owners';
 COMMENT ON COLUMN idem.checks_work.ord IS 'place of the check among all checks';
 COMMENT ON COLUMN idem.checks_work.writes IS 'whether the fix writes, so that a standby cannot run it';
 COMMENT ON COLUMN idem.checks_work."check" IS 'name of the check';

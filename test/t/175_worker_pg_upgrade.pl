@@ -118,9 +118,13 @@ $old->safe_psql(
 # due since yesterday, without a word to the launcher
 $old->safe_psql(
 	'postgres', q{
+	CREATE ROLE planner;
+	SELECT idem_grant('planner', 'app');
+	SET ROLE planner;
 	SELECT idem_schedule('tick', 'ticks', cron => '@yearly', time_zone => 'Europe/Berlin', payload => '{"a": 1}');
+	RESET ROLE;
 	UPDATE idem.schedules SET next_tick = now() - interval '1 day', missed_ticks = 7});
-my $schedule = 'SELECT queue, cron, time_zone, missed, payload, missed_ticks FROM idem.schedules';
+my $schedule = 'SELECT queue, owner, cron, time_zone, missed, payload, missed_ticks FROM idem.schedules';
 my $schedule_before = $old->safe_psql('postgres', $schedule);
 my $number = $old->safe_psql('postgres', 'SELECT max(job_id) FROM idem.jobs');
 
