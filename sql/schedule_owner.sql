@@ -132,11 +132,6 @@ SELECT idem_tick();
 SELECT name, owner, state FROM status;
 -- EXECUTE from another role, and from PUBLIC, which is right as it is for an enqueue
 GRANT idem_owner_other TO idem_owner_app;
-DO $$ BEGIN
-	IF current_setting('server_version_num')::int >= 160000 THEN
-		EXECUTE 'GRANT idem_owner_other TO idem_owner_app WITH INHERIT TRUE';
-	END IF;
-END $$;
 SELECT idem_tick();
 REVOKE idem_owner_other FROM idem_owner_app;
 CALL set_clock('2050-01-01 07:00');

@@ -168,12 +168,13 @@ has_privileges(Oid role, Oid owner)
 IdemMayEnqueue
 idem_queuestore_may_enqueue(Oid role, Oid owner)
 {
+	static const Oid any_types[] = {InvalidOid};
 	Oid function;
 
 	if (!SearchSysCacheExists1(AUTHOID, ObjectIdGetDatum(role)))
 		return IDEM_ROLE_IS_GONE;
 	function = LookupFuncName(list_make2(makeString("pg_catalog"), makeString("idem_enqueue")), -1,
-							  NULL, true);
+							  any_types, true);
 	if (!OidIsValid(function) ||
 		object_aclcheck(ProcedureRelationId, function, role, ACL_EXECUTE) != ACLCHECK_OK)
 		return IDEM_NO_EXECUTE;
