@@ -109,6 +109,7 @@ OBJS = \
 	src/admin/grant.o \
 	src/admin/members.o \
 	src/admin/queue.o \
+	src/admin/tables.o \
 	src/admin/shard.o \
 	src/admin/citus.o \
 	src/idem.o
@@ -152,6 +153,7 @@ REGRESS = \
 	request \
 	errors \
 	shape \
+	altered \
 	privileges \
 	comments \
 	result_types \

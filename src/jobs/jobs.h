@@ -388,6 +388,9 @@ typedef struct IdemOpenJob
 } IdemOpenJob;
 
 /* jobtable.c */
+extern const IdemTableDef idem_jobtable_def;
+extern const IdemTableDef idem_jobtable_keys_def;
+extern const IdemTableDef idem_jobtable_log_def;
 extern void idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode);
 extern void idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode);
 extern void idem_jobtable_open_log(IdemTable *log, LOCKMODE lockmode);
@@ -436,6 +439,7 @@ extern bool idem_queuecache_find(text *name, uint64 version, IdemQueue *queue);
 extern void idem_queuecache_set(const IdemQueue *queue, uint64 version);
 
 /* queuestore.c */
+extern const IdemTableDef idem_queuestore_def;
 extern const char *const idem_dedup_words[];
 extern const char *const idem_on_duplicate_words[];
 extern const char *const idem_if_running_words[];

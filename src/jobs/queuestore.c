@@ -43,14 +43,14 @@ static const Oid queues_types[IDEM_QUEUES_NATTS] = {
 
 static IdemTableCache queues_cache;
 
-static const IdemTableDef queues_def = {
+const IdemTableDef idem_queuestore_def = {
 	.name = "queues",
 	.types = queues_types,
 	.natts = IDEM_QUEUES_NATTS,
 	.nullable = IDEM_COLUMNS_FROM(IDEM_QUEUES_OWNER),
 	.pkey = {IDEM_QUEUES_QUEUE},
 	.npkey = 1,
-	.pkey_hint = "Run ALTER TABLE idem.queues ADD CONSTRAINT queues_pkey PRIMARY KEY (queue).",
+	.pkey_command = "ALTER TABLE idem.queues ADD CONSTRAINT queues_pkey PRIMARY KEY (queue)",
 	.cache = &queues_cache};
 
 /* The position of the value in a list of words about duplicates; an error if it is not there */
@@ -133,7 +133,7 @@ read_queue(text *name, IdemQueue *queue)
 	queue->backoff_max = USECS_PER_DAY;
 	queue->keep_dead = 7 * USECS_PER_DAY;
 
-	idem_table_open(&table, &queues_def, AccessShareLock);
+	idem_table_open(&table, &idem_queuestore_def, AccessShareLock);
 	if (find_queue(&table, name))
 		read_settings(&table, queue);
 	idem_table_close(&table);
@@ -146,7 +146,7 @@ read_queue(text *name, IdemQueue *queue)
 void
 idem_queuestore_get(text *name, IdemQueue *queue)
 {
-	uint64 version = idem_table_version(&queues_def);
+	uint64 version = idem_table_version(&idem_queuestore_def);
 
 	if (!IsolationIsSerializable() && idem_queuecache_find(name, version, queue))
 		return;
@@ -228,7 +228,7 @@ idem_queuestore_use_of_row(IdemTable *table, AttrNumber attno, IdemQueue *queue)
 void
 idem_queuestore_open(IdemTable *queues)
 {
-	idem_table_open(queues, &queues_def, ShareRowExclusiveLock);
+	idem_table_open(queues, &idem_queuestore_def, ShareRowExclusiveLock);
 }
 
 /*
@@ -416,7 +416,7 @@ idem_queuestore_paused_at(text *name)
 	IdemTable table;
 	TimestampTz paused_at = 0;
 
-	idem_table_open(&table, &queues_def, AccessShareLock);
+	idem_table_open(&table, &idem_queuestore_def, AccessShareLock);
 	if (find_queue(&table, name))
 		paused_at = idem_row_timestamp(&table, IDEM_QUEUES_PAUSED_AT);
 	idem_table_close(&table);

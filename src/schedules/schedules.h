@@ -137,6 +137,7 @@ extern void idem_ticks_due(const IdemRhythm *rhythm, TimestampTz next, IdemMisse
 						   TimestampTz now, IdemTicks *ticks);
 
 /* schedulestore.c */
+extern const IdemTableDef idem_schedulestore_def;
 extern void idem_schedulestore_open(IdemTable *schedules, LOCKMODE lockmode);
 extern TimestampTz idem_schedulestore_set(IdemTable *schedules, const IdemSchedule *schedule);
 extern bool idem_schedulestore_drop(IdemTable *schedules, text *name);

@@ -35,7 +35,7 @@ static const Oid schedules_types[IDEM_SCHEDULES_NATTS] = {
 
 static IdemTableCache schedules_cache;
 
-static const IdemTableDef schedules_def = {
+const IdemTableDef idem_schedulestore_def = {
 	.name = "schedules",
 	.types = schedules_types,
 	.natts = IDEM_SCHEDULES_NATTS,
@@ -43,7 +43,7 @@ static const IdemTableDef schedules_def = {
 		IDEM_COLUMNS_FROM(IDEM_SCHEDULES_NEXT_TICK),
 	.pkey = {IDEM_SCHEDULES_NAME},
 	.npkey = 1,
-	.pkey_hint = "Run ALTER TABLE idem.schedules ADD CONSTRAINT schedules_pkey PRIMARY KEY (name).",
+	.pkey_command = "ALTER TABLE idem.schedules ADD CONSTRAINT schedules_pkey PRIMARY KEY (name)",
 	.cache = &schedules_cache};
 
 /* The earliest tick that this transaction has written; DT_NOEND: none */
@@ -76,7 +76,7 @@ note_tick(TimestampTz tick)
 void
 idem_schedulestore_open(IdemTable *schedules, LOCKMODE lockmode)
 {
-	idem_table_open(schedules, &schedules_def, lockmode);
+	idem_table_open(schedules, &idem_schedulestore_def, lockmode);
 }
 
 static IdemLookup

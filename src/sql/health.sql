@@ -207,6 +207,16 @@ COMMENT ON COLUMN idem.checks_cleanup.status IS 'ok, warn or fail';
 COMMENT ON COLUMN idem.checks_cleanup.detail IS 'what was found';
 COMMENT ON COLUMN idem.checks_cleanup.fix IS 'command that repairs or shows the problem; null if there is none';
 
+CREATE FUNCTION pg_catalog.idem_stat_tables(
+	OUT name text,
+	OUT detail text,
+	OUT fix text)
+RETURNS SETOF record
+LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 1
+AS 'MODULE_PATHNAME', 'idem_stat_tables';
+COMMENT ON FUNCTION pg_catalog.idem_stat_tables IS
+	'for idem.checks_tables: tables of idem whose definition was changed, so that functions refuse them, with a command that helps';
+
 CREATE VIEW idem.checks_tables AS
 WITH r AS (
 	SELECT k.oid,
@@ -261,8 +271,19 @@ SELECT 12, true, 'autovacuum',
 			   string_agg('ALTER TABLE ' || r.name || ' RESET (autovacuum_enabled);', ' ' ORDER BY r.name) AS fix
 		  FROM r
 		 WHERE EXISTS (SELECT FROM pg_options_to_table(r.reloptions) AS o
-						WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean)) AS a;
-COMMENT ON VIEW idem.checks_tables IS 'for idem.checks: table bloat, index bloat, autovacuum';
+						WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean)) AS a
+UNION ALL
+SELECT 26, true, 'definitions',
+	   CASE WHEN d.n > 0 THEN 'fail' ELSE 'ok' END,
+	   CASE WHEN d.n > 0
+	   THEN format('%s tables are not as the extension has created them, so functions refuse them, the first is idem.%s: %s', d.n, d.first[1], d.first[2])
+	   ELSE 'all tables are as the extension has created them'
+	   END,
+	   d.first[3]
+  FROM (SELECT count(*) AS n,
+			   min(ARRAY[s.name, s.detail, s.fix]) AS first
+		  FROM idem_stat_tables() AS s) AS d;
+COMMENT ON VIEW idem.checks_tables IS 'for idem.checks: table bloat, index bloat, autovacuum, definitions';
 COMMENT ON COLUMN idem.checks_tables.ord IS 'place of the check among all checks';
 COMMENT ON COLUMN idem.checks_tables.writes IS 'whether the fix writes, so that a standby cannot run it';
 COMMENT ON COLUMN idem.checks_tables."check" IS 'name of the check';
