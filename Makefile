@@ -297,6 +297,7 @@ ISOLATION = \
 	schedule \
 	schedule-tick \
 	schedule-owner \
+	schedule-limit \
 	schedule-prepare \
 	schedule-snapshot \
 	wait \

@@ -134,9 +134,11 @@ DECLARE
 	r record;
 BEGIN
 	EXECUTE change;
-	FOR r IN SELECT name, detail, fix FROM idem_stat_tables() LOOP
-		RAISE INFO '%: %', r.name, r.detail USING HINT = r.fix;
-		EXECUTE r.fix;
+	FOR i IN 1 .. 2 LOOP	-- one fix may show the next problem
+		FOR r IN SELECT name, detail, fix FROM idem_stat_tables() WHERE i = 1 OR fix !~ '^SELECT' LOOP
+			RAISE INFO '%: %', r.name, r.detail USING HINT = r.fix;
+			EXECUTE r.fix;
+		END LOOP;
 	END LOOP;
 	IF EXISTS (SELECT FROM idem_stat_tables() AS s WHERE s.fix !~ '^SELECT') THEN
 		RAISE INFO 'not repaired';
@@ -160,6 +162,7 @@ CALL repair('CREATE INDEX ON idem.keys (owner) WHERE owner <> 0');
 CALL repair('CREATE UNIQUE INDEX ON idem.queues (owner)');
 CALL repair('ALTER TABLE idem.queues ADD CONSTRAINT u UNIQUE (owner)');
 CALL repair('ALTER TABLE idem.job_keys DROP CONSTRAINT job_keys_pkey');
+CALL repair('ALTER TABLE idem.job_keys DROP CONSTRAINT job_keys_pkey, ADD PRIMARY KEY (key_hash, job_id) DEFERRABLE');
 CALL repair('ALTER TABLE idem.job_keys DROP CONSTRAINT job_keys_pkey, ADD PRIMARY KEY (job_id)');
 CALL repair('TRUNCATE idem.keys; ALTER TABLE "Other".whole ATTACH PARTITION idem.keys FOR VALUES IN ('''')');
 CALL repair('ALTER TABLE idem.schedules RENAME TO elsewhere');

@@ -135,7 +135,7 @@ enqueue_jobs(IdemTable *schedules, IdemEnqueue *enqueue, const text *name, const
  * the key of a tick and is open; for the latter it raises 55P03 (T6).
  */
 IdemTicked
-idem_due_tick(text *name, TimestampTz now, int *njobs)
+idem_due_tick(text *name, TimestampTz now, bool tell_launcher, int *njobs)
 {
 	IdemTicks ticks;
 	IdemEnqueue enqueue;
@@ -156,7 +156,7 @@ idem_due_tick(text *name, TimestampTz now, int *njobs)
 					   now, &ticks);
 		if (ticks.njobs > 0)
 			last_job = enqueue_jobs(&schedules, &enqueue, name, &ticks, njobs);
-		idem_schedulestore_advance(&schedules, &ticks, last_job);
+		idem_schedulestore_advance(&schedules, &ticks, last_job, tell_launcher);
 		ticked = IDEM_TICKED_DONE;
 	}
 	idem_table_close(&schedules);

@@ -18,6 +18,9 @@
 
 #define IDEM_MAX_SCHEDULE_LEN 255
 
+/* The most schedules of a database (T10) */
+#define IDEM_MAX_SCHEDULES 10000
+
 /* With missed => 'all': so many of the newest ticks get a job */
 #define IDEM_MAX_MISSED 1000
 
@@ -143,17 +146,17 @@ extern TimestampTz idem_schedulestore_set(IdemTable *schedules, const IdemSchedu
 extern bool idem_schedulestore_drop(IdemTable *schedules, text *name);
 extern bool idem_schedulestore_pause(IdemTable *schedules, text *name);
 extern bool idem_schedulestore_resume(IdemTable *schedules, text *name);
-extern List *idem_schedulestore_list_due(IdemTable *schedules, TimestampTz now);
+extern List *idem_schedulestore_list_due(IdemTable *schedules, TimestampTz now, int skip, int max);
 extern int64 idem_schedulestore_count_refused(IdemTable *schedules, text *queue, Oid owner);
 extern TimestampTz idem_schedulestore_next(IdemTable *schedules, TimestampTz after);
 extern bool idem_schedulestore_lock_due(IdemTable *schedules, text *name, TimestampTz now,
 										IdemTicked *ticked);
 extern void idem_schedulestore_rhythm(IdemTable *schedules, IdemRhythm *rhythm);
 extern void idem_schedulestore_advance(IdemTable *schedules, const IdemTicks *ticks,
-									   int64 last_job);
+									   int64 last_job, bool tell_launcher);
 
 /* due.c */
-extern IdemTicked idem_due_tick(text *name, TimestampTz now, int *njobs);
+extern IdemTicked idem_due_tick(text *name, TimestampTz now, bool tell_launcher, int *njobs);
 
 /* tick.c */
 extern bool idem_tick_is_subscribed(void);

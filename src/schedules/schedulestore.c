@@ -246,12 +246,66 @@ fill_row(TupleTableSlot *slot, const IdemSchedule *schedule, const IdemRhythm *r
 	set_time(slot, IDEM_SCHEDULES_ENDS_AT, rhythm->ends_at);
 }
 
-/* Write the row and tell the launcher of its next tick; false: try again */
+/*
+ * The number of schedules, with those that another open transaction inserts or removes, as if the
+ * one commits and the other one rolls back.  An open update counts once.
+ */
+static int64
+count_schedules(IdemTable *schedules)
+{
+	SnapshotData dirty;
+	IndexScanDesc scan;
+	int64 n = 0;
+
+	InitDirtySnapshot(dirty);
+	scan = idem_compat_index_beginscan(schedules->heap, schedules->pkey, &dirty, 0);
+	index_rescan(scan, NULL, 0, NULL, 0);
+	while (index_getnext_slot(scan, ForwardScanDirection, schedules->found))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!TransactionIdIsValid(dirty.xmax) || idem_row_is_last_version(schedules))
+			n++;
+	}
+	index_endscan(scan);
+	return n;
+}
+
+/*
+ * T10: insert a schedule, unless there are too many.  One lock for all names, for a moment, lets
+ * one transaction at a time count and insert, so that the limit is exact.
+ */
+static bool
+insert_schedule(IdemTable *schedules)
+{
+	bool inserted;
+
+	idem_table_open_indexes(schedules);
+	idem_table_lock_toast(schedules);
+	idem_table_lock_hash(schedules, 0);
+	if (count_schedules(schedules) >= IDEM_MAX_SCHEDULES)
+		ereport(ERROR,
+				errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				errmsg("too many schedules"),
+				errdetail("This database has %d schedules, and may not have more.", IDEM_MAX_SCHEDULES),
+				errhint("Remove schedules with idem_unschedule(), or let one schedule do the work of many."));
+	inserted = idem_write_insert(schedules);
+	idem_table_unlock_hash(schedules, 0);
+	return inserted;
+}
+
+/* Write the row with its next tick; false: try again */
+static bool
+write_schedule(IdemTable *schedules, bool exists, TupleTableSlot *slot, TimestampTz next)
+{
+	set_time(slot, IDEM_SCHEDULES_NEXT_TICK, next);
+	return exists ? idem_write_update(schedules) == TM_Ok : insert_schedule(schedules);
+}
+
+/* The same, and tell the launcher of the next tick */
 static bool
 store_schedule(IdemTable *schedules, bool exists, TupleTableSlot *slot, TimestampTz next)
 {
-	set_time(slot, IDEM_SCHEDULES_NEXT_TICK, next);
-	if (exists ? idem_write_update(schedules) != TM_Ok : !idem_write_insert(schedules))
+	if (!write_schedule(schedules, exists, slot, next))
 		return false;
 	note_tick(next);
 	return true;
@@ -383,18 +437,21 @@ begin_ticks(IdemTable *schedules, Snapshot snapshot, StrategyNumber strategy, Re
 	return scan;
 }
 
-/* Names of the schedules that are due, in the order of their ticks */
+/* Names of the schedules that are due, in the order of their ticks: at most max, behind the first */
 List *
-idem_schedulestore_list_due(IdemTable *schedules, TimestampTz now)
+idem_schedulestore_list_due(IdemTable *schedules, TimestampTz now, int skip, int max)
 {
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	IndexScanDesc scan = begin_ticks(schedules, snapshot, BTLessEqualStrategyNumber,
 									 F_TIMESTAMPTZ_LE, now);
 	List *names = NIL;
 
-	while (index_getnext_slot(scan, ForwardScanDirection, schedules->found))
+	while (list_length(names) < max &&
+		   index_getnext_slot(scan, ForwardScanDirection, schedules->found))
 	{
 		CHECK_FOR_INTERRUPTS();
+		if (skip-- > 0)
+			continue;
 		names = lappend(names, idem_row_text(schedules, IDEM_SCHEDULES_NAME));
 	}
 	index_endscan(scan);
@@ -469,9 +526,13 @@ idem_schedulestore_lock_due(IdemTable *schedules, text *name, TimestampTz now,
 		idem_row_timestamp(schedules, IDEM_SCHEDULES_NEXT_TICK) <= now;
 }
 
-/* T1: advance the schedule whose row was found and locked; its last job, if it has one */
+/*
+ * T1: advance the schedule whose row was found and locked; its last job, if it has one.  The
+ * launcher is told of the next tick unless the caller, the worker, looks for it later (T10).
+ */
 void
-idem_schedulestore_advance(IdemTable *schedules, const IdemTicks *ticks, int64 last_job)
+idem_schedulestore_advance(IdemTable *schedules, const IdemTicks *ticks, int64 last_job,
+						   bool tell_launcher)
 {
 	TupleTableSlot *slot = idem_write_copy_row(schedules);
 	int64 missed = idem_row_int64(schedules, IDEM_SCHEDULES_MISSED_TICKS);
@@ -484,6 +545,6 @@ idem_schedulestore_advance(IdemTable *schedules, const IdemTicks *ticks, int64 l
 					 TimestampTzGetDatum(ticks->jobs[ticks->njobs - 1]));
 		idem_row_set(slot, IDEM_SCHEDULES_LAST_JOB, Int64GetDatum(last_job));
 	}
-	if (!store_schedule(schedules, true, slot, ticks->next))
+	if (!(tell_launcher ? store_schedule : write_schedule)(schedules, true, slot, ticks->next))
 		elog(ERROR, "could not advance a schedule that this transaction has locked");
 }

@@ -39,6 +39,18 @@ $node->safe_psql(
 		   LATERAL (SELECT idem_complete(f.job_id, f.token)) AS c;
 });
 
+# columns that were added and dropped do not disturb, and are not in the dump
+$node->safe_psql(
+	'source', q{
+	ALTER TABLE idem.jobs ADD COLUMN x integer NOT NULL DEFAULT 7;
+	ALTER TABLE idem.jobs DROP COLUMN x;
+	ALTER TABLE idem.queues ADD COLUMN x text;
+	UPDATE idem.queues SET x = 'x';
+	ALTER TABLE idem.queues DROP COLUMN x;
+});
+my $dropped = q{SELECT count(*) FROM pg_attribute WHERE attrelid = ANY ('{idem.jobs, idem.queues}'::regclass[]) AND attisdropped};
+is($node->safe_psql('source', $dropped), '2', 'columns were dropped');
+
 # T9: the schedule of a role, and of one that was dropped
 $node->safe_psql(
 	'source', q{
@@ -221,6 +233,7 @@ foreach my $target ([ $node, 'plain' ], [ $other, 'custom' ])
 	is($s->query($everything),
 		$before, "$db: everything is there as it was committed");
 	is($s->query($states), $states_before, "$db: in the same state");
+	is($s->query($dropped), '0', "$db: no column was dropped");
 	is($s->query($schedules), $schedules_before, "T9: $db: schedules have the owners that they had");
 
 	# numbers

@@ -128,6 +128,26 @@ my $schedule = 'SELECT queue, owner, cron, time_zone, missed, payload, missed_ti
 my $schedule_before = $old->safe_psql('postgres', $schedule);
 my $number = $old->safe_psql('postgres', 'SELECT max(job_id) FROM idem.jobs');
 
+# pg_upgrade carries columns that were dropped
+$old->safe_psql(
+	'postgres', q{
+	ALTER TABLE idem.keys ADD COLUMN x integer NOT NULL DEFAULT 7, ADD COLUMN y text;
+	UPDATE idem.keys SET x = 8, y = 'y' WHERE key = 'leased';
+	ALTER TABLE idem.keys DROP COLUMN x, DROP COLUMN y;
+	ALTER TABLE idem.jobs ADD COLUMN x jsonb;
+	ALTER TABLE idem.jobs DROP COLUMN x;
+	ALTER TYPE idem.claim_result ADD ATTRIBUTE x integer;
+	ALTER TYPE idem.claim_result DROP ATTRIBUTE x;
+	ALTER TYPE idem.fetch_result ADD ATTRIBUTE x integer;
+	ALTER TYPE idem.fetch_result DROP ATTRIBUTE x});
+my $dropped = q{
+	SELECT attrelid::regclass, count(*) FROM pg_attribute
+	 WHERE attrelid = ANY ('{idem.keys, idem.jobs, idem.claim_result, idem.fetch_result}'::regclass[]) AND attisdropped
+	 GROUP BY 1 ORDER BY attrelid::regclass::text COLLATE "C"};
+my $dropped_before = $old->safe_psql('postgres', $dropped);
+
+is($dropped_before, "idem.claim_result|1\nidem.fetch_result|1\nidem.jobs|1\nidem.keys|2", 'columns were dropped');
+
 my $before = $old->safe_psql('postgres', $rows);
 my $map = $old->safe_psql('postgres', 'SELECT jobs_from, by, slots, number FROM idem.shard');
 my $stats_before = $old->safe_psql('postgres', $stats);
@@ -166,6 +186,7 @@ is( join("\n", $log =~ /^.*(?:PANIC|TRAP|was terminated by signal).*$/mg),
 $new->start;
 is($new->safe_psql('postgres', $rows),
 	$before, 'W6: every row has arrived, and nothing was removed on the way');
+is($new->safe_psql('postgres', $dropped), $dropped_before, 'with columns that were dropped');
 is( join(' ',
 		claim_status($new, q{'live', request => '1'}),
 		$new->safe_psql(
