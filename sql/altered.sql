@@ -120,7 +120,15 @@ ALTER TABLE idem.job_keys DROP COLUMN result, ADD COLUMN result jsonb;
 SELECT state, message, detail, hint FROM fails($$ SELECT idem_enqueue('q', key => 'k', dedup => 'until_expired', key_ttl => '1 h') $$) \gx
 SELECT detail, fix FROM idem_stat_tables() \gx
 ROLLBACK;
--- nor an attribute
+-- an attribute is one of the row, wherever it stands behind those before it
+BEGIN;
+ALTER TYPE idem.call_result DROP ATTRIBUTE replayed, ADD ATTRIBUTE replayed boolean;
+ALTER TYPE idem.claim_many_result ADD ATTRIBUTE last timestamptz, DROP ATTRIBUTE expires_at;
+SELECT * FROM idem_call('called', 'handler');
+SELECT idem_call('called', 'handler');
+SELECT ord, key, claimed, status, created_at IS NOT NULL AS created, last IS NOT NULL AS last FROM idem_claim_many('{k, l}');
+ROLLBACK;
+-- but not in another order
 BEGIN;
 ALTER TYPE idem.get_result DROP ATTRIBUTE status, ADD ATTRIBUTE status text;
 SELECT state, detail FROM fails($$ SELECT idem_get('k') $$);

@@ -194,7 +194,9 @@ SELECT idem_queue_set('q', keep => '1 day');
 SELECT idem_queue_set('q', owner => 'idem_owner_team');
 \set VERBOSITY terse
 -- the owner stays, and goes: no warning; it comes back: they were enqueued before that, too
-SELECT idem_queue_set('q', owner => 'idem_owner_team', keep => '2 days');
+SELECT owned_at FROM idem.queues \gset
+SELECT idem_queue_set('q', owner => 'idem_owner_team', keep => '2 days'), idem_queue_set('q', keep => '1 day');
+SELECT owned_at = :'owned_at' AS stays FROM idem.queues;
 SELECT queue, owned_at - idem_clock() BETWEEN '-1 min' AND '0' AS now FROM idem.queues;
 TABLE doctor;
 SELECT idem_queue_set('q', owner => '-');

@@ -386,7 +386,8 @@ put_status(ReturnSetInfo *rsinfo, const Batch *batch, int i, const char *done,
 	values[3] =
 		lease_until != NULL && hold == IDEM_HOLD_OK ? TimestampTzGetDatum(*lease_until) : (Datum) 0;
 	nulls[3] = hold != IDEM_HOLD_OK;
-	idem_fn_put_row(rsinfo, values, nulls, lengthof(values));
+	idem_fn_put_row(rsinfo, values, nulls,
+					lease_until != NULL ? HEARTBEAT_NATTS : COMPLETE_MANY_NATTS);
 }
 
 Datum

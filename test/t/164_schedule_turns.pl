@@ -24,27 +24,22 @@ idem.cleanup = off
 autovacuum = off
 });
 
-# one is declared, for the launcher to come; the others are copies
-sub declare_many
-{
-	my ($db, $n, $queue) = @_;
-
-	run(qq{
-		BEGIN;
-		SELECT idem_schedule('many', '$queue', every => '1 s');
-		CREATE TEMPORARY TABLE copies AS SELECT s.* FROM idem.schedules AS s, generate_series(1, $n);
-		UPDATE copies SET name = 'many ' || md5(ctid::text);
-		INSERT INTO idem.schedules SELECT * FROM copies;
-		COMMIT}, db => $db);
-	return;
-}
-
 #
 # T10: more ticks than the worker can do
 #
 
 new_database($_) foreach qw(flood victim refused);
-declare_many('flood', 20_000, 'q');
+# One is declared, for the launcher to come; the others are copies, at other times.  The later a
+# tick is, the more jobs it enqueues, and the longer it takes.
+run(q{
+	BEGIN;
+	SELECT idem_schedule('many', 'q', every => '1 s', missed => 'all');
+	CREATE TEMPORARY TABLE copies AS
+		SELECT s.*, n * interval '50 us' AS shift FROM idem.schedules AS s, generate_series(1, 20000) AS n;
+	UPDATE copies SET name = 'many ' || md5(ctid::text), starts_at = starts_at + shift, next_tick = next_tick + shift;
+	ALTER TABLE copies DROP COLUMN shift;
+	INSERT INTO idem.schedules SELECT * FROM copies;
+	COMMIT}, db => 'flood');
 $node->poll_query_until('flood', q{SELECT min(next_tick) < clock_timestamp() - interval '3 s' FROM idem.schedules})
   or die 'the worker keeps up with the ticks';
 
