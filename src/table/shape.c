@@ -122,6 +122,13 @@ get_drop_trigger(const IdemTableDef *def, const Trigger *trigger)
 	return command;
 }
 
+static const char *
+get_detach_partition(const IdemTableDef *def, Oid relid)
+{
+	return psprintf("ALTER TABLE %s DETACH PARTITION idem.%s",
+					get_qualified_name(get_partition_parent(relid, true)), def->name);
+}
+
 /* Find what access by idem would bypass, but not in indexes */
 static bool
 find_bypassed(const IdemTableDef *def, Relation heap, IdemShapeProblem *problem)
@@ -137,10 +144,7 @@ find_bypassed(const IdemTableDef *def, Relation heap, IdemShapeProblem *problem)
 	if (heap->rd_rel->relispartition)
 		return set_problem(problem,
 						   "It is a partition of another table, whose bounds access by idem would bypass.",
-						   NULL,
-						   psprintf("ALTER TABLE %s DETACH PARTITION idem.%s",
-									get_qualified_name(get_partition_parent(RelationGetRelid(heap), true)),
-									def->name));
+						   NULL, get_detach_partition(def, RelationGetRelid(heap)));
 	if (heap->rd_rel->relrowsecurity)
 		return set_problem(problem, "Row security is enabled, which access by idem would bypass.", NULL,
 						   psprintf("ALTER TABLE idem.%s DISABLE ROW LEVEL SECURITY", def->name));
