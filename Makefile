@@ -75,7 +75,6 @@ OBJS = \
 	src/jobs/keyscan.o \
 	src/jobs/dedup.o \
 	src/jobs/bulk.o \
-	src/jobs/queue.o \
 	src/jobs/enqueue.o \
 	src/jobs/work.o \
 	src/jobs/job.o \
@@ -109,6 +108,8 @@ OBJS = \
 	src/worker/cleanup.o \
 	src/admin/grant.o \
 	src/admin/members.o \
+	src/admin/queue.o \
+	src/admin/tables.o \
 	src/admin/shard.o \
 	src/admin/citus.o \
 	src/idem.o
@@ -152,6 +153,7 @@ REGRESS = \
 	request \
 	errors \
 	shape \
+	altered \
 	privileges \
 	comments \
 	result_types \
@@ -200,6 +202,7 @@ REGRESS = \
 	schedule_errors \
 	schedule_cron \
 	schedule_privileges \
+	schedule_owner \
 	schedule_shape \
 	why \
 	wait \
@@ -294,6 +297,8 @@ ISOLATION = \
 	job-number \
 	schedule \
 	schedule-tick \
+	schedule-owner \
+	schedule-limit \
 	schedule-prepare \
 	schedule-snapshot \
 	wait \

@@ -8,6 +8,8 @@ SET TimeZone = 'UTC';
 SET DateStyle = 'ISO';
 SET IntervalStyle = 'postgres';
 CALL anew();
+CREATE ROLE idem_schedule_owner SUPERUSER;
+SET ROLE idem_schedule_owner;
 CREATE VIEW ticked AS SELECT job_id, queue, key, run_at, priority, payload FROM idem.jobs ORDER BY job_id;
 CREATE VIEW status AS SELECT name, state, next_tick, last_tick, last_job, missed_ticks AS missed FROM idem.schedule_status ORDER BY name;
 
@@ -342,3 +344,5 @@ SELECT count(*) AS same FROM idem.schedules AS s JOIN declared AS d
 DROP TABLE declared, commands;
 CALL anew();
 DROP VIEW ticked, status;
+RESET ROLE;
+DROP ROLE idem_schedule_owner;

@@ -136,3 +136,18 @@ SELECT idem_schedule('f', 'q', '0 4 * * *', ends_at => '2049-01-01'), idem_sched
 SELECT name, state FROM idem.schedule_status WHERE name IN ('f', 'g') ORDER BY name;
 DROP TABLE bad, schedules_before;
 CALL anew();
+
+--
+-- T10: too many schedules
+--
+CALL anew();
+INSERT INTO idem.schedules (name, queue, owner, cron, time_zone, missed, priority, missed_ticks)
+	SELECT 'schedule ' || i, 'q', 'pg_monitor', '@daily', 'UTC', 'once', 0, 0 FROM generate_series(1, 9999) AS i;
+SELECT idem_schedule('the last', 'q', '@daily') IS NOT NULL AS declared;
+SELECT state, message, detail, hint FROM fails($$ SELECT idem_schedule('one more', 'q', '@daily') $$) \gx
+-- a change is none
+SELECT idem_schedule('the last', 'q2', '@hourly') IS NOT NULL AS declared, idem_schedule_pause('schedule 7');
+SELECT idem_unschedule('schedule 1'), idem_schedule('one more', 'q', '@daily') IS NOT NULL AS declared;
+SELECT (fails($$ SELECT idem_schedule('schedule 1', 'q', '@daily') $$)).state;
+SELECT count(*) FROM idem.schedules;
+CALL anew();

@@ -97,7 +97,7 @@ SELECT key FROM idem.job_status ORDER BY key;
 SELECT payload FROM idem_fetch('team');
 SET ROLE idem_sched_app;
 SELECT payload FROM idem_fetch('team');
--- the queue gets another owner, or one for the first time: the schedule stays, and belongs to the new one
+-- the queue gets another owner, or one for the first time: the roles of the new one may change the schedules
 RESET ROLE;
 SELECT idem_queue_set('team', owner => 'idem_sched_other'), idem_queue_set('open', owner => 'idem_sched_team');
 SET ROLE idem_sched_app;
@@ -117,7 +117,7 @@ SELECT idem_test_definer();
 RESET ROLE;
 DROP FUNCTION idem_test_definer;
 
--- an owner that was dropped: only superusers change the schedule, and its ticks go on
+-- the owner of the queue was dropped: only superusers change the schedule
 SELECT idem_revoke('idem_sched_other', 'app');
 DROP ROLE idem_sched_other;
 SET ROLE idem_sched_app;

@@ -69,6 +69,7 @@ extern void idem_sha256_hash(const void *data, size_t len, uint8 *digest);
 
 /* version.c */
 extern bool idem_version_desc_matches(TupleDesc desc, const Oid *types, int natts);
+extern bool idem_version_is_equal(void);
 pg_noreturn extern void idem_version_mismatch(const char *found);
 
 #endif /* IDEM_H */

@@ -19,18 +19,24 @@
 
 #include "idem.h"
 
-/* Does the descriptor have columns of these types, and no others? */
+/*
+ * Does the descriptor have columns of these types, in this order, and no others?  Columns that were
+ * dropped stay in a descriptor; they do not count.
+ */
 bool
 idem_version_desc_matches(TupleDesc desc, const Oid *types, int natts)
 {
-	if (desc->natts != natts)
-		return false;
-	for (int i = 0; i < natts; i++)
+	int n = 0;
+
+	for (int i = 0; i < desc->natts; i++)
 	{
-		if (TupleDescAttr(desc, i)->atttypid != types[i])
+		if (TupleDescAttr(desc, i)->attisdropped)
+			continue;
+		if (n == natts || TupleDescAttr(desc, i)->atttypid != types[n])
 			return false;
+		n++;
 	}
-	return true;
+	return n == natts;
 }
 
 /* Version of the extension in the catalog, or NULL if the extension was dropped */
@@ -61,18 +67,26 @@ get_installed_version(void)
 	return version;
 }
 
+/* Is the version of the SQL objects that of the library? */
+bool
+idem_version_is_equal(void)
+{
+	char *version = get_installed_version();
+
+	return version != NULL && strcmp(version, IDEM_VERSION) == 0;
+}
+
 /* Raise the error; "found" is a sentence about the object that does not match */
 void
 idem_version_mismatch(const char *found)
 {
 	char *version = get_installed_version();
-	bool same = version != NULL && strcmp(version, IDEM_VERSION) == 0;
 
 	ereport(ERROR,
 			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			errmsg("library and SQL objects of idem do not match"),
 			errdetail("%s The library has version %s, the SQL objects have version %s.",
 					  found, IDEM_VERSION, version ? version : "unknown"),
-			same ? errhint("Undo the change, or drop and create the extension.") :
-				   errhint("Install the library of the newer version, run ALTER EXTENSION idem UPDATE, and reconnect."));
+			idem_version_is_equal() ? errhint("Undo the change, or drop and create the extension.") :
+									  errhint("Install the library of the newer version, run ALTER EXTENSION idem UPDATE, and reconnect."));
 }

@@ -44,7 +44,7 @@ typedef struct PrivilegeSet
 	"idem_clock", "idem_key_state", "idem_doctor", "idem_checks", "idem_version",                 \
 		"idem_stat_databases", "idem_stat_queues", "idem_stat_latency", "idem_stat_cleanup",      \
 		"idem_stat_worker", "idem_slot", "idem_checks_local", "idem_citus_table", "idem_visible", \
-		"idem_visible_literal", "idem_visible_name"
+		"idem_visible_literal", "idem_visible_name", "idem_stat_tables"
 #define REPORT_FUNCTIONS                                                                  \
 	"idem_report", "idem_report_html", "idem_report_number", "idem_report_cells",         \
 		"idem_report_age", "idem_report_table", "idem_report_chart", "idem_report_style", \

@@ -133,3 +133,24 @@ idem_fn_row_set(FunctionCallInfo fcinfo, const Oid *types, int natts, IdemRowDes
 	rsinfo->returnMode = SFRM_Materialize;
 	return rsinfo;
 }
+
+/* A row of a type that has columns that were dropped: they are null */
+HeapTuple
+idem_fn_form_wide_row(TupleDesc desc, Datum *values, bool *nulls, int natts)
+{
+	Datum *all_values = palloc0_array(Datum, desc->natts);
+	bool *all_nulls = palloc_array(bool, desc->natts);
+	int n = 0;
+
+	for (int i = 0; i < desc->natts; i++)
+	{
+		all_nulls[i] = true;
+		if (TupleDescAttr(desc, i)->attisdropped)
+			continue;
+		Assert(n < natts);
+		all_values[i] = values[n];
+		all_nulls[i] = nulls[n++];
+	}
+	Assert(n == natts);
+	return heap_form_tuple(desc, all_values, all_nulls);
+}

@@ -5,8 +5,10 @@
 #ifndef IDEM_FN_H
 #define IDEM_FN_H
 
+#include "access/htup_details.h"
 #include "nodes/execnodes.h"
 #include "utils/jsonb.h"
+#include "utils/tuplestore.h"
 #include "utils/typcache.h"
 
 #include "idem.h"
@@ -79,6 +81,28 @@ extern TupleDesc idem_fn_row_desc(FunctionCallInfo fcinfo, const Oid *types, int
 								  IdemRowDesc *cache);
 extern ReturnSetInfo *idem_fn_row_set(FunctionCallInfo fcinfo, const Oid *types, int natts,
 									  IdemRowDesc *cache);
+
+extern HeapTuple idem_fn_form_wide_row(TupleDesc desc, Datum *values, bool *nulls, int natts);
+
+/* The row to return; natts columns, without those of the type that were dropped */
+static inline HeapTuple
+idem_fn_form_row(TupleDesc desc, Datum *values, bool *nulls, int natts)
+{
+	if (likely(desc->natts == natts))
+		return heap_form_tuple(desc, values, nulls);
+	return idem_fn_form_wide_row(desc, values, nulls, natts);
+}
+
+/* Add a row to the set to return */
+static inline void
+idem_fn_put_row(ReturnSetInfo *rsinfo, Datum *values, bool *nulls, int natts)
+{
+	if (likely(rsinfo->setDesc->natts == natts))
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	else
+		tuplestore_puttuple(rsinfo->setResult,
+							idem_fn_form_wide_row(rsinfo->setDesc, values, nulls, natts));
+}
 
 /* value.c */
 extern int64 idem_value_span(Datum interval, const char *name, IdemSpan kind);

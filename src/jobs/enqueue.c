@@ -195,7 +195,7 @@ idem_enqueue(PG_FUNCTION_ARGS)
 
 	fill_answer(&answer, values, nulls);
 	desc = idem_fn_row_desc(fcinfo, enqueue_types, ENQUEUE_NATTS, &row_desc);
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, values, nulls)));
+	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(desc, values, nulls, lengthof(values))));
 }
 
 /* The keys, checked; one per payload, NULL for a job without a key */
@@ -312,7 +312,7 @@ idem_enqueue_many(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 		row[0] = Int32GetDatum(i + 1);
 		fill_answer(&answers[i], &row[1], &row_nulls[1]);
-		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, row, row_nulls);
+		idem_fn_put_row(rsinfo, row, row_nulls, lengthof(row));
 	}
 	return (Datum) 0;
 }

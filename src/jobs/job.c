@@ -112,7 +112,7 @@ put_job(const IdemJobInfo *info, void *arg)
 	set_jsonb(&values[17], &nulls[17], info->links);
 	set_jsonb(&values[18], &nulls[18], info->errors);
 	set_jsonb(&values[19], &nulls[19], info->progress);
-	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	idem_fn_put_row(rsinfo, values, nulls, lengthof(values));
 }
 
 Datum

@@ -64,6 +64,15 @@ typedef struct IdemPolicy
 	bool include_scheduled; /* scheduled jobs hold and respect the key, too */
 } IdemPolicy;
 
+/* May a role enqueue into a queue? */
+typedef enum IdemMayEnqueue
+{
+	IDEM_MAY_ENQUEUE,
+	IDEM_ROLE_IS_GONE,
+	IDEM_NO_EXECUTE,	  /* on idem_enqueue() */
+	IDEM_QUEUE_OF_ANOTHER /* the role lacks the privileges of the owner of the queue */
+} IdemMayEnqueue;
+
 /* Settings of a queue, with the default for each one not declared; times in microseconds */
 typedef struct IdemQueue
 {
@@ -389,6 +398,9 @@ typedef struct IdemOpenJob
 } IdemOpenJob;
 
 /* jobtable.c */
+extern const IdemTableDef idem_jobtable_def;
+extern const IdemTableDef idem_jobtable_keys_def;
+extern const IdemTableDef idem_jobtable_log_def;
 extern void idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode);
 extern bool idem_jobtable_open_at_commit(IdemTable *jobs);
 extern void idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode);
@@ -438,6 +450,7 @@ extern bool idem_queuecache_find(text *name, uint64 version, IdemQueue *queue);
 extern void idem_queuecache_set(const IdemQueue *queue, uint64 version);
 
 /* queuestore.c */
+extern const IdemTableDef idem_queuestore_def;
 extern const char *const idem_dedup_words[];
 extern const char *const idem_on_duplicate_words[];
 extern const char *const idem_if_running_words[];
@@ -445,8 +458,10 @@ extern int idem_queuestore_word(const text *value, const char *name, const char 
 extern void idem_queuestore_get(text *name, IdemQueue *queue);
 extern void idem_queuestore_use(text *name, IdemQueue *queue);
 extern void idem_queuestore_use_of_row(IdemTable *table, AttrNumber attno, IdemQueue *queue);
+extern IdemMayEnqueue idem_queuestore_may_enqueue(Oid role, Oid owner);
+extern int idem_queuestore_count_jobs(text *queue, int max);
 extern void idem_queuestore_open(IdemTable *queues);
-extern void idem_queuestore_set(IdemTable *queues, text *name, const NullableDatum *columns);
+extern bool idem_queuestore_set(IdemTable *queues, text *name, const NullableDatum *columns);
 extern bool idem_queuestore_drop(IdemTable *queues, text *name);
 extern bool idem_queuestore_pause(IdemTable *queues, text *name, bool pause);
 extern TimestampTz idem_queuestore_paused_at(text *name);

@@ -35,14 +35,14 @@ static const Oid jobs_types[IDEM_JOBS_NATTS] = {
 
 static IdemTableCache jobs_cache;
 
-static const IdemTableDef jobs_def = {
+const IdemTableDef idem_jobtable_def = {
 	.name = "jobs",
 	.types = jobs_types,
 	.natts = IDEM_JOBS_NATTS,
 	.nullable = IDEM_COLUMNS_FROM(IDEM_JOBS_KEY) | IDEM_COLUMN(IDEM_JOBS_KEY_HASH),
 	.pkey = {IDEM_JOBS_JOB_ID},
 	.npkey = 1,
-	.pkey_hint = "Run ALTER TABLE idem.jobs ADD CONSTRAINT jobs_pkey PRIMARY KEY (job_id).",
+	.pkey_command = "ALTER TABLE idem.jobs ADD CONSTRAINT jobs_pkey PRIMARY KEY (job_id)",
 	.cache = &jobs_cache};
 
 static const Oid job_keys_types[IDEM_JOB_KEYS_NATTS] = {
@@ -50,14 +50,14 @@ static const Oid job_keys_types[IDEM_JOB_KEYS_NATTS] = {
 
 static IdemTableCache job_keys_cache;
 
-static const IdemTableDef job_keys_def = {
+const IdemTableDef idem_jobtable_keys_def = {
 	.name = "job_keys",
 	.types = job_keys_types,
 	.natts = IDEM_JOB_KEYS_NATTS,
 	.nullable = IDEM_COLUMNS_FROM(IDEM_JOB_KEYS_RESULT),
 	.pkey = {IDEM_JOB_KEYS_KEY_HASH, IDEM_JOB_KEYS_JOB_ID},
 	.npkey = 2,
-	.pkey_hint = "Run ALTER TABLE idem.job_keys ADD CONSTRAINT job_keys_pkey PRIMARY KEY (key_hash, job_id).",
+	.pkey_command = "ALTER TABLE idem.job_keys ADD CONSTRAINT job_keys_pkey PRIMARY KEY (key_hash, job_id)",
 	.cache = &job_keys_cache};
 
 static const Oid job_log_types[IDEM_JOB_LOG_NATTS] = {
@@ -70,7 +70,7 @@ static const Oid job_log_types[IDEM_JOB_LOG_NATTS] = {
 
 static IdemTableCache job_log_cache;
 
-static const IdemTableDef job_log_def = {
+const IdemTableDef idem_jobtable_log_def = {
 	.name = "job_log",
 	.types = job_log_types,
 	.natts = IDEM_JOB_LOG_NATTS,
@@ -80,13 +80,13 @@ static const IdemTableDef job_log_def = {
 		IDEM_COLUMN(IDEM_JOB_LOG_RETRYABLE),
 	.pkey = {IDEM_JOB_LOG_JOB_ID},
 	.npkey = 1,
-	.pkey_hint = "Run ALTER TABLE idem.job_log ADD CONSTRAINT job_log_pkey PRIMARY KEY (job_id).",
+	.pkey_command = "ALTER TABLE idem.job_log ADD CONSTRAINT job_log_pkey PRIMARY KEY (job_id)",
 	.cache = &job_log_cache};
 
 void
 idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode)
 {
-	idem_table_open(jobs, &jobs_def, lockmode);
+	idem_table_open(jobs, &idem_jobtable_def, lockmode);
 }
 
 bool
@@ -98,13 +98,13 @@ idem_jobtable_open_at_commit(IdemTable *jobs)
 void
 idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode)
 {
-	idem_table_open(keys, &job_keys_def, lockmode);
+	idem_table_open(keys, &idem_jobtable_keys_def, lockmode);
 }
 
 void
 idem_jobtable_open_log(IdemTable *log, LOCKMODE lockmode)
 {
-	idem_table_open(log, &job_log_def, lockmode);
+	idem_table_open(log, &idem_jobtable_log_def, lockmode);
 }
 
 static Oid

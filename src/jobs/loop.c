@@ -214,6 +214,6 @@ idem_work(PG_FUNCTION_ARGS)
 	work_in_turns(&work);
 	values[0] = Int64GetDatum(work.completed);
 	values[1] = Int64GetDatum(work.failed);
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(
-		idem_fn_row_desc(fcinfo, work_types, WORK_NATTS, &row_desc), values, nulls)));
+	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(
+		idem_fn_row_desc(fcinfo, work_types, WORK_NATTS, &row_desc), values, nulls, lengthof(values))));
 }

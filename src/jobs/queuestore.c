@@ -3,7 +3,7 @@
  *		Settings of queues, and which roles may use a queue.
  *
  * Every function about jobs gets the settings of each queue that it uses from here.
- * Only require_owner() decides whether a role may use a queue or change its owner.
+ * Only has_privileges() decides whether a role may use a queue or change its owner.
  *
  * A caller gets the latest committed settings, also if the snapshot of its transaction is
  * older.  A transaction that changes settings locks the table against other such
@@ -17,12 +17,16 @@
 
 #include "access/genam.h"
 #include "access/xact.h"
+#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
+#include "nodes/value.h"
+#include "parser/parse_func.h"
 #include "utils/acl.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "jobs/jobs.h"
@@ -34,18 +38,19 @@ const char *const idem_if_running_words[] = {"skip", "rerun", NULL};
 static const Oid queues_types[IDEM_QUEUES_NATTS] = {
 	TEXTOID, REGROLEOID, TIMESTAMPTZOID, TEXTOID, TEXTOID,
 	TEXTOID, INTERVALOID, BOOLOID, INTERVALOID, INTERVALOID,
-	INT4OID, INTERVALOID, INTERVALOID, INTERVALOID, INTERVALOID};
+	INT4OID, INTERVALOID, INTERVALOID, INTERVALOID, INTERVALOID,
+	TIMESTAMPTZOID};
 
 static IdemTableCache queues_cache;
 
-static const IdemTableDef queues_def = {
+const IdemTableDef idem_queuestore_def = {
 	.name = "queues",
 	.types = queues_types,
 	.natts = IDEM_QUEUES_NATTS,
 	.nullable = IDEM_COLUMNS_FROM(IDEM_QUEUES_OWNER),
 	.pkey = {IDEM_QUEUES_QUEUE},
 	.npkey = 1,
-	.pkey_hint = "Run ALTER TABLE idem.queues ADD CONSTRAINT queues_pkey PRIMARY KEY (queue).",
+	.pkey_command = "ALTER TABLE idem.queues ADD CONSTRAINT queues_pkey PRIMARY KEY (queue)",
 	.cache = &queues_cache};
 
 /* The position of the value in a list of words about duplicates; an error if it is not there */
@@ -128,7 +133,7 @@ read_queue(text *name, IdemQueue *queue)
 	queue->backoff_max = USECS_PER_DAY;
 	queue->keep_dead = 7 * USECS_PER_DAY;
 
-	idem_table_open(&table, &queues_def, AccessShareLock);
+	idem_table_open(&table, &idem_queuestore_def, AccessShareLock);
 	if (find_queue(&table, name))
 		read_settings(&table, queue);
 	idem_table_close(&table);
@@ -141,7 +146,7 @@ read_queue(text *name, IdemQueue *queue)
 void
 idem_queuestore_get(text *name, IdemQueue *queue)
 {
-	uint64 version = idem_table_version(&queues_def);
+	uint64 version = idem_table_version(&idem_queuestore_def);
 
 	if (!IsolationIsSerializable() && idem_queuecache_find(name, version, queue))
 		return;
@@ -149,11 +154,38 @@ idem_queuestore_get(text *name, IdemQueue *queue)
 	idem_queuecache_set(queue, version);
 }
 
+/* May the role use a queue of this owner?  InvalidOid: every role may. */
+static bool
+has_privileges(Oid role, Oid owner)
+{
+	return !OidIsValid(owner) || has_privs_of_role(role, owner);
+}
+
+/*
+ * T9: may the role enqueue, by a call of idem_enqueue(), into a queue of this owner?  A role that
+ * was dropped may not, even if PUBLIC may execute the function.
+ */
+IdemMayEnqueue
+idem_queuestore_may_enqueue(Oid role, Oid owner)
+{
+	static const Oid any_types[] = {InvalidOid};
+	Oid function;
+
+	if (!SearchSysCacheExists1(AUTHOID, ObjectIdGetDatum(role)))
+		return IDEM_ROLE_IS_GONE;
+	function = LookupFuncName(list_make2(makeString("pg_catalog"), makeString("idem_enqueue")), -1,
+							  any_types, true);
+	if (!OidIsValid(function) ||
+		object_aclcheck(ProcedureRelationId, function, role, ACL_EXECUTE) != ACLCHECK_OK)
+		return IDEM_NO_EXECUTE;
+	return has_privileges(role, owner) ? IDEM_MAY_ENQUEUE : IDEM_QUEUE_OF_ANOTHER;
+}
+
 /* Raise an error if the queue has an owner and the current user lacks its privileges */
 static void
 require_owner(Oid owner)
 {
-	if (OidIsValid(owner) && !has_privs_of_role(GetUserId(), owner))
+	if (!has_privileges(GetUserId(), owner))
 		ereport(ERROR,
 				errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				errmsg("queue belongs to another role"),
@@ -196,7 +228,7 @@ idem_queuestore_use_of_row(IdemTable *table, AttrNumber attno, IdemQueue *queue)
 void
 idem_queuestore_open(IdemTable *queues)
 {
-	idem_table_open(queues, &queues_def, ShareRowExclusiveLock);
+	idem_table_open(queues, &idem_queuestore_def, ShareRowExclusiveLock);
 }
 
 /*
@@ -225,27 +257,60 @@ begin_change(IdemTable *table, text *name, bool exists)
 /*
  * Change the settings that are not null in columns, an array indexed by column number.
  * InvalidOid as owner clears it.  Only a caller that may use an owned queue can change or
- * clear its owner, because other roles could then read its payloads.
+ * clear its owner, because other roles could then read its payloads.  Returns true if the queue
+ * now has another owner than before, and not none.
  */
-void
+bool
 idem_queuestore_set(IdemTable *queues, text *name, const NullableDatum *columns)
 {
 	bool exists = find_queue(queues, name);
 	Oid owner = exists ? idem_row_oid(queues, IDEM_QUEUES_OWNER) : InvalidOid;
 	TupleTableSlot *slot = begin_change(queues, name, exists);
+	Oid new_owner = columns[IDEM_QUEUES_OWNER].isnull ?
+		owner :
+		DatumGetObjectId(columns[IDEM_QUEUES_OWNER].value);
 
-	if (!columns[IDEM_QUEUES_OWNER].isnull &&
-		DatumGetObjectId(columns[IDEM_QUEUES_OWNER].value) != owner)
+	if (new_owner != owner)
+	{
 		require_owner(owner);
+		idem_row_set(slot, IDEM_QUEUES_OWNED_AT, TimestampTzGetDatum(idem_clock_now()));
+	}
 	for (AttrNumber attno = IDEM_QUEUES_OWNER; attno <= IDEM_QUEUES_NATTS; attno++)
 	{
 		if (!columns[attno].isnull)
 			idem_row_set(slot, attno, columns[attno].value);
 	}
-	if (!columns[IDEM_QUEUES_OWNER].isnull &&
-		!OidIsValid(DatumGetObjectId(columns[IDEM_QUEUES_OWNER].value)))
+	if (!OidIsValid(new_owner))
+	{
 		idem_row_clear(slot, IDEM_QUEUES_OWNER);
+		idem_row_clear(slot, IDEM_QUEUES_OWNED_AT);
+	}
 	store_settings(queues, exists);
+	return new_owner != owner && OidIsValid(new_owner);
+}
+
+/* The number of live jobs of the queue that are committed or of this transaction, at most max */
+int
+idem_queuestore_count_jobs(text *queue, int max)
+{
+	IdemTable jobs;
+	IdemLookup lookup = {.value = PointerGetDatum(queue), .equal = F_TEXTEQ};
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IndexScanDesc scan;
+	int n = 0;
+
+	idem_jobtable_open(&jobs, AccessShareLock);
+	lookup.index = idem_jobtable_fetch_index(&jobs);
+	scan = idem_probe_begin(&jobs, &lookup, snapshot);
+	while (n < max && index_getnext_slot(scan, ForwardScanDirection, jobs.found))
+	{
+		CHECK_FOR_INTERRUPTS();
+		n++;
+	}
+	index_endscan(scan);
+	idem_table_close(&jobs);
+	UnregisterSnapshot(snapshot);
+	return n;
 }
 
 /* Does the queue have a live job?  Jobs that an open transaction enqueues or removes count. */
@@ -351,7 +416,7 @@ idem_queuestore_paused_at(text *name)
 	IdemTable table;
 	TimestampTz paused_at = 0;
 
-	idem_table_open(&table, &queues_def, AccessShareLock);
+	idem_table_open(&table, &idem_queuestore_def, AccessShareLock);
 	if (find_queue(&table, name))
 		paused_at = idem_row_timestamp(&table, IDEM_QUEUES_PAUSED_AT);
 	idem_table_close(&table);

@@ -35,7 +35,7 @@ put_reason(const IdemWhy *why, void *arg)
 	nulls[4] = why->fix == NULL;
 	if (why->fix != NULL)
 		values[4] = CStringGetTextDatum(why->fix);
-	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	idem_fn_put_row(rsinfo, values, nulls, lengthof(values));
 }
 
 Datum

@@ -77,7 +77,7 @@ put_fetched(const IdemFetched *job, void *arg)
 	nulls[9] = job->progress == NULL;
 	nulls[10] = job->headers == NULL;
 	nulls[11] = job->links == NULL;
-	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	idem_fn_put_row(rsinfo, values, nulls, lengthof(values));
 }
 
 /* Check the arguments about a queue */
@@ -395,7 +395,8 @@ put_status(ReturnSetInfo *rsinfo, const Batch *batch, int i, const char *done,
 	values[3] =
 		lease_until != NULL && hold == IDEM_HOLD_OK ? TimestampTzGetDatum(*lease_until) : (Datum) 0;
 	nulls[3] = hold != IDEM_HOLD_OK;
-	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	idem_fn_put_row(rsinfo, values, nulls,
+					lease_until != NULL ? HEARTBEAT_NATTS : COMPLETE_MANY_NATTS);
 }
 
 Datum

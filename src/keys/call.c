@@ -117,5 +117,5 @@ idem_call(PG_FUNCTION_ARGS)
 	values[1] = JsonbPGetDatum(info.result);
 	nulls[1] = info.result == NULL;
 	values[2] = BoolGetDatum(replayed);
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, values, nulls)));
+	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(desc, values, nulls, lengthof(values))));
 }

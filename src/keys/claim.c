@@ -98,7 +98,7 @@ idem_claim(PG_FUNCTION_ARGS)
 
 	fill_claim_values(&info, values, nulls);
 	desc = idem_fn_row_desc(fcinfo, claim_types, CLAIM_NATTS, &row_desc);
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, values, nulls)));
+	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(desc, values, nulls, lengthof(values))));
 }
 
 /* True: finished now; false: already finished with an equal result (K11, L3) */
@@ -200,7 +200,7 @@ put_get_row(ReturnSetInfo *rsinfo, const IdemKeyInfo *info)
 		SET(8, TimestampTzGetDatum(info->finished_at));
 	SET(10, TimestampTzGetDatum(info->expires_at));
 #undef SET
-	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	idem_fn_put_row(rsinfo, values, nulls, lengthof(values));
 }
 
 Datum
@@ -285,7 +285,7 @@ put_claim_rows(ReturnSetInfo *rsinfo, text **keys, const BatchItem *items, int n
 		values[0] = Int32GetDatum(i + 1);
 		values[1] = PointerGetDatum(keys[i]);
 		fill_claim_values(&items[i].info, &values[2], &nulls[2]);
-		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+		idem_fn_put_row(rsinfo, values, nulls, lengthof(values));
 	}
 }
 

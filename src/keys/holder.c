@@ -70,7 +70,7 @@ put_row(ReturnSetInfo *rsinfo, const char *kind, const IdemHolder *holder, IdemT
 	if (fix != NULL)
 		PUT(7, CStringGetTextDatum(fix));
 #undef PUT
-	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	idem_fn_put_row(rsinfo, values, nulls, lengthof(values));
 }
 
 /* H3: an open transaction */

@@ -126,6 +126,7 @@ typedef struct IdemKeyInfo
 } IdemKeyInfo;
 
 /* keytable.c */
+extern const IdemTableDef idem_keytable_def;
 extern void idem_keytable_open(IdemTable *table, LOCKMODE lockmode);
 extern bool idem_keytable_has_key(IdemTable *table, const IdemKey *key);
 extern IdemLookup idem_keytable_lookup(IdemTable *table, const IdemKey *key);

@@ -27,20 +27,20 @@ static const Oid column_types[IDEM_KEYS_NATTS] = {
 
 static IdemTableCache keys_cache;
 
-static const IdemTableDef keys_def = {
+const IdemTableDef idem_keytable_def = {
 	.name = "keys",
 	.types = column_types,
 	.natts = IDEM_KEYS_NATTS,
 	.nullable = IDEM_COLUMNS_FROM(IDEM_KEYS_FINISHED_AT),
 	.pkey = {IDEM_KEYS_KEY_HASH, IDEM_KEYS_NTH},
 	.npkey = 2,
-	.pkey_hint = "Run ALTER TABLE idem.keys ADD CONSTRAINT keys_pkey PRIMARY KEY (key_hash, nth).",
+	.pkey_command = "ALTER TABLE idem.keys ADD CONSTRAINT keys_pkey PRIMARY KEY (key_hash, nth)",
 	.cache = &keys_cache};
 
 void
 idem_keytable_open(IdemTable *table, LOCKMODE lockmode)
 {
-	idem_table_open(table, &keys_def, lockmode);
+	idem_table_open(table, &idem_keytable_def, lockmode);
 }
 
 /* Does the row found have the key? */

@@ -62,7 +62,7 @@ form_lease_row(TupleDesc desc, const IdemKeyInfo *info)
 	nulls[5] = !granted || info->checkpoint == NULL;
 	nulls[6] = info->lease_until == 0;
 	nulls[7] = info->expires_at == 0;
-	return HeapTupleGetDatum(heap_form_tuple(desc, values, nulls));
+	return HeapTupleGetDatum(idem_fn_form_row(desc, values, nulls, lengthof(values)));
 }
 
 Datum

@@ -7,6 +7,7 @@
  */
 #include "postgres.h"
 
+#include "miscadmin.h"
 #include "utils/timestamp.h"
 
 #include "schedules/schedules.h"
@@ -44,6 +45,41 @@ make_key(const text *name, TimestampTz tick)
 }
 
 /*
+ * T9: raise an error unless the owner of the schedule found may enqueue into its queue now.  The
+ * message is all that the log and the views show of a tick that the worker runs.
+ */
+static void
+check_owner(IdemTable *schedules, const IdemQueue *queue)
+{
+	Oid owner = idem_row_oid(schedules, IDEM_SCHEDULES_OWNER);
+	char *name = GetUserNameFromId(owner, true);
+	const char *message = NULL;
+
+	switch (idem_queuestore_may_enqueue(owner, queue->owner))
+	{
+		case IDEM_MAY_ENQUEUE:
+			return;
+		case IDEM_ROLE_IS_GONE:
+			message = "the owner of the schedule does not exist";
+			break;
+		case IDEM_NO_EXECUTE:
+			message = "the owner of the schedule may not execute idem_enqueue()";
+			break;
+		case IDEM_QUEUE_OF_ANOTHER:
+			message = "the owner of the schedule may not use its queue";
+			break;
+	}
+	ereport(ERROR,
+			errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			errmsg("%s", message),
+			name != NULL ? errdetail("The role \"%s\" has declared the schedule last.", name) :
+						   errdetail("The role %u has declared the schedule last; it was dropped.", owner),
+			name != NULL ?
+				errhint("Give the role its privileges back, declare the schedule again as a role that may use the queue, or remove it with idem_unschedule().") :
+				errhint("Declare the schedule again as a role that may use the queue, or remove it with idem_unschedule()."));
+}
+
+/*
  * T1: what the jobs of the schedule found have in common.  The queue says for how long a job
  * absorbs duplicates of its key; a duplicate is always absorbed, and its payload is ignored.
  */
@@ -53,6 +89,7 @@ make_enqueue(IdemTable *schedules, IdemEnqueue *enqueue)
 	memset(enqueue, 0, sizeof(*enqueue));
 	idem_queuestore_get(idem_value_queue(idem_row_datum(schedules, IDEM_SCHEDULES_QUEUE)),
 						&enqueue->queue);
+	check_owner(schedules, &enqueue->queue);
 	enqueue->policy = enqueue->queue.policy;
 	enqueue->policy.on_duplicate = IDEM_ON_DUPLICATE_SKIP;
 	enqueue->policy.rerun = false;
@@ -66,14 +103,13 @@ make_enqueue(IdemTable *schedules, IdemEnqueue *enqueue)
  * how many are new: another job may absorb a tick.
  */
 static int64
-enqueue_jobs(IdemTable *schedules, const text *name, const IdemTicks *ticks, int *njobs)
+enqueue_jobs(IdemTable *schedules, IdemEnqueue *enqueue, const text *name, const IdemTicks *ticks,
+			 int *njobs)
 {
-	IdemEnqueue enqueue;
 	Jsonb *payload = idem_row_jsonb(schedules, IDEM_SCHEDULES_PAYLOAD);
 	IdemEnqueued answer = {0};
 	IdemTable jobs;
 
-	make_enqueue(schedules, &enqueue);
 	idem_jobtable_open(&jobs, RowExclusiveLock);
 	for (int i = 0; i < ticks->njobs; i++)
 	{
@@ -83,8 +119,8 @@ enqueue_jobs(IdemTable *schedules, const text *name, const IdemTicks *ticks, int
 			.key = make_key(name, ticks->jobs[i]),
 			.payload = {.value = JsonbPGetDatum(payload), .isnull = payload == NULL}};
 
-		enqueue.run_at = ticks->jobs[i];
-		idem_dedup_enqueue(&jobs, &enqueue, &job, &answer);
+		enqueue->run_at = ticks->jobs[i];
+		idem_dedup_enqueue(&jobs, enqueue, &job, &answer);
 		if (answer.outcome == IDEM_OUTCOME_ENQUEUED || answer.outcome == IDEM_OUTCOME_RERUN)
 			(*njobs)++;
 	}
@@ -93,14 +129,16 @@ enqueue_jobs(IdemTable *schedules, const text *name, const IdemTicks *ticks, int
 }
 
 /*
- * If the schedule is due: enqueue its jobs, add the number of new ones to *njobs, and advance it
+ * If the schedule is due: ask whether its owner may enqueue (T9), also if no tick gets a job;
+ * enqueue its jobs, add the number of new ones to *njobs, and advance it
  * (T1).  It never waits for another transaction that has locked the schedule, or has enqueued
  * the key of a tick and is open; for the latter it raises 55P03 (T6).
  */
 IdemTicked
-idem_due_tick(text *name, TimestampTz now, int *njobs)
+idem_due_tick(text *name, TimestampTz now, bool tell_launcher, int *njobs)
 {
 	IdemTicks ticks;
+	IdemEnqueue enqueue;
 	IdemRhythm rhythm;
 	IdemTable schedules;
 	IdemTicked ticked;
@@ -112,12 +150,13 @@ idem_due_tick(text *name, TimestampTz now, int *njobs)
 		IdemMissed missed = idem_value_word(idem_row_text(&schedules, IDEM_SCHEDULES_MISSED),
 											"missed", idem_missed_words, "Declare the schedule again.");
 
+		make_enqueue(&schedules, &enqueue);
 		idem_schedulestore_rhythm(&schedules, &rhythm);
 		idem_ticks_due(&rhythm, idem_row_timestamp(&schedules, IDEM_SCHEDULES_NEXT_TICK), missed,
 					   now, &ticks);
 		if (ticks.njobs > 0)
-			last_job = enqueue_jobs(&schedules, name, &ticks, njobs);
-		idem_schedulestore_advance(&schedules, &ticks, last_job);
+			last_job = enqueue_jobs(&schedules, &enqueue, name, &ticks, njobs);
+		idem_schedulestore_advance(&schedules, &ticks, last_job, tell_launcher);
 		ticked = IDEM_TICKED_DONE;
 	}
 	idem_table_close(&schedules);

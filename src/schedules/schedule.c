@@ -8,6 +8,7 @@
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
@@ -154,6 +155,18 @@ check_has_tick(const IdemRhythm *rhythm)
 					 "Pass a later time, or leave it out.");
 }
 
+/* T9: refuse a schedule each tick of which would fail.  The caller has checked the queue. */
+static void
+require_enqueue(Oid owner, const IdemQueue *queue)
+{
+	if (idem_queuestore_may_enqueue(owner, queue->owner) != IDEM_MAY_ENQUEUE)
+		ereport(ERROR,
+				errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("permission denied for function %s", "idem_enqueue"),
+				errdetail("A tick enqueues a job with the privileges of the role that has declared the schedule."),
+				errhint("Grant the role EXECUTE on the function, for example with idem_grant()."));
+}
+
 Datum
 idem_schedule(PG_FUNCTION_ARGS)
 {
@@ -166,6 +179,8 @@ idem_schedule(PG_FUNCTION_ARGS)
 	schedule.name = get_name(fcinfo);
 	schedule.queue = idem_args_queue(fcinfo, ARG_QUEUE);
 	idem_queuestore_use(schedule.queue, &queue);
+	schedule.owner = GetUserId();
+	require_enqueue(schedule.owner, &queue);
 	get_rhythm(fcinfo, &schedule.rhythm);
 	check_has_tick(&schedule.rhythm);
 	schedule.every = PG_GETARG_DATUM(ARG_EVERY);

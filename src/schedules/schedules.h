@@ -18,6 +18,9 @@
 
 #define IDEM_MAX_SCHEDULE_LEN 255
 
+/* The most schedules of a database (T10) */
+#define IDEM_MAX_SCHEDULES 10000
+
 /* With missed => 'all': so many of the newest ticks get a job */
 #define IDEM_MAX_MISSED 1000
 
@@ -26,6 +29,7 @@ enum IdemScheduleColumn
 {
 	IDEM_SCHEDULES_NAME = 1,
 	IDEM_SCHEDULES_QUEUE,
+	IDEM_SCHEDULES_OWNER,
 	IDEM_SCHEDULES_CRON,
 	IDEM_SCHEDULES_EVERY,
 	IDEM_SCHEDULES_TIME_ZONE,
@@ -97,6 +101,7 @@ typedef struct IdemSchedule
 {
 	text *name;
 	text *queue;
+	Oid owner;
 	IdemRhythm rhythm;
 	Datum every; /* as given, if rhythm.cron is NULL */
 	text *missed;
@@ -135,21 +140,23 @@ extern void idem_ticks_due(const IdemRhythm *rhythm, TimestampTz next, IdemMisse
 						   TimestampTz now, IdemTicks *ticks);
 
 /* schedulestore.c */
+extern const IdemTableDef idem_schedulestore_def;
 extern void idem_schedulestore_open(IdemTable *schedules, LOCKMODE lockmode);
 extern TimestampTz idem_schedulestore_set(IdemTable *schedules, const IdemSchedule *schedule);
 extern bool idem_schedulestore_drop(IdemTable *schedules, text *name);
 extern bool idem_schedulestore_pause(IdemTable *schedules, text *name);
 extern bool idem_schedulestore_resume(IdemTable *schedules, text *name);
-extern List *idem_schedulestore_list_due(IdemTable *schedules, TimestampTz now);
+extern List *idem_schedulestore_list_due(IdemTable *schedules, TimestampTz now, int skip, int max);
+extern int64 idem_schedulestore_count_refused(IdemTable *schedules, text *queue, Oid owner);
 extern TimestampTz idem_schedulestore_next(IdemTable *schedules, TimestampTz after);
 extern bool idem_schedulestore_lock_due(IdemTable *schedules, text *name, TimestampTz now,
 										IdemTicked *ticked);
 extern void idem_schedulestore_rhythm(IdemTable *schedules, IdemRhythm *rhythm);
 extern void idem_schedulestore_advance(IdemTable *schedules, const IdemTicks *ticks,
-									   int64 last_job);
+									   int64 last_job, bool tell_launcher);
 
 /* due.c */
-extern IdemTicked idem_due_tick(text *name, TimestampTz now, int *njobs);
+extern IdemTicked idem_due_tick(text *name, TimestampTz now, bool tell_launcher, int *njobs);
 
 /* tick.c */
 extern bool idem_tick_is_subscribed(void);

@@ -3,7 +3,9 @@
  *		The rows of idem.schedules: declare, remove, pause, find what is due, advance.
  *
  * A role that may use the queue of a schedule may change the schedule; the functions here
- * check that, but for those about ticks, which run for the administrator and the worker.
+ * check that, but for those about ticks, which run for the administrator and the worker.  The
+ * role that declares a schedule becomes its owner, and no other change makes a role the owner.
+ * due.c asks at each tick whether the owner may enqueue (T9).
  *
  * A schedule is found by its latest committed row, also if the snapshot of the transaction
  * is older.  A session that changes a schedule waits for another one that does.  A tick does
@@ -27,13 +29,13 @@
 #include "schedules/schedules.h"
 
 static const Oid schedules_types[IDEM_SCHEDULES_NATTS] = {
-	TEXTOID, TEXTOID, TEXTOID, INTERVALOID, TEXTOID,
+	TEXTOID, TEXTOID, REGROLEOID, TEXTOID, INTERVALOID, TEXTOID,
 	TEXTOID, INT4OID, INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID,
 	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, JSONBOID};
 
 static IdemTableCache schedules_cache;
 
-static const IdemTableDef schedules_def = {
+const IdemTableDef idem_schedulestore_def = {
 	.name = "schedules",
 	.types = schedules_types,
 	.natts = IDEM_SCHEDULES_NATTS,
@@ -41,7 +43,7 @@ static const IdemTableDef schedules_def = {
 		IDEM_COLUMNS_FROM(IDEM_SCHEDULES_NEXT_TICK),
 	.pkey = {IDEM_SCHEDULES_NAME},
 	.npkey = 1,
-	.pkey_hint = "Run ALTER TABLE idem.schedules ADD CONSTRAINT schedules_pkey PRIMARY KEY (name).",
+	.pkey_command = "ALTER TABLE idem.schedules ADD CONSTRAINT schedules_pkey PRIMARY KEY (name)",
 	.cache = &schedules_cache};
 
 /* The earliest tick that this transaction has written; DT_NOEND: none */
@@ -74,7 +76,7 @@ note_tick(TimestampTz tick)
 void
 idem_schedulestore_open(IdemTable *schedules, LOCKMODE lockmode)
 {
-	idem_table_open(schedules, &schedules_def, lockmode);
+	idem_table_open(schedules, &idem_schedulestore_def, lockmode);
 }
 
 static IdemLookup
@@ -230,6 +232,7 @@ fill_row(TupleTableSlot *slot, const IdemSchedule *schedule, const IdemRhythm *r
 {
 	idem_row_set(slot, IDEM_SCHEDULES_NAME, PointerGetDatum(schedule->name));
 	idem_row_set(slot, IDEM_SCHEDULES_QUEUE, PointerGetDatum(schedule->queue));
+	idem_row_set(slot, IDEM_SCHEDULES_OWNER, ObjectIdGetDatum(schedule->owner));
 	idem_row_set_varlena(slot, IDEM_SCHEDULES_CRON, rhythm->cron);
 	if (rhythm->cron == NULL)
 		idem_row_set(slot, IDEM_SCHEDULES_EVERY, schedule->every);
@@ -243,12 +246,66 @@ fill_row(TupleTableSlot *slot, const IdemSchedule *schedule, const IdemRhythm *r
 	set_time(slot, IDEM_SCHEDULES_ENDS_AT, rhythm->ends_at);
 }
 
-/* Write the row and tell the launcher of its next tick; false: try again */
+/*
+ * The number of schedules, with those that another open transaction inserts or removes, as if the
+ * one commits and the other one rolls back.  An open update counts once.
+ */
+static int64
+count_schedules(IdemTable *schedules)
+{
+	SnapshotData dirty;
+	IndexScanDesc scan;
+	int64 n = 0;
+
+	InitDirtySnapshot(dirty);
+	scan = idem_compat_index_beginscan(schedules->heap, schedules->pkey, &dirty, 0);
+	index_rescan(scan, NULL, 0, NULL, 0);
+	while (index_getnext_slot(scan, ForwardScanDirection, schedules->found))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!TransactionIdIsValid(dirty.xmax) || idem_row_is_last_version(schedules))
+			n++;
+	}
+	index_endscan(scan);
+	return n;
+}
+
+/*
+ * T10: insert a schedule, unless there are too many.  One lock for all names, for a moment, lets
+ * one transaction at a time count and insert, so that the limit is exact.
+ */
+static bool
+insert_schedule(IdemTable *schedules)
+{
+	bool inserted;
+
+	idem_table_open_indexes(schedules);
+	idem_table_lock_toast(schedules);
+	idem_table_lock_hash(schedules, 0);
+	if (count_schedules(schedules) >= IDEM_MAX_SCHEDULES)
+		ereport(ERROR,
+				errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				errmsg("too many schedules"),
+				errdetail("This database has %d schedules, and may not have more.", IDEM_MAX_SCHEDULES),
+				errhint("Remove schedules with idem_unschedule(), or let one schedule do the work of many."));
+	inserted = idem_write_insert(schedules);
+	idem_table_unlock_hash(schedules, 0);
+	return inserted;
+}
+
+/* Write the row with its next tick; false: try again */
+static bool
+write_schedule(IdemTable *schedules, bool exists, TupleTableSlot *slot, TimestampTz next)
+{
+	set_time(slot, IDEM_SCHEDULES_NEXT_TICK, next);
+	return exists ? idem_write_update(schedules) == TM_Ok : insert_schedule(schedules);
+}
+
+/* The same, and tell the launcher of the next tick */
 static bool
 store_schedule(IdemTable *schedules, bool exists, TupleTableSlot *slot, TimestampTz next)
 {
-	set_time(slot, IDEM_SCHEDULES_NEXT_TICK, next);
-	if (exists ? idem_write_update(schedules) != TM_Ok : !idem_write_insert(schedules))
+	if (!write_schedule(schedules, exists, slot, next))
 		return false;
 	note_tick(next);
 	return true;
@@ -274,7 +331,7 @@ declare_schedule(IdemTable *schedules, const IdemSchedule *schedule, bool exists
 }
 
 /*
- * T5: declare a schedule, or change it.  Returns its next tick, or DT_NOEND if there is none.
+ * T5, T9: declare a schedule, or change it.  Returns its next tick, or DT_NOEND if there is none.
  * The caller has checked the privileges on the new queue.  If another open transaction inserts
  * the same name, the insert reports it, and the next look waits for that transaction.
  */
@@ -380,23 +437,53 @@ begin_ticks(IdemTable *schedules, Snapshot snapshot, StrategyNumber strategy, Re
 	return scan;
 }
 
-/* Names of the schedules that are due, in the order of their ticks */
+/* Names of the schedules that are due, in the order of their ticks: at most max, behind the first */
 List *
-idem_schedulestore_list_due(IdemTable *schedules, TimestampTz now)
+idem_schedulestore_list_due(IdemTable *schedules, TimestampTz now, int skip, int max)
 {
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	IndexScanDesc scan = begin_ticks(schedules, snapshot, BTLessEqualStrategyNumber,
 									 F_TIMESTAMPTZ_LE, now);
 	List *names = NIL;
 
-	while (index_getnext_slot(scan, ForwardScanDirection, schedules->found))
+	while (list_length(names) < max &&
+		   index_getnext_slot(scan, ForwardScanDirection, schedules->found))
 	{
 		CHECK_FOR_INTERRUPTS();
+		if (skip-- > 0)
+			continue;
 		names = lappend(names, idem_row_text(schedules, IDEM_SCHEDULES_NAME));
 	}
 	index_endscan(scan);
 	UnregisterSnapshot(snapshot);
 	return names;
+}
+
+/*
+ * How many schedules of the queue have ticks to come, but owners that may not enqueue into it if
+ * the queue has this owner (T9)?  Every schedule is read.
+ */
+int64
+idem_schedulestore_count_refused(IdemTable *schedules, text *queue, Oid owner)
+{
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IndexScanDesc scan =
+		idem_compat_index_beginscan(schedules->heap, schedules->pkey, snapshot, 0);
+	int64 n = 0;
+
+	index_rescan(scan, NULL, 0, NULL, 0);
+	while (index_getnext_slot(scan, ForwardScanDirection, schedules->found))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (idem_row_varlena_equals(schedules, IDEM_SCHEDULES_QUEUE, queue) &&
+			!idem_row_isnull(schedules, IDEM_SCHEDULES_NEXT_TICK) &&
+			idem_queuestore_may_enqueue(idem_row_oid(schedules, IDEM_SCHEDULES_OWNER), owner) !=
+				IDEM_MAY_ENQUEUE)
+			n++;
+	}
+	index_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	return n;
 }
 
 /* The earliest tick after this time, of all schedules; DT_NOEND: there is none */
@@ -439,9 +526,13 @@ idem_schedulestore_lock_due(IdemTable *schedules, text *name, TimestampTz now,
 		idem_row_timestamp(schedules, IDEM_SCHEDULES_NEXT_TICK) <= now;
 }
 
-/* T1: advance the schedule whose row was found and locked; its last job, if it has one */
+/*
+ * T1: advance the schedule whose row was found and locked; its last job, if it has one.  The
+ * launcher is told of the next tick unless the caller, the worker, looks for it later (T10).
+ */
 void
-idem_schedulestore_advance(IdemTable *schedules, const IdemTicks *ticks, int64 last_job)
+idem_schedulestore_advance(IdemTable *schedules, const IdemTicks *ticks, int64 last_job,
+						   bool tell_launcher)
 {
 	TupleTableSlot *slot = idem_write_copy_row(schedules);
 	int64 missed = idem_row_int64(schedules, IDEM_SCHEDULES_MISSED_TICKS);
@@ -454,6 +545,6 @@ idem_schedulestore_advance(IdemTable *schedules, const IdemTicks *ticks, int64 l
 					 TimestampTzGetDatum(ticks->jobs[ticks->njobs - 1]));
 		idem_row_set(slot, IDEM_SCHEDULES_LAST_JOB, Int64GetDatum(last_job));
 	}
-	if (!store_schedule(schedules, true, slot, ticks->next))
+	if (!(tell_launcher ? store_schedule : write_schedule)(schedules, true, slot, ticks->next))
 		elog(ERROR, "could not advance a schedule that this transaction has locked");
 }

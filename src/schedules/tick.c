@@ -40,7 +40,7 @@ list_due(TimestampTz now)
 	List *names;
 
 	idem_schedulestore_open(&schedules, RowExclusiveLock);
-	names = idem_schedulestore_list_due(&schedules, now);
+	names = idem_schedulestore_list_due(&schedules, now, 0, INT_MAX);
 	idem_table_close(&schedules);
 	return names;
 }
@@ -50,7 +50,7 @@ run_tick(void *arg)
 {
 	Tick *tick = arg;
 
-	(void) idem_due_tick(tick->name, tick->now, &tick->njobs);
+	(void) idem_due_tick(tick->name, tick->now, true, &tick->njobs);
 }
 
 /* T7: tick one schedule; an error of its own becomes a warning.  Returns the number of jobs. */

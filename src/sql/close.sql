@@ -51,6 +51,7 @@ GRANT EXECUTE ON FUNCTION
 	pg_catalog.idem_checks,
 	pg_catalog.idem_checks_local,
 	pg_catalog.idem_citus_table,
+	pg_catalog.idem_stat_tables,
 	pg_catalog.idem_doctor,
 	pg_catalog.idem_clock,
 	pg_catalog.idem_key_state,

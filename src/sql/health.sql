@@ -207,6 +207,16 @@ COMMENT ON COLUMN idem.checks_cleanup.status IS 'ok, warn or fail';
 COMMENT ON COLUMN idem.checks_cleanup.detail IS 'what was found';
 COMMENT ON COLUMN idem.checks_cleanup.fix IS 'command that repairs or shows the problem; null if there is none';
 
+CREATE FUNCTION pg_catalog.idem_stat_tables(
+	OUT name text,
+	OUT detail text,
+	OUT fix text)
+RETURNS SETOF record
+LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 1
+AS 'MODULE_PATHNAME', 'idem_stat_tables';
+COMMENT ON FUNCTION pg_catalog.idem_stat_tables IS
+	'for idem.checks_tables: tables of idem whose definition was changed, so that functions refuse them, with a command that helps';
+
 CREATE VIEW idem.checks_tables AS
 WITH r AS (
 	SELECT k.oid,
@@ -261,8 +271,19 @@ SELECT 12, true, 'autovacuum',
 			   string_agg('ALTER TABLE ' || r.name || ' RESET (autovacuum_enabled);', ' ' ORDER BY r.name) AS fix
 		  FROM r
 		 WHERE EXISTS (SELECT FROM pg_options_to_table(r.reloptions) AS o
-						WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean)) AS a;
-COMMENT ON VIEW idem.checks_tables IS 'for idem.checks: table bloat, index bloat, autovacuum';
+						WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean)) AS a
+UNION ALL
+SELECT 26, true, 'definitions',
+	   CASE WHEN d.n > 0 THEN 'fail' ELSE 'ok' END,
+	   CASE WHEN d.n > 0
+	   THEN format('%s tables are not as the extension has created them, so functions refuse them, the first is idem.%s: %s', d.n, d.first[1], d.first[2])
+	   ELSE 'all tables are as the extension has created them'
+	   END,
+	   d.first[3]
+  FROM (SELECT count(*) AS n,
+			   min(ARRAY[s.name, s.detail, s.fix]) AS first
+		  FROM idem_stat_tables() AS s) AS d;
+COMMENT ON VIEW idem.checks_tables IS 'for idem.checks: table bloat, index bloat, autovacuum, definitions';
 COMMENT ON COLUMN idem.checks_tables.ord IS 'place of the check among all checks';
 COMMENT ON COLUMN idem.checks_tables.writes IS 'whether the fix writes, so that a standby cannot run it';
 COMMENT ON COLUMN idem.checks_tables."check" IS 'name of the check';
@@ -347,8 +368,34 @@ SELECT 24, true, 'schedules',
 		  FROM t
 		 CROSS JOIN (SELECT EXISTS (SELECT FROM idem.shard AS m WHERE m.slots = '{}') AS has_none,
 							pg_is_in_recovery() AS is_standby) AS p
-		  LEFT JOIN idem.schedule_status AS s ON true) AS d;
-COMMENT ON VIEW idem.checks_work IS 'for idem.checks: expired leases, parked keys, dead jobs, schedules';
+		  LEFT JOIN idem.schedule_status AS s ON true) AS d
+UNION ALL
+/* T9.  Jobs from before the change of an owner are among those with the lowest numbers. */
+SELECT 25, false, 'owners',
+	   CASE WHEN s.refused > 0 THEN 'fail' WHEN j.n > 0 THEN 'warn' ELSE 'ok' END,
+	   CASE
+	   WHEN s.refused > 0
+	   THEN format('%s schedules are refused, the first is %s of role %s: the role was dropped, may not execute idem_enqueue, or may not use the queue; give it its privileges back, or declare or remove the schedule as another role', s.refused, s.first[1], s.first[2])
+	   WHEN j.n > 0
+	   THEN format('%s of the oldest 10000 jobs were enqueued before their queue got its owner, the first queue is %s: other roles may have enqueued them; cancel those that are wrong', j.n, j.first)
+	   ELSE 'no schedule is refused, no old job is from before the change of an owner'
+	   END,
+	   CASE
+	   WHEN s.refused > 0
+	   THEN 'SELECT name, queue, owner FROM idem.schedule_status WHERE state OPERATOR(pg_catalog.=) ''refused'' ORDER BY name LIMIT 20;'
+	   WHEN j.n > 0
+	   THEN 'SELECT j.job_id, j.queue, q.owner, j.state, j.run_at FROM idem.job_status AS j JOIN idem.queues AS q ON q.queue OPERATOR(pg_catalog.=) j.queue WHERE j.ended_at IS NULL AND j.age OPERATOR(pg_catalog.>) (pg_catalog.idem_clock() OPERATOR(pg_catalog.-) q.owned_at) ORDER BY j.job_id LIMIT 20;'
+	   END
+  FROM (SELECT count(*) AS refused,
+			   min(ARRAY[s.name, s.owner::text]) AS first
+		  FROM idem.schedule_status AS s
+		 WHERE s.state = 'refused') AS s
+ CROSS JOIN (
+		SELECT count(*) AS n,
+			   min(q.queue) AS first
+		  FROM (SELECT j.queue, j.enqueued_at FROM idem.jobs AS j ORDER BY j.job_id LIMIT 10000) AS j
+		  JOIN idem.queues AS q ON q.queue = j.queue AND j.enqueued_at < q.owned_at) AS j;
+COMMENT ON VIEW idem.checks_work IS 'for idem.checks: expired leases, parked keys, dead jobs, schedules, owners';
 COMMENT ON COLUMN idem.checks_work.ord IS 'place of the check among all checks';
 COMMENT ON COLUMN idem.checks_work.writes IS 'whether the fix writes, so that a standby cannot run it';
 COMMENT ON COLUMN idem.checks_work."check" IS 'name of the check';

@@ -165,6 +165,7 @@ CREATE TABLE idem.queues (
 	backoff_max interval,
 	keep interval,
 	keep_dead interval,
+	owned_at timestamp with time zone,
 	CONSTRAINT queues_pkey PRIMARY KEY (queue)
 ) USING heap;
 
@@ -184,6 +185,7 @@ COMMENT ON COLUMN idem.queues.backoff IS 'delay of the first retry; each further
 COMMENT ON COLUMN idem.queues.backoff_max IS 'maximum delay of a retry';
 COMMENT ON COLUMN idem.queues.keep IS 'how long done jobs stay in idem.job_log';
 COMMENT ON COLUMN idem.queues.keep_dead IS 'how long dead and cancelled jobs stay in idem.job_log';
+COMMENT ON COLUMN idem.queues.owned_at IS 'when the queue got its owner; null: it has none';
 COMMENT ON CONSTRAINT queues_pkey ON idem.queues IS 'one declaration per queue';
 COMMENT ON INDEX idem.queues_pkey IS 'one declaration per queue';
 

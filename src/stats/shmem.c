@@ -550,8 +550,9 @@ idem_shmem_forget_tick(void)
 }
 
 /*
- * T6: the database ticks at this time.  If that is earlier than what was known, tell the launcher.
- * Never throws.
+ * T6: the database ticks at this time, or now if that is past: databases take turns in the order in
+ * which they became due, not in that of their oldest ticks (T10).  If that is earlier than what was
+ * known, tell the launcher.  Never throws.
  */
 void
 idem_shmem_lower_tick(Oid database, TimestampTz tick)
@@ -561,6 +562,7 @@ idem_shmem_lower_tick(Oid database, TimestampTz tick)
 
 	if (shared == NULL)
 		return;
+	tick = Max(tick, GetCurrentTimestamp());
 	lock_shared(LW_EXCLUSIVE);
 	entry = find_database(database);
 	is_earlier = entry != NULL && tick < entry->next_tick;

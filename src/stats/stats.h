@@ -252,9 +252,11 @@ typedef struct IdemDatabaseTick
 typedef struct IdemVisitRequest
 {
 	Oid database;
-	bool cleans;	/* cleanup is due; false: only schedules */
-	bool continues; /* the last visit has left rows to remove */
-	int pause;		/* length of a pause as a multiple of the batch before it */
+	bool cleans;	   /* cleanup is due; false: only schedules */
+	bool continues;	   /* the last visit has left rows to remove */
+	int pause;		   /* length of a pause as a multiple of the batch before it */
+	TimestampTz round; /* of ticks, to be continued: when it began; 0: begin one */
+	int tick_skip;	   /* skip as many schedules that are due: this round has tried them */
 } IdemVisitRequest;
 
 /* What became of the schedules of a database during a visit (T6, T7) */
@@ -262,6 +264,8 @@ typedef struct IdemTickReport
 {
 	bool was_locked; /* another session has locked a schedule or a table */
 	bool failed;
+	TimestampTz round;				 /* it began then, and the next visit continues it; 0: it has ended */
+	int skip;						 /* if it continues: as many schedules have failed or were locked */
 	char error[IDEM_ERROR_TEXT_LEN]; /* the first one */
 } IdemTickReport;
 

@@ -176,7 +176,7 @@ add_text(Row *row, Oid database, const char *value, int len)
 static void
 put_row(Row *row)
 {
-	tuplestore_putvalues(row->rsinfo->setResult, row->rsinfo->setDesc, row->values, row->nulls);
+	idem_fn_put_row(row->rsinfo, row->values, row->nulls, row->n);
 	row->n = 0;
 }
 

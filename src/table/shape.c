@@ -9,11 +9,17 @@
  */
 #include "postgres.h"
 
+#include "catalog/dependency.h"
+#include "catalog/partition.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_collation.h"
+#include "catalog/pg_constraint.h"
 #include "catalog/pg_index.h"
 #include "catalog/pg_type.h"
 #include "nodes/primnodes.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/syscache.h"
 
 #include "table/table.h"
 
@@ -28,17 +34,153 @@ idem_shape_refuse(const IdemTableDef *def, const char *detail, const char *hint)
 			errhint("%s", hint));
 }
 
+/* The command repairs or shows the problem; the hint says what to do if the command only shows it */
 static bool
-has_columns(const IdemTableDef *def, TupleDesc desc)
+set_problem(IdemShapeProblem *problem, const char *detail, const char *hint, const char *command)
 {
-	if (!idem_version_desc_matches(desc, def->types, def->natts))
+	problem->detail = detail;
+	problem->hint = hint != NULL ? hint : psprintf("Run %s.", command);
+	problem->command = command;
+	return true;
+}
+
+/* A command that shows the columns of the table */
+static const char *
+show_columns(const IdemTableDef *def)
+{
+	return psprintf("SELECT attnum, attname, pg_catalog.format_type(atttypid, atttypmod) FROM pg_catalog.pg_attribute WHERE attrelid OPERATOR(pg_catalog.=) 'idem.%s'::pg_catalog.regclass AND attnum OPERATOR(pg_catalog.>) 0 ORDER BY attnum",
+					def->name);
+}
+
+static char *
+get_qualified_name(Oid relid)
+{
+	return quote_qualified_identifier(get_namespace_name(get_rel_namespace(relid)),
+									  get_rel_name(relid));
+}
+
+/* Are the first columns those of the definition, at their places? */
+static bool
+begins_as_defined(const IdemTableDef *def, TupleDesc desc)
+{
+	if (desc->natts < def->natts)
 		return false;
-	for (int i = 0; i < desc->natts; i++)
+	for (int i = 0; i < def->natts; i++)
 	{
-		if (def->types[i] == TEXTOID && TupleDescAttr(desc, i)->attcollation != C_COLLATION_OID)
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+
+		if (att->attisdropped || att->atttypid != def->types[i] ||
+			(att->atttypid == TEXTOID && att->attcollation != C_COLLATION_OID))
 			return false;
 	}
 	return true;
+}
+
+/*
+ * Are there columns that idem has not created?  A column that was added and dropped stays in the
+ * descriptor.  The rows that idem writes end before it, and no function reads it, so it needs no
+ * further care as long as it is behind all columns of the definition.  (A version of idem that
+ * adds a column to a table has to place it behind such a column.)
+ */
+static bool
+find_columns(const IdemTableDef *def, TupleDesc desc, IdemShapeProblem *problem)
+{
+	if (!begins_as_defined(def, desc))
+		return set_problem(problem, "A column was dropped, moved, or has another type or collation.",
+						   "Save its rows, drop and create the extension, and insert them again.",
+						   show_columns(def));
+	for (int i = def->natts; i < desc->natts; i++)
+	{
+		const char *name = NameStr(TupleDescAttr(desc, i)->attname);
+
+		if (!TupleDescAttr(desc, i)->attisdropped)
+			return set_problem(problem,
+							   psprintf("It has the column \"%s\", which idem has not created.", name), NULL,
+							   psprintf("ALTER TABLE idem.%s DROP COLUMN %s", def->name, quote_identifier(name)));
+	}
+	return false;
+}
+
+/* A trigger of a user, or one that the server has made for a foreign key */
+static const char *
+get_drop_trigger(const IdemTableDef *def, const Trigger *trigger)
+{
+	HeapTuple tuple = SearchSysCache1(CONSTROID, ObjectIdGetDatum(trigger->tgconstraint));
+	Form_pg_constraint form;
+	const char *command;
+
+	if (!trigger->tgisinternal || !HeapTupleIsValid(tuple))
+	{
+		if (HeapTupleIsValid(tuple))
+			ReleaseSysCache(tuple);
+		return psprintf("DROP TRIGGER %s ON idem.%s", quote_identifier(trigger->tgname), def->name);
+	}
+	form = (Form_pg_constraint) GETSTRUCT(tuple);
+	command = psprintf("ALTER TABLE %s DROP CONSTRAINT %s", get_qualified_name(form->conrelid),
+					   quote_identifier(NameStr(form->conname)));
+	ReleaseSysCache(tuple);
+	return command;
+}
+
+static const char *
+get_detach_partition(const IdemTableDef *def, Oid relid)
+{
+	return psprintf("ALTER TABLE %s DETACH PARTITION idem.%s",
+					get_qualified_name(get_partition_parent(relid, true)), def->name);
+}
+
+/* Find what access by idem would bypass, but not in indexes */
+static bool
+find_bypassed(const IdemTableDef *def, Relation heap, IdemShapeProblem *problem)
+{
+	TupleConstr *constr = RelationGetDescr(heap)->constr;
+
+	if (heap->rd_rel->relkind != RELKIND_RELATION || heap->rd_rel->relam != HEAP_TABLE_AM_OID)
+		return set_problem(problem, "It is not an ordinary table with access method heap.",
+						   "Drop and create the extension.", show_columns(def));
+	if (heap->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
+		return set_problem(problem, "It is not logged: a crash would empty it.", NULL,
+						   psprintf("ALTER TABLE idem.%s SET LOGGED", def->name));
+	if (heap->rd_rel->relispartition)
+		return set_problem(problem,
+						   "It is a partition of another table, whose bounds access by idem would bypass.",
+						   NULL, get_detach_partition(def, RelationGetRelid(heap)));
+	if (heap->rd_rel->relrowsecurity)
+		return set_problem(problem, "Row security is enabled, which access by idem would bypass.", NULL,
+						   psprintf("ALTER TABLE idem.%s DISABLE ROW LEVEL SECURITY", def->name));
+	if (heap->trigdesc != NULL)
+		return set_problem(problem,
+						   "There is a trigger or a foreign key, which access by idem would bypass.",
+						   psprintf("Run %s, and keep dependent data in a table of your own.",
+									get_drop_trigger(def, &heap->trigdesc->triggers[0])),
+						   get_drop_trigger(def, &heap->trigdesc->triggers[0]));
+	if (heap->rd_rel->relhasrules && heap->rd_rules != NULL)
+		return set_problem(problem, "There is a rule, which access by idem would bypass.",
+						   "Drop the rule.",
+						   psprintf("SELECT rulename, definition FROM pg_catalog.pg_rules WHERE schemaname OPERATOR(pg_catalog.=) 'idem' AND tablename OPERATOR(pg_catalog.=) '%s'",
+									def->name));
+	if (constr != NULL && constr->num_check > 0)
+		return set_problem(problem, "There is a check constraint, which access by idem would bypass.",
+						   NULL,
+						   psprintf("ALTER TABLE idem.%s DROP CONSTRAINT %s", def->name,
+									quote_identifier(constr->check[0].ccname)));
+	return false;
+}
+
+/* Find a not-null constraint: the server would conclude that a short row stores the column, too */
+static bool
+find_not_null(const IdemTableDef *def, TupleDesc desc, IdemShapeProblem *problem)
+{
+	for (int i = 0; i < def->natts; i++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+
+		if (att->attnotnull && (def->nullable & IDEM_COLUMN(i + 1)))
+			return set_problem(problem, "A column that may be null has a not-null constraint.", NULL,
+							   psprintf("ALTER TABLE idem.%s ALTER COLUMN %s DROP NOT NULL", def->name,
+										quote_identifier(NameStr(att->attname))));
+	}
+	return false;
 }
 
 /* Refuse a table with anything that access by idem would bypass */
@@ -46,38 +188,14 @@ void
 idem_shape_check(const IdemTableDef *def, Relation heap)
 {
 	TupleDesc desc = RelationGetDescr(heap);
-	TupleConstr *constr = desc->constr;
+	IdemShapeProblem problem;
 
-	if (!has_columns(def, desc))
+	/* with another version of the SQL objects, the columns may be right */
+	if (find_columns(def, desc, &problem) && !idem_version_is_equal())
 		idem_version_mismatch(psprintf("Table idem.%s has other columns.", def->name));
-	if (heap->rd_rel->relkind != RELKIND_RELATION || heap->rd_rel->relam != HEAP_TABLE_AM_OID)
-		idem_shape_refuse(def, "It is not an ordinary table with access method heap.",
-						  "Drop and create the extension.");
-	if (heap->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
-		idem_shape_refuse(def, "It is not logged: a crash would empty it.",
-						  psprintf("Run ALTER TABLE idem.%s SET LOGGED.", def->name));
-	if (heap->rd_rel->relispartition)
-		idem_shape_refuse(def, "It is a partition of another table, whose bounds access by idem would bypass.",
-						  psprintf("Run ALTER TABLE ... DETACH PARTITION idem.%s.", def->name));
-	if (heap->rd_rel->relrowsecurity)
-		idem_shape_refuse(def, "Row security is enabled, which access by idem would bypass.",
-						  psprintf("Run ALTER TABLE idem.%s DISABLE ROW LEVEL SECURITY.", def->name));
-	if (heap->trigdesc != NULL)
-		idem_shape_refuse(def, "There is a trigger or a foreign key, which access by idem would bypass.",
-						  "Drop it, and keep dependent data in a table of your own.");
-	if (heap->rd_rel->relhasrules && heap->rd_rules != NULL)
-		idem_shape_refuse(def, "There is a rule, which access by idem would bypass.",
-						  "Drop the rule.");
-	for (int i = 0; i < desc->natts; i++)
-	{
-		/* the server would conclude that every row stores the column, also a short row */
-		if (TupleDescAttr(desc, i)->attnotnull && (def->nullable & IDEM_COLUMN(i + 1)))
-			idem_shape_refuse(def, "A column that may be null has a not-null constraint.",
-							  psprintf("Run ALTER TABLE idem.%s ALTER COLUMN ... DROP NOT NULL.", def->name));
-	}
-	if (constr != NULL && (constr->num_check > 0 || constr->has_generated_stored))
-		idem_shape_refuse(def, "There is a check constraint or a generated column, which access by idem would bypass.",
-						  "Drop it.");
+	if (find_columns(def, desc, &problem) || find_bypassed(def, heap, &problem) ||
+		find_not_null(def, desc, &problem))
+		idem_shape_refuse(def, problem.detail, problem.hint);
 }
 
 static bool
@@ -107,14 +225,14 @@ idem_shape_is_on_pkey(const IdemTableDef *def, Form_pg_index form)
  * look the key up and insert it again without end.
  */
 static bool
-is_copy_of_pkey(IdemTable *table, Relation index)
+is_copy_of_pkey(const IdemTableDef *def, Relation pkey, Relation index)
 {
-	if (!idem_shape_is_on_pkey(table->def, index->rd_index))
+	if (!idem_shape_is_on_pkey(def, index->rd_index))
 		return false;
-	for (int i = 0; i < table->def->npkey; i++)
+	for (int i = 0; i < def->npkey; i++)
 	{
-		if (index->rd_opfamily[i] != table->pkey->rd_opfamily[i] ||
-			index->rd_indcollation[i] != table->pkey->rd_indcollation[i])
+		if (index->rd_opfamily[i] != pkey->rd_opfamily[i] ||
+			index->rd_indcollation[i] != pkey->rd_indcollation[i])
 			return false;
 	}
 	return true;
@@ -132,25 +250,84 @@ skips_nulls(Relation index)
 		((Var *) test->arg)->varattno == index->rd_index->indkey.values[0];
 }
 
-/* Refuse an index that idem would not keep up to date, or that could raise 23505 (J7) */
-void
-idem_shape_check_index(IdemTable *table, Relation index)
+static const char *
+get_drop_index(const IdemTableDef *def, Relation index)
 {
-	const IdemTableDef *def = table->def;
+	const char *name = quote_identifier(RelationGetRelationName(index));
+
+	return OidIsValid(get_index_constraint(RelationGetRelid(index))) ?
+		psprintf("ALTER TABLE idem.%s DROP CONSTRAINT %s", def->name, name) :
+		psprintf("DROP INDEX idem.%s", name);
+}
+
+/* Find out if idem would not keep the index up to date, or if it could raise 23505 (J7) */
+static bool
+find_index_problem(const IdemTableDef *def, Relation pkey, Relation index,
+				   IdemShapeProblem *problem)
+{
 	Form_pg_index form = index->rd_index;
 
 	for (int i = 0; i < form->indnatts; i++)
 	{
 		if (form->indkey.values[i] == 0)
-			idem_shape_refuse(def, "There is an index on an expression, which idem would not keep up to date.",
-							  "Drop that index.");
+			return set_problem(problem, "There is an index on an expression, which idem would not keep up to date.",
+							   NULL, get_drop_index(def, index));
 	}
 	if (!heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL) && !skips_nulls(index))
-		idem_shape_refuse(def, "There is a partial index, which idem would not keep up to date.",
-						  "Drop that index.");
-	if (form->indisexclusion || (form->indisunique && !is_copy_of_pkey(table, index)))
-		idem_shape_refuse(def, "There is another unique index or an exclusion constraint.",
-						  "Drop it: the primary key alone decides what is unique.");
+		return set_problem(problem, "There is a partial index, which idem would not keep up to date.",
+						   NULL, get_drop_index(def, index));
+	if (form->indisexclusion || (form->indisunique && !is_copy_of_pkey(def, pkey, index)))
+		return set_problem(problem, "There is another unique index or an exclusion constraint.",
+						   psprintf("Run %s: the primary key alone decides what is unique.",
+									get_drop_index(def, index)),
+						   get_drop_index(def, index));
+	return false;
+}
+
+/* Refuse such an index */
+void
+idem_shape_check_index(IdemTable *table, Relation index)
+{
+	IdemShapeProblem problem;
+
+	if (find_index_problem(table->def, table->pkey, index, &problem))
+		idem_shape_refuse(table->def, problem.detail, problem.hint);
+}
+
+static bool
+find_problem_of_indexes(const IdemTableDef *def, Relation heap, IdemShapeProblem *problem)
+{
+	Oid pkey_oid = idem_compat_primary_key(heap);
+	Relation pkey;
+	bool found = false;
+	ListCell *lc;
+
+	if (!OidIsValid(pkey_oid))
+		return set_problem(problem, "The primary key is missing.", NULL, def->pkey_command);
+	pkey = index_open(pkey_oid, AccessShareLock);
+	if (!idem_shape_is_on_pkey(def, pkey->rd_index))
+		found = set_problem(problem, "The primary key is on other columns.",
+							"Drop and create the extension.", show_columns(def));
+	foreach (lc, RelationGetIndexList(heap))
+	{
+		Relation index = index_open(lfirst_oid(lc), AccessShareLock);
+
+		found = found ||
+			(index->rd_index->indisready && find_index_problem(def, pkey, index, problem));
+		index_close(index, AccessShareLock);
+	}
+	index_close(pkey, AccessShareLock);
+	return found;
+}
+
+/* For idem_doctor(): find out why functions refuse the table; false: they do not */
+bool
+idem_shape_find_problem(const IdemTableDef *def, Relation heap, IdemShapeProblem *problem)
+{
+	TupleDesc desc = RelationGetDescr(heap);
+
+	return find_columns(def, desc, problem) || find_bypassed(def, heap, problem) ||
+		find_not_null(def, desc, problem) || find_problem_of_indexes(def, heap, problem);
 }
 
 /* Does the index order the rows by these columns, with text in collation C? */

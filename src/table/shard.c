@@ -40,14 +40,14 @@ static const Oid column_types[IDEM_SHARD_NATTS] = {
 
 static IdemTableCache shard_cache;
 
-static const IdemTableDef shard_def = {
+const IdemTableDef idem_shard_def = {
 	.name = "shard",
 	.types = column_types,
 	.natts = IDEM_SHARD_NATTS,
 	.nullable = IDEM_COLUMNS_FROM(IDEM_SHARD_SLOTS),
 	.pkey = {IDEM_SHARD_ID},
 	.npkey = 1,
-	.pkey_hint = "Run ALTER TABLE idem.shard ADD CONSTRAINT shard_pkey PRIMARY KEY (id).",
+	.pkey_command = "ALTER TABLE idem.shard ADD CONSTRAINT shard_pkey PRIMARY KEY (id)",
 	.cache = &shard_cache};
 
 /* The map, as of this version of the table; see idem_shard_get() */
@@ -58,7 +58,7 @@ static TransactionId current_xmin; /* of its row; FrozenTransactionId if there i
 void
 idem_shard_open(IdemTable *table, LOCKMODE lockmode)
 {
-	idem_table_open(table, &shard_def, lockmode);
+	idem_table_open(table, &idem_shard_def, lockmode);
 }
 
 /* Find the row that the snapshot shows; false if there is none */

@@ -158,7 +158,6 @@ make_slots(const IdemTableDef *def, Relation heap)
 	desc = CreateTupleDescCopyConstr(RelationGetDescr(heap));
 	cache->found = MakeSingleTupleTableSlot(desc, table_slot_callbacks(heap));
 	cache->rows = palloc0_array(TupleTableSlot *, def->natts + 1);
-	cache->rows[def->natts] = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
 	MemoryContextSwitchTo(oldcontext);
 }
 
@@ -196,7 +195,8 @@ check_table(const IdemTableDef *def, Relation heap, LOCKMODE index_lock)
 	make_slots(def, heap);
 	cache->pkey.oid = idem_compat_primary_key(heap);
 	if (!OidIsValid(cache->pkey.oid))
-		idem_shape_refuse(def, "The primary key is missing.", def->pkey_hint);
+		idem_shape_refuse(def, "The primary key is missing.",
+						  psprintf("Run %s.", def->pkey_command));
 	/* before the index is opened, which may let invalidations arrive */
 	cache->is_checked = cache->version == version;
 	pkey = index_open(cache->pkey.oid, index_lock);

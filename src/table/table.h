@@ -61,9 +61,17 @@ typedef struct IdemTableDef
 	uint64 nullable; /* columns that may be null */
 	AttrNumber pkey[2];
 	int npkey;
-	const char *pkey_hint; /* how to create the primary key again */
+	const char *pkey_command; /* creates the primary key again */
 	IdemTableCache *cache;
 } IdemTableDef;
+
+/* Why functions refuse a table */
+typedef struct IdemShapeProblem
+{
+	const char *detail;
+	const char *hint;
+	const char *command; /* repairs or shows the problem; no semicolon */
+} IdemShapeProblem;
 
 /* An open table; see table.c */
 typedef struct IdemTable
@@ -229,6 +237,8 @@ pg_noreturn extern void idem_shape_refuse(const IdemTableDef *def, const char *d
 extern void idem_shape_check(const IdemTableDef *def, Relation heap);
 extern bool idem_shape_is_on_pkey(const IdemTableDef *def, Form_pg_index form);
 extern void idem_shape_check_index(IdemTable *table, Relation index);
+extern bool idem_shape_find_problem(const IdemTableDef *def, Relation heap,
+									IdemShapeProblem *problem);
 extern bool idem_shape_is_ordered_by(Relation index, const AttrNumber *columns, int ncolumns);
 
 /* citus.c */
@@ -305,6 +315,7 @@ extern void idem_probe_existing(IdemTable *table, IdemLookup *lookup, IdemProbeR
 extern void idem_probe_wait(IdemTable *table, TransactionId xid);
 
 /* shard.c */
+extern const IdemTableDef idem_shard_def;
 extern void idem_shard_open(IdemTable *table, LOCKMODE lockmode);
 extern bool idem_shard_find(IdemTable *table);
 extern void idem_shard_mark(bool *slots, Datum ranges);

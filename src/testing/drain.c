@@ -59,7 +59,7 @@ put_job(ReturnSetInfo *rsinfo, const Drained *job)
 	nulls[1] = job->run.fetched.key == NULL;
 	nulls[3] = job->run.result == NULL;
 	nulls[4] = job->error == NULL;
-	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	idem_fn_put_row(rsinfo, values, nulls, lengthof(values));
 }
 
 /* V7: fetch and run one job; false if none is due */

@@ -379,7 +379,7 @@ put_verdicts(ReturnSetInfo *rsinfo, List *verdicts)
 			values[2] = CStringGetTextDatum(verdict->object);
 		nulls[2] = verdict->object == NULL;
 		values[3] = CStringGetTextDatum(verdict->detail);
-		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+		idem_fn_put_row(rsinfo, values, nulls, lengthof(values));
 	}
 }
 

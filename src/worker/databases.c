@@ -390,27 +390,50 @@ note_tick_success(IdemDatabase *database)
 	database->tick_delay = 0;
 }
 
-/* Schedule the next try of ticks that failed or were locked (T6, T7) */
+/* Schedule the next try of ticks that failed or were locked in the round (T6, T7) */
 static void
-schedule_tick_retry(IdemDatabase *database, const IdemTickReport *report)
+schedule_tick_retry(IdemDatabase *database)
 {
+	const IdemTickReport *round = &database->ticks;
 	int64 now = idem_clock_steady();
 
 	database->tick_retry = PG_INT64_MAX;
-	if (!report->was_locked)
+	if (!round->was_locked)
 		database->ticks_locked = 0;
 	else if (database->ticks_locked == 0)
 		database->ticks_locked = now;
-	if (report->failed)
-		note_tick_failure(database, report->error);
-	else if (report->was_locked && now - database->ticks_locked > MAX_LOCKED)
+	if (round->failed)
+		note_tick_failure(database, round->error);
+	else if (round->was_locked && now - database->ticks_locked > MAX_LOCKED)
 		note_tick_failure(database, "a schedule or a table is locked");
 	else
 	{
 		note_tick_success(database);
-		if (report->was_locked)
+		if (round->was_locked)
 			database->tick_retry = now + TICK_LOCKED_DELAY;
 	}
+}
+
+/* T10: a turn has ended, and perhaps the round */
+static void
+end_turn(IdemDatabase *database, const IdemTickReport *report)
+{
+	IdemTickReport *round = &database->ticks;
+
+	if (report->failed && !round->failed)
+		memcpy(round->error, report->error, sizeof(round->error));
+	round->failed |= report->failed;
+	round->was_locked |= report->was_locked;
+	round->round = report->round;
+	round->skip = report->skip;
+	if (round->round != 0)
+	{
+		/* at once, but after databases that have been due for longer */
+		database->tick_retry = idem_clock_steady();
+		return;
+	}
+	schedule_tick_retry(database);
+	memset(round, 0, sizeof(*round));
 }
 
 /*
@@ -505,7 +528,7 @@ idem_databases_end_visit(const IdemVisit *visit, bool is_outdated)
 	if (is_lost)
 		idem_databases_postpone(database, database->due);
 	else
-		schedule_tick_retry(database, &visit->report.ticks);
+		end_turn(database, &visit->report.ticks);
 	if (is_outdated)
 		database->due = idem_clock_steady();
 }

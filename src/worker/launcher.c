@@ -123,7 +123,9 @@ start_worker(const IdemDatabase *database)
 		.database = database->oid,
 		.cleans = database->due <= idem_clock_steady(),
 		.continues = database->continues,
-		.pause = database->pause};
+		.pause = database->pause,
+		.round = database->ticks.round,
+		.tick_skip = database->ticks.skip};
 
 	idem_process_describe(&worker, "idem cleanup", "idem_visit_main");
 	worker.bgw_flags |= BGWORKER_INTERRUPTIBLE;

@@ -5,6 +5,13 @@
  * Each schedule has a transaction of its own, so that one that fails does not hold up the
  * others (T7).  Then the worker looks for the earliest tick of this database, at which the
  * launcher starts a worker again.
+ *
+ * A round is about the schedules that are due when it begins.  It takes several turns if they are
+ * many, because a turn ends when another database has a tick that is due (T10).  Schedules that
+ * were ticked are not due any more.  Those that failed or were locked are, so the next turn skips
+ * as many of the first ones.  Each schedule is tried once in a round, then, and the delay of T7
+ * follows.  If other sessions change schedules meanwhile, a turn may skip a wrong one.  The next
+ * round finds it, which comes soon, because some have failed.
  */
 #include "postgres.h"
 
@@ -19,13 +26,17 @@
 
 static const IdemBatchTables tick_tables = {{"schedules", "jobs", "job_keys", "job_log"}, "queues"};
 
+/* The most schedules that a turn lists */
+#define MAX_LISTED 1000
+
 /* The schedules of this database during a visit */
 typedef struct Ticks
 {
 	MemoryContext context;
 	TimestampTz now;
-	List *due;	/* names of schedules */
-	text *name; /* the one whose turn it is; or NULL */
+	List *due; /* names of schedules */
+	int skip;
+	text *name; /* the one that is tried; or NULL */
 	IdemTicked ticked;
 	IdemTickReport *report;
 } Ticks;
@@ -41,7 +52,7 @@ list_due(void *arg)
 		return;
 	oldcontext = MemoryContextSwitchTo(ticks->context);
 	idem_schedulestore_open(&schedules, RowExclusiveLock);
-	ticks->due = idem_schedulestore_list_due(&schedules, ticks->now);
+	ticks->due = idem_schedulestore_list_due(&schedules, ticks->now, ticks->skip, MAX_LISTED);
 	idem_table_close(&schedules);
 	MemoryContextSwitchTo(oldcontext);
 }
@@ -52,10 +63,10 @@ tick_schedule(void *arg)
 	Ticks *ticks = arg;
 	int njobs = 0;
 
-	ticks->ticked = idem_due_tick(ticks->name, ticks->now, &njobs);
+	ticks->ticked = idem_due_tick(ticks->name, ticks->now, false, &njobs);
 }
 
-/* T6: the earliest tick that was not due when the visit began */
+/* T6: the earliest tick that was not due when the round began */
 static void
 find_next(void *arg)
 {
@@ -94,49 +105,85 @@ note_error(Ticks *ticks)
 	}
 }
 
-/* T7: run one transaction; an error of it is noted, and the others go on */
-static void
+/* T7: run one transaction; an error of it is noted.  Returns true if the schedule is due still. */
+static bool
 try_batch(Ticks *ticks, void (*run)(void *arg))
 {
+	volatile bool is_left = true;
+
 	PG_TRY();
 	{
 		ticks->ticked = IDEM_TICKED_DONE;
-		if (idem_batch_run(ACTIVITY, &tick_tables, run, ticks) == IDEM_BATCH_LOCKED ||
-			ticks->ticked == IDEM_TICKED_LOCKED)
-			ticks->report->was_locked = true;
+		is_left = idem_batch_run(ACTIVITY, &tick_tables, run, ticks) == IDEM_BATCH_LOCKED ||
+			ticks->ticked == IDEM_TICKED_LOCKED;
+		ticks->report->was_locked |= is_left;
 	}
 	PG_CATCH();
 	{
 		note_error(ticks);
 	}
 	PG_END_TRY();
+	return is_left;
+}
+
+/* T10: has another database a tick that is due? */
+bool
+idem_ticks_others_due(void)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	bool found = false;
+	int n;
+	IdemDatabaseTick *ticks = idem_shmem_copy_ticks(&n);
+
+	for (int i = 0; i < n && !found; i++)
+		found = ticks[i].database != MyDatabaseId && ticks[i].tick <= now;
+	pfree(ticks);
+	return found;
 }
 
 /*
- * Enqueue the jobs of the schedules that are due, until this time by the steady clock.  What is
- * left then is due again at once.  The caller has called idem_shmem_forget_tick().
+ * Enqueue the jobs of the schedules that are due, until this time by the steady clock, or until the
+ * turn ends.  What is left then is due again at once, but after other databases that are due.  The
+ * caller has called idem_shmem_forget_tick().
  */
 void
-idem_ticks_run(int64 until, IdemTickReport *report)
+idem_ticks_run(int64 until, const IdemVisitRequest *request, IdemTickReport *report)
 {
-	Ticks ticks = {.now = idem_clock_now(), .report = report};
+	Ticks ticks = {
+		.now = request->round != 0 ? request->round : idem_clock_now(),
+		.skip = request->tick_skip,
+		.report = report};
+	bool more;
+	int64 turn_end = idem_clock_steady() + IDEM_TURN;
 	MemoryContext oldcontext = CurrentMemoryContext;
 	ListCell *lc;
 
 	ticks.context = AllocSetContextCreate(CurrentMemoryContext, "idem ticks", ALLOCSET_DEFAULT_SIZES);
-	try_batch(&ticks, list_due);
+	(void) try_batch(&ticks, list_due);
+	more = list_length(ticks.due) == MAX_LISTED;
 	foreach (lc, ticks.due)
 	{
-		if (idem_clock_steady() >= until)
+		int64 now = idem_clock_steady();
+
+		if (now >= turn_end)
+			turn_end = idem_ticks_others_due() ? now : now + IDEM_TURN;
+		if (now >= Min(until, turn_end))
 		{
-			idem_shmem_lower_tick(MyDatabaseId, ticks.now);
+			more = true;
 			break;
 		}
 		ticks.name = lfirst(lc);
-		try_batch(&ticks, tick_schedule);
+		if (try_batch(&ticks, tick_schedule))
+			ticks.skip++;
 	}
 	ticks.name = NULL;
-	try_batch(&ticks, find_next);
+	if (more)
+	{
+		report->round = ticks.now;
+		report->skip = ticks.skip;
+		idem_shmem_lower_tick(MyDatabaseId, idem_clock_now());
+	}
+	(void) try_batch(&ticks, find_next);
 	MemoryContextSwitchTo(oldcontext);
 	MemoryContextDelete(ticks.context);
 }

@@ -319,8 +319,9 @@ extension_exists(void)
 }
 
 /*
- * T6: end the visit before the next tick of any database, because there is only one worker.  A
- * tick that is due already does not count: its database may be one that cannot be visited.
+ * T6: end the visit before the next tick of any database, because there is only one worker.  If
+ * one of another database is due already, end the visit soon, but not at once: that database may
+ * be one that cannot be visited (T10).
  */
 static void
 end_before_tick(Visit *visit)
@@ -335,6 +336,8 @@ end_before_tick(Visit *visit)
 			visit->until = Min(visit->until, idem_clock_steady() + (ticks[i].tick - now));
 	}
 	pfree(ticks);
+	if (idem_ticks_others_due())
+		visit->until = Min(visit->until, idem_clock_steady() + IDEM_TURN);
 }
 
 /*
@@ -354,7 +357,7 @@ clean_database(const IdemVisitRequest *request, Visit *visit)
 	/* make an entry for the database */
 	(void) idem_shmem_get_slot(MyDatabaseId, NULL);
 	/* if there are more ticks than fit into a visit, neither they nor cleanup starve (T6) */
-	idem_ticks_run(visit->until - (request->cleans ? MAX_VISIT / 2 : 0), &visit->ticks);
+	idem_ticks_run(visit->until - (request->cleans ? MAX_VISIT / 2 : 0), request, &visit->ticks);
 	if (!request->cleans)
 		return IDEM_VISIT_TICKED;
 	if (!idem_guc_cleanup)

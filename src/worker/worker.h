@@ -11,6 +11,9 @@
 #include "stats/stats.h"
 #include "table/table.h"
 
+/* T10: how long the turn of a database is while another one has a tick that is due */
+#define IDEM_TURN (USECS_PER_SEC / 5)
+
 /* Delays of the launcher after a failure, in microseconds */
 #define IDEM_MIN_DELAY USECS_PER_SEC
 #define IDEM_MAX_DELAY (10 * USECS_PER_MINUTE)
@@ -57,21 +60,22 @@ typedef struct IdemDatabase
 {
 	Oid oid; /* hash key */
 	char name[NAMEDATALEN];
-	int64 due;			/* for cleanup */
-	int64 not_before;	/* no visit before this time */
-	int64 tick_due;		/* for its earliest tick; PG_INT64_MAX: none is known */
-	int64 tick_retry;	/* to try ticks again that failed or were locked; PG_INT64_MAX: none */
-	int64 tick_delay;	/* until the next try after ticks failed; 0: the last ones were fine */
-	int64 ticks_locked; /* all visits since then met a locked schedule; 0: the last one did not */
-	int64 delay;		/* until the next try after a failure; 0: the last visit was fine */
-	int64 locked_since; /* all visits since then met a locked table; 0: the last one did not */
-	int64 lag;			/* how long ago the oldest row left expired */
-	int64 rows;			/* live rows in the tables that have rows left to remove */
-	int pause;			/* length of a pause as a multiple of the batch before it */
-	bool continues;		/* the last visit left rows to remove */
-	bool was_lost;		/* the worker of the last visit was terminated */
-	bool has_extension; /* as the last visit found; true before the first one */
-	bool is_listed;		/* in the list of databases just read */
+	int64 due;			  /* for cleanup */
+	int64 not_before;	  /* no visit before this time */
+	int64 tick_due;		  /* for its earliest tick; PG_INT64_MAX: none is known */
+	int64 tick_retry;	  /* to try ticks again that failed or were locked; PG_INT64_MAX: none */
+	int64 tick_delay;	  /* until the next try after ticks failed; 0: the last ones were fine */
+	int64 ticks_locked;	  /* all rounds since then met a locked schedule; 0: the last one did not */
+	IdemTickReport ticks; /* what the turns of the round under way have reported */
+	int64 delay;		  /* until the next try after a failure; 0: the last visit was fine */
+	int64 locked_since;	  /* all visits since then met a locked table; 0: the last one did not */
+	int64 lag;			  /* how long ago the oldest row left expired */
+	int64 rows;			  /* live rows in the tables that have rows left to remove */
+	int pause;			  /* length of a pause as a multiple of the batch before it */
+	bool continues;		  /* the last visit left rows to remove */
+	bool was_lost;		  /* the worker of the last visit was terminated */
+	bool has_extension;	  /* as the last visit found; true before the first one */
+	bool is_listed;		  /* in the list of databases just read */
 } IdemDatabase;
 
 /* May a worker connect to a database? */
@@ -101,7 +105,8 @@ extern IdemBatchResult idem_batch_run(const char *activity, const IdemBatchTable
 extern void idem_batch_recover(MemoryContext context, char *message);
 
 /* ticks.c */
-extern void idem_ticks_run(int64 until, IdemTickReport *report);
+extern bool idem_ticks_others_due(void);
+extern void idem_ticks_run(int64 until, const IdemVisitRequest *request, IdemTickReport *report);
 
 /* visit.c */
 extern PGDLLEXPORT void idem_visit_main(Datum arg);

@@ -39,6 +39,38 @@ $node->safe_psql(
 		   LATERAL (SELECT idem_complete(f.job_id, f.token)) AS c;
 });
 
+# columns that were added and dropped do not disturb, and are not in the dump
+$node->safe_psql(
+	'source', q{
+	ALTER TABLE idem.jobs ADD COLUMN x integer NOT NULL DEFAULT 7;
+	ALTER TABLE idem.jobs DROP COLUMN x;
+	ALTER TABLE idem.queues ADD COLUMN x text;
+	UPDATE idem.queues SET x = 'x';
+	ALTER TABLE idem.queues DROP COLUMN x;
+});
+my $dropped = q{SELECT count(*) FROM pg_attribute WHERE attrelid = ANY ('{idem.jobs, idem.queues}'::regclass[]) AND attisdropped};
+is($node->safe_psql('source', $dropped), '2', 'columns were dropped');
+
+# T9: the schedule of a role, and of one that was dropped
+$node->safe_psql(
+	'source', q{
+	CREATE ROLE leaver;
+	SELECT idem_grant('leaver', 'app');
+	SET ROLE leaver;
+	SELECT idem_schedule('orphan', 'mail', '@yearly');
+	SET ROLE app;
+	SELECT idem_schedule('planned', 'mail', '@yearly');
+	RESET ROLE;
+	DROP OWNED BY leaver;
+	DROP ROLE leaver;
+});
+
+my $schedules = q{
+	SELECT name, regexp_replace(owner::text, '^\d+$', 'dropped'), state FROM idem.schedule_status ORDER BY name};
+my $schedules_before = "orphan|dropped|refused\nplanned|app|active";
+
+is($node->safe_psql('source', $schedules), $schedules_before, 'T9: a schedule whose owner was dropped is refused');
+
 my %job;      # numbers by name
 my %token;    # of those that were fetched
 
@@ -140,7 +172,7 @@ my $plain = slurp_file("$dir/plain.sql");
 unlike($plain, qr/CREATE (TABLE|SCHEMA|INDEX|VIEW|FUNCTION|SEQUENCE)/,
 	'dump does not create members of the extension');
 like($plain, qr/^COPY idem\.$_ /m, "dump carries $_")
-  foreach qw(jobs job_keys job_log queues);
+  foreach qw(jobs job_keys job_log queues schedules);
 like($plain, qr/setval\('idem\.jobs_job_id_seq', \d+, true\)/,
 	'dump carries the numbers');
 
@@ -181,6 +213,18 @@ $node->command_ok(
 	],
 	'custom dump can be restored into another cluster');
 
+# T9: a role is missing: no schedule is restored, and psql says why
+{
+	my $stderr;
+
+	$node->safe_psql('postgres', 'CREATE DATABASE roleless');
+	$node->safe_psql('postgres', 'ALTER ROLE app RENAME TO renamed');
+	$node->psql('roleless', slurp_file("$dir/plain.sql"), on_error_stop => 0, stderr => \$stderr);
+	like($stderr, qr/role "app" does not exist\n.*COPY schedules, line \d, column owner: "app"/, 'T9: COPY names the role and the column');
+	is($node->safe_psql('roleless', 'SELECT count(*) FROM idem.schedules'), '0', 'T9: without the role there are no schedules');
+	$node->safe_psql('postgres', 'ALTER ROLE renamed RENAME TO app');
+}
+
 foreach my $target ([ $node, 'plain' ], [ $other, 'custom' ])
 {
 	my ($server, $db) = @$target;
@@ -189,6 +233,8 @@ foreach my $target ([ $node, 'plain' ], [ $other, 'custom' ])
 	is($s->query($everything),
 		$before, "$db: everything is there as it was committed");
 	is($s->query($states), $states_before, "$db: in the same state");
+	is($s->query($dropped), '0', "$db: no column was dropped");
+	is($s->query($schedules), $schedules_before, "T9: $db: schedules have the owners that they had");
 
 	# numbers
 	my ($new) =

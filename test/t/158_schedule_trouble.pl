@@ -5,6 +5,7 @@
 #       the key of a tick
 #   T7  a schedule that fails does not hold up the others; it is tried again later and
 #       later, and logged once when it begins and once when it is over
+#   T9  a schedule fails while its owner may not enqueue, and goes on afterwards
 #   W4  a tick that cannot be enqueued does not keep launcher and worker busy
 #
 # Cleanup is off and the naptime is a day, so the worker comes for ticks only.
@@ -240,6 +241,57 @@ wait_for_sleep();
 is(logged($offset), '1 1', 'T7: which is logged once');
 is(doctor('schedules'), 'ok', 'H1: idem_doctor() says ok');
 run(q{SELECT idem_unschedule('bad')});
+
+#
+# T9: the worker asks whether the owner of a schedule may enqueue
+#
+
+$offset = -s $node->logfile;
+run(q{
+	CREATE ROLE planner;
+	SELECT idem_grant('planner', 'app');
+	SET ROLE planner;
+	} . each_second('planned', 'planned'));
+ok(wait_for_ticks($node, 1, [ 'postgres', 'planned' ]), 'T9: the schedule of a role ticks');
+
+# It has no job more, after the worker has logged why, and while another one ticks
+sub refused_ok
+{
+	my ($what, $command, $reason) = @_;
+	my $jobs = q{SELECT count(*) FROM idem.jobs WHERE queue = 'planned'};
+	my $from = -s $node->logfile;
+	my $before;
+
+	run($command);
+	$node->wait_for_log(qr/idem schedules failed in database "postgres": \Q$reason\E \(schedule "planned"\)\n/, $from);
+	$before = run($jobs);
+	ok(wait_for_ticks($node, 2, [ 'postgres', 'good' ]), "T9, T7: $what: another schedule ticks");
+	is(run($jobs), $before, "T9: $what: this one does not");
+	is((split /\|/, doctor('owners', columns => 'status, detail'))[0], 'fail', "H1: $what: idem_doctor() shows it");
+	return;
+}
+
+sub allowed_ok
+{
+	my ($what, $command) = @_;
+	my $from = -s $node->logfile;
+
+	run($command);
+	ok(wait_for_ticks($node, 1, [ 'postgres', 'planned' ]), "T9: $what: it goes on by itself");
+	$node->wait_for_log(qr/idem schedules work again in database "postgres"/, $from);
+	return;
+}
+
+refused_ok('idem_revoke()', q{SELECT idem_revoke('planner', 'app')}, 'the owner of the schedule may not execute idem_enqueue()');
+allowed_ok('idem_grant()', q{SELECT idem_grant('planner', 'app')});
+refused_ok('the queue gets an owner', q{CREATE ROLE team; SELECT idem_queue_set('planned', owner => 'team')},
+	'the owner of the schedule may not use its queue');
+allowed_ok('GRANT', 'GRANT team TO planner');
+series_ok($node, 'postgres', 'planned', 'a schedule whose owner lost its privileges for a while');
+refused_ok('DROP ROLE', 'DROP OWNED BY planner; DROP ROLE planner', 'the owner of the schedule does not exist');
+allowed_ok('another role declares it', each_second('planned', 'planned'));
+run(q{SELECT idem_unschedule('planned')});
+series_ok($node, 'postgres', 'good', 'beside a schedule that is refused');
 
 #
 # T1: a crash in the middle of a tick

@@ -1,6 +1,6 @@
 # W5, T6: more ticks than the worker can enqueue do not keep it from cleaning up.
 #
-# Any role that may call idem_schedule() can declare so many schedules.
+# A call of idem_schedule() would not declare so many (T10), so the test writes the table.
 
 use strict;
 use warnings FATAL => 'all';
@@ -49,10 +49,11 @@ $node->poll_query_until('postgres', q{
   or die 'the launcher does not come to rest';
 run(q{
 	BEGIN;
-	DELETE FROM idem.schedules WHERE name NOT IN (SELECT name FROM idem.schedules LIMIT 20000);
+	DELETE FROM idem.schedules
+	 WHERE name <> 'flood' AND name NOT IN (SELECT name FROM idem.schedules WHERE name <> 'flood' LIMIT 20000);
 	TRUNCATE idem.jobs;
 	UPDATE idem.schedules SET every = '1 day', starts_at = now() - interval '1 day 1 min', next_tick = now() - interval '1 min';
-	SELECT idem_schedule('first', 'q', every => '1 day', starts_at => clock_timestamp() + interval '0.2 s');
+	SELECT idem_schedule('flood', 'q', every => '1 day', starts_at => clock_timestamp() + interval '0.2 s');
 	COMMIT});
 ok($node->poll_query_until('postgres', 'SELECT count(*) = 0 FROM idem.schedules WHERE next_tick < now()'),
 	'T6: what a visit leaves is due again at once');

@@ -118,9 +118,13 @@ $old->safe_psql(
 # due since yesterday, without a word to the launcher
 $old->safe_psql(
 	'postgres', q{
+	CREATE ROLE planner;
+	SELECT idem_grant('planner', 'app');
+	SET ROLE planner;
 	SELECT idem_schedule('tick', 'ticks', cron => '@yearly', time_zone => 'Europe/Berlin', payload => '{"a": 1}');
+	RESET ROLE;
 	UPDATE idem.schedules SET next_tick = now() - interval '1 day', missed_ticks = 7});
-my $schedule = 'SELECT queue, cron, time_zone, missed, payload, missed_ticks FROM idem.schedules';
+my $schedule = 'SELECT queue, owner, cron, time_zone, missed, payload, missed_ticks FROM idem.schedules';
 my $schedule_before = $old->safe_psql('postgres', $schedule);
 my $number = $old->safe_psql('postgres', 'SELECT max(job_id) FROM idem.jobs');
 
@@ -130,6 +134,26 @@ my $receiver = '11111111-1111-4111-8111-111111111111';
 my $given = "int4multirange(int4range(idem_slot('given'), idem_slot('given') + 1))";
 
 $old->safe_psql('postgres', "SELECT idem_shard_give($given, '$receiver')");
+
+# pg_upgrade carries columns that were dropped
+$old->safe_psql(
+	'postgres', q{
+	ALTER TABLE idem.keys ADD COLUMN x integer NOT NULL DEFAULT 7, ADD COLUMN y text;
+	UPDATE idem.keys SET x = 8, y = 'y' WHERE key = 'leased';
+	ALTER TABLE idem.keys DROP COLUMN x, DROP COLUMN y;
+	ALTER TABLE idem.jobs ADD COLUMN x jsonb;
+	ALTER TABLE idem.jobs DROP COLUMN x;
+	ALTER TYPE idem.claim_result ADD ATTRIBUTE x integer;
+	ALTER TYPE idem.claim_result DROP ATTRIBUTE x;
+	ALTER TYPE idem.fetch_result ADD ATTRIBUTE x integer;
+	ALTER TYPE idem.fetch_result DROP ATTRIBUTE x});
+my $dropped = q{
+	SELECT attrelid::regclass, count(*) FROM pg_attribute
+	 WHERE attrelid = ANY ('{idem.keys, idem.jobs, idem.claim_result, idem.fetch_result}'::regclass[]) AND attisdropped
+	 GROUP BY 1 ORDER BY attrelid::regclass::text COLLATE "C"};
+my $dropped_before = $old->safe_psql('postgres', $dropped);
+
+is($dropped_before, "idem.claim_result|1\nidem.fetch_result|1\nidem.jobs|1\nidem.keys|2", 'columns were dropped');
 
 my $before = $old->safe_psql('postgres', $rows);
 my $map = $old->safe_psql('postgres', 'SELECT database_id, jobs_from, by, slots, number, given, receiver FROM idem.shard');
@@ -169,6 +193,7 @@ is( join("\n", $log =~ /^.*(?:PANIC|TRAP|was terminated by signal).*$/mg),
 $new->start;
 is($new->safe_psql('postgres', $rows),
 	$before, 'W6: every row has arrived, and nothing was removed on the way');
+is($new->safe_psql('postgres', $dropped), $dropped_before, 'with columns that were dropped');
 is( join(' ',
 		claim_status($new, q{'live', request => '1'}),
 		$new->safe_psql(

@@ -2,15 +2,19 @@
  * queue.c
  *		SQL functions for queues: idem_queue_set, idem_queue_drop, idem_pause, idem_resume.
  *
- * They check their arguments and call the store (queuestore.c).  EXECUTE is the only
+ * They check their arguments and call the store (jobs/queuestore.c).  EXECUTE is the only
  * privilege that they need, with one exception: only a caller with the privileges of the
- * owner of a queue can change or remove that owner.
+ * owner of a queue can change or remove that owner.  The file is in this folder because
+ * idem_queue_set() also reads the schedules of the queue.
  */
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
 
-#include "jobs/jobs.h"
+#include "schedules/schedules.h"
+
+/* idem_queue_set() counts at most this many jobs */
+#define MAX_COUNTED 10000
 
 IDEM_FUNCTION(idem_queue_set, VOIDOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, INTERVALOID, BOOLOID,
 			  INTERVALOID, INTERVALOID, INT4OID, INTERVALOID, INTERVALOID, INTERVALOID, INTERVALOID,
@@ -42,12 +46,46 @@ static const struct
 	{IDEM_QUEUES_OWNER, "owner", NULL, -1},
 };
 
+/*
+ * T9: warn of what other roles have left in a queue that has just got this owner: schedules, which
+ * do not tick any more, and jobs, which the workers of the owner will run.
+ */
+static void
+warn_of_others(text *queue, Oid owner)
+{
+	IdemTable schedules;
+	int64 nschedules;
+	int njobs = idem_queuestore_count_jobs(queue, MAX_COUNTED);
+
+	idem_schedulestore_open(&schedules, AccessShareLock);
+	nschedules = idem_schedulestore_count_refused(&schedules, queue, owner);
+	idem_table_close(&schedules);
+	if (nschedules > 0)
+		ereport(WARNING,
+				errcode(ERRCODE_WARNING),
+				errmsg_plural("%lld schedule of the queue does not tick any more",
+							  "%lld schedules of the queue do not tick any more",
+							  (unsigned long) nschedules, (long long) nschedules),
+				errdetail("Roles that have declared schedules may not enqueue into the queue of the new owner."),
+				errhint("Declare such a schedule again as a role that may, or remove it with idem_unschedule(). idem.schedule_status shows the owners."));
+	if (njobs > 0)
+		ereport(WARNING,
+				errcode(ERRCODE_WARNING),
+				njobs < MAX_COUNTED ?
+					errmsg_plural("%d job of the queue was enqueued before the change of its owner",
+								  "%d jobs of the queue were enqueued before the change of its owner", njobs, njobs) :
+					errmsg("at least %d jobs of the queue were enqueued before the change of its owner", njobs),
+				errdetail("Other roles may have enqueued them. The workers of the new owner will run them."),
+				errhint("idem.job_status lists the jobs. If you do not trust these roles, cancel jobs with idem_cancel_many()."));
+}
+
 Datum
 idem_queue_set(PG_FUNCTION_ARGS)
 {
 	NullableDatum columns[IDEM_QUEUES_NATTS + 1];
 	IdemTable queues;
 	text *queue;
+	bool has_new_owner;
 
 	idem_fn_begin(fcinfo, &idem_queue_set_signature, "idem_queue_set()");
 	queue = idem_args_queue(fcinfo, 0);
@@ -67,8 +105,10 @@ idem_queue_set(PG_FUNCTION_ARGS)
 	(void) idem_args_max_attempts(fcinfo, 8);
 
 	idem_queuestore_open(&queues);
-	idem_queuestore_set(&queues, queue, columns);
+	has_new_owner = idem_queuestore_set(&queues, queue, columns);
 	idem_table_close(&queues);
+	if (has_new_owner)
+		warn_of_others(queue, DatumGetObjectId(columns[IDEM_QUEUES_OWNER].value));
 	PG_RETURN_VOID();
 }
 

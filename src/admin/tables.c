@@ -1,0 +1,71 @@
+/*
+ * tables.c
+ *		SQL function idem_stat_tables(), for idem_doctor(): which tables the functions refuse, and
+ *		why.
+ *
+ * It applies the checks of table/shape.c, and raises no error for what they find.
+ */
+#include "postgres.h"
+
+#include "access/table.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_type.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+
+#include "keys/keys.h"
+#include "schedules/schedules.h"
+
+#define TABLES_NATTS 3
+
+IDEM_FUNCTION(idem_stat_tables, RECORDOID);
+
+static const Oid tables_types[TABLES_NATTS] = {TEXTOID, TEXTOID, TEXTOID};
+
+static const IdemTableDef *const defs[] = {
+	&idem_keytable_def, &idem_jobtable_def, &idem_jobtable_keys_def, &idem_jobtable_log_def,
+	&idem_queuestore_def, &idem_schedulestore_def, &idem_shard_def};
+
+static bool
+find_problem(const IdemTableDef *def, IdemShapeProblem *problem)
+{
+	Oid namespace = get_namespace_oid("idem", true);
+	Oid relid = OidIsValid(namespace) ? get_relname_relid(def->name, namespace) : InvalidOid;
+	Relation heap = OidIsValid(relid) ? try_table_open(relid, AccessShareLock) : NULL;
+	bool found;
+
+	if (heap == NULL)
+	{
+		problem->detail = "There is no such table.";
+		problem->command = "SELECT pg_catalog.pg_describe_object(d.classid, d.objid, 0) FROM pg_catalog.pg_depend AS d JOIN pg_catalog.pg_extension AS e ON e.oid OPERATOR(pg_catalog.=) d.refobjid WHERE e.extname OPERATOR(pg_catalog.=) 'idem' AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass ORDER BY 1";
+		return true;
+	}
+	found = idem_shape_find_problem(def, heap, problem);
+	table_close(heap, AccessShareLock);
+	return found;
+}
+
+/* One row per table with the first problem that was found: name, detail, command */
+Datum
+idem_stat_tables(PG_FUNCTION_ARGS)
+{
+	static IdemRowDesc row_desc;
+	ReturnSetInfo *rsinfo;
+
+	idem_fn_begin(fcinfo, &idem_stat_tables_signature, NULL);
+	rsinfo = idem_fn_row_set(fcinfo, tables_types, TABLES_NATTS, &row_desc);
+	for (int i = 0; i < (int) lengthof(defs); i++)
+	{
+		IdemShapeProblem problem;
+		Datum values[TABLES_NATTS];
+		bool nulls[TABLES_NATTS] = {false};
+
+		if (!find_problem(defs[i], &problem))
+			continue;
+		values[0] = CStringGetTextDatum(defs[i]->name);
+		values[1] = CStringGetTextDatum(problem.detail);
+		values[2] = CStringGetTextDatum(psprintf("%s;", problem.command));
+		idem_fn_put_row(rsinfo, values, nulls, TABLES_NATTS);
+	}
+	return (Datum) 0;
+}
