@@ -172,7 +172,7 @@ CREATE FUNCTION trouble(payload jsonb) RETURNS jsonb LANGUAGE sql AS
 SELECT count(*) FROM idem_enqueue_many('trouble', ARRAY['"P0001"', '"40P01"', '"53100"', '"57014"', '"57P01"']::jsonb[]);
 -- a deadlock is an error of the job, too
 CALL idem_work('trouble', 'trouble', max_jobs => 2);
--- after an error of the server or a cancel the job has failed, and the call ends; a shutdown only ends the call
+-- after an error of the server or an operator intervention (57) the job has failed, and the call ends
 CALL idem_work('trouble', 'trouble');
 CALL idem_work('trouble', 'trouble');
 CALL idem_work('trouble', 'trouble');
@@ -186,7 +186,7 @@ BEGIN
 	RAISE EXCEPTION 'raised' USING errcode = payload #>> '{}';
 END
 $$;
-SELECT count(*) FROM idem_enqueue_many('raise', ARRAY['"P0001"', '"40001"', '"40P01"', '"53200"', '"58030"', '"XX001"', '"XX002"', '"57014"', '"57P01"']::jsonb[]);
+SELECT count(*) FROM idem_enqueue_many('raise', ARRAY['"P0001"', '"40001"', '"40P01"', '"53200"', '"58030"', '"XX001"', '"XX002"', '"57014"', '"57P01"', '"57P02"', '"57P03"', '"P0001"']::jsonb[]);
 CALL idem_work('raise', 'raises');
 SELECT count(*) FROM idem.job_status WHERE queue = 'raise' AND attempt = 1;
 CALL idem_work('raise', 'raises');
@@ -195,6 +195,9 @@ CALL idem_work('raise', 'raises');
 CALL idem_work('raise', 'raises');
 CALL idem_work('raise', 'raises');
 CALL idem_work('raise', 'raises');
+CALL idem_work('raise', 'raises');
+CALL idem_work('raise', 'raises');
+-- none of them holds up the last one
 CALL idem_work('raise', 'raises');
 SELECT payload, state, attempt, error
   FROM idem.job_status JOIN LATERAL (SELECT payload, error FROM idem_job(job_id)) AS j ON true WHERE queue = 'raise' ORDER BY job_id;

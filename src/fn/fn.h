@@ -111,8 +111,7 @@ extern TimestampTz idem_args_run_at(FunctionCallInfo fcinfo, int arg);
 extern int idem_args_max_jobs(FunctionCallInfo fcinfo, int arg, int limit);
 
 /* subxact.c */
-extern bool idem_subxact_is_cancel(const ErrorData *error);
-extern bool idem_subxact_is_shutdown(const ErrorData *error);
+extern bool idem_subxact_is_intervention(const ErrorData *error);
 extern bool idem_subxact_is_of_server(const ErrorData *error);
 extern ErrorData *idem_subxact_catch(void (*run)(void *arg), void *arg);
 extern ErrorData *idem_subxact_try(void (*run)(void *arg), void *arg, bool keep);

@@ -228,6 +228,7 @@ typedef struct IdemRun
 {
 	Oid handler;
 	MemoryContext context; /* of what the members below point to */
+	bool nowait;		   /* a fail waits for no transaction */
 	bool is_fetched;
 	IdemFetched fetched;
 	Jsonb *result;
@@ -504,8 +505,8 @@ extern bool idem_workstore_fail_found(IdemTable *jobs, const IdemQueue *queue,
 									  const IdemFailure *failure, TransactionId *in_the_way,
 									  bool *is_dead, IdemRunTime *run_time);
 extern IdemHold idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token,
-									const IdemFailure *failure, bool *is_dead,
-									IdemRunTime *run_time);
+									const IdemFailure *failure, TransactionId *in_the_way,
+									bool *is_dead, IdemRunTime *run_time);
 extern TimestampTz idem_workstore_snooze_found(IdemTable *jobs, const IdemQueue *queue, int64 delay,
 											   IdemRunTime *run_time);
 extern IdemHold idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay,

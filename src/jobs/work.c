@@ -271,7 +271,7 @@ idem_fail(PG_FUNCTION_ARGS)
 	failure = idem_work_get_failure(fcinfo, 2);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	hold = idem_workstore_fail(&jobs, job_id, token, &failure, &dead, NULL);
+	hold = idem_workstore_fail(&jobs, job_id, token, &failure, NULL, &dead, NULL);
 	idem_table_close(&jobs);
 	if (hold != IDEM_HOLD_OK)
 		idem_workstore_refuse(hold, job_id);

@@ -181,16 +181,19 @@ idem_workstore_fail_found(IdemTable *jobs, const IdemQueue *queue, const IdemFai
 	return true;
 }
 
-/* Give the job back for a retry, or make it dead.  run_time: see count_end(). */
+/*
+ * Give the job back for a retry, or make it dead.  in_the_way as in idem_workstore_fail_found();
+ * run_time: see count_end().
+ */
 IdemHold
 idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, const IdemFailure *failure,
-					bool *is_dead, IdemRunTime *run_time)
+					TransactionId *in_the_way, bool *is_dead, IdemRunTime *run_time)
 {
 	IdemQueue queue = {0};
 	IdemHold hold = lock_held(jobs, job_id, token, &queue);
 
 	if (hold == IDEM_HOLD_OK)
-		(void) idem_workstore_fail_found(jobs, &queue, failure, NULL, is_dead, run_time);
+		(void) idem_workstore_fail_found(jobs, &queue, failure, in_the_way, is_dead, run_time);
 	return hold;
 }
 

@@ -334,6 +334,97 @@ wait_until_gone($node, $worker);
 $worker->lost;
 
 #
+# A handler that ends its own backend: the attempt counts, else the job would end each later call.
+# An operator who ends it: it does not, also for a handler that has run pg_terminate_backend() before.
+#
+
+run(
+	q{
+	TRUNCATE ledger, idem.jobs, idem.job_log;
+	SELECT idem_queue_set('q', keep => '1 h', max_attempts => 2, backoff => '1 us', backoff_max => '1 us');
+	CREATE FUNCTION ends(payload jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+	BEGIN
+		INSERT INTO ledger VALUES ((payload ->> 'job')::int);
+		IF payload ? 'ends' THEN
+			PERFORM pg_terminate_backend(pg_backend_pid());
+		ELSIF payload ? 'late' THEN
+			INSERT INTO late_end VALUES (1);
+		ELSIF payload ? 'waits' THEN
+			PERFORM pg_advisory_xact_lock(1);
+		END IF;
+		RETURN payload -> 'job';
+	END $$;
+	CREATE TABLE late_end (n int);
+	CREATE FUNCTION late_end() RETURNS trigger LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM pg_terminate_backend(pg_backend_pid());
+		RETURN NULL;
+	END $$;
+	CREATE CONSTRAINT TRIGGER late_end AFTER INSERT ON late_end DEFERRABLE INITIALLY DEFERRED
+		FOR EACH ROW EXECUTE FUNCTION late_end();
+});
+
+# One call that is lost; then the states
+sub lose
+{
+	my ($call) = @_;
+	my $worker = session($node);
+
+	$worker->send($call);
+	wait_until_gone($node, $worker);
+	$worker->lost;
+	return states();
+}
+
+run(q{SELECT idem_enqueue('q', '{"job": 1, "ends": 1}', key => 'k', priority => -1)});
+run(q{SELECT idem_enqueue('q', '{"job": 2}', key => 'l')});
+is(lose(q{CALL idem_work('q', 'ends')}), '1 waiting 1, 2 waiting 0', 'J21: a handler that ends its backend has failed');
+is(lose(q{CALL idem_work('q', 'ends')}), '1 dead 2, 2 waiting 0', 'J21: ... until the job is dead');
+is( run(q{SELECT error FROM idem_job((SELECT min(job_id) FROM idem.job_log))}),
+	'57P01: The handler has called pg_terminate_backend(), and its backend has exited.',
+	'J18: the error says so');
+is(run(q{CALL idem_work('q', 'ends')}) . ' ' . states(), '1|0 1 dead 2, 2 done 1', 'J21: the next job is not held up');
+is(ledger(), '2', 'J21: its work was rolled back');
+
+# in a deferred trigger, in a DO block, for a job without attempts left
+run(q{SELECT idem_enqueue('q', '{"job": 3, "late": 1}', max_attempts => 1)});
+is( lose(q{DO $$ DECLARE c bigint; f bigint; BEGIN CALL idem_work('q', 'ends', '0', NULL, c, f); END $$}),
+	'1 dead 2, 2 done 1, 3 dead 1',
+	'J21: the same at the commit');
+
+# the backend that exits waits for no lock: then the job is as before the fetch
+run(q{SELECT idem_enqueue('q', '{"job": 4, "ends": 1}')});
+my $locker = session($node);
+$locker->query('BEGIN');
+$locker->query('LOCK TABLE idem.job_log IN SHARE MODE');
+is(lose(q{CALL idem_work('q', 'ends')}), '1 dead 2, 2 done 1, 3 dead 1, 4 waiting 0', 'J21: it does not wait for a lock');
+$locker->query('ROLLBACK');
+
+# a job before has called it for another backend; then an operator ends the call
+run(q{SELECT idem_cancel(job_id) FROM idem.jobs});
+run(q{CREATE FUNCTION ends_other(payload jsonb) RETURNS jsonb LANGUAGE sql AS
+	$$ SELECT to_jsonb(pg_terminate_backend((payload ->> 'pid')::int)) FROM (SELECT pg_advisory_xact_lock(1) WHERE payload ? 'waits') AS x
+	   RIGHT JOIN (VALUES (1)) AS v ON true $$});
+my $other = session($node);
+run(qq{SELECT idem_enqueue('q', '{"job": 5, "pid": $other->{pid}}')});
+run(q{SELECT idem_enqueue('q', '{"job": 6, "waits": 1}')});
+is(run(q{CALL idem_work('q', 'ends_other', max_jobs => 1)}), '1|0', 'another backend was ended');
+wait_until_gone($node, $other);
+$other->lost;
+$gate = session($node);
+$gate->query('SELECT pg_advisory_lock(1)');
+$worker = session($node);
+$worker->send(q{CALL idem_work('q', 'ends')});
+wait_until_blocked($node, $worker, 'advisory');
+run("SELECT pg_terminate_backend($worker->{pid})");
+wait_until_gone($node, $worker);
+$worker->lost;
+is( run(q{SELECT state, attempt FROM idem.job_status ORDER BY job_id DESC LIMIT 1}),
+	'waiting|0', 'J21: a call that an operator ends is no attempt');
+$gate->quit;
+$locker->quit;
+
+#
 # Load: four calls beside enqueuers, and a memory that does not grow
 #
 
