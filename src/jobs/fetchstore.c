@@ -201,6 +201,10 @@ update_job(Fetch *fetch, IdemFetched *job)
 	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(job->attempt));
 	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(job->token));
 	idem_row_set(slot, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(fetch->now + fetch->args->lease));
+	if (fetch->args->lease > 0)
+		idem_row_set(slot, IDEM_JOBS_LEASED_AT, TimestampTzGetDatum(fetch->now));
+	else
+		idem_row_clear(slot, IDEM_JOBS_LEASED_AT);
 	idem_row_set_varlena(slot, IDEM_JOBS_WORKER, fetch->args->worker);
 	idem_jobrow_store(jobs);
 	idem_change_note_move(jobs);

@@ -420,6 +420,7 @@ extern int64 idem_jobrow_ignored_hash(int64 key_hash);
 extern bool idem_jobrow_holds_key(IdemTable *jobs);
 extern int64 idem_jobrow_key_hash(IdemTable *jobs);
 extern bool idem_jobrow_is_leased(IdemTable *jobs);
+extern int64 idem_jobrow_lease(IdemTable *jobs);
 extern bool idem_jobrow_was_fetched_here(IdemTable *jobs);
 extern TimestampTz idem_jobrow_started_at(IdemTable *jobs);
 extern TimestampTz idem_jobrow_due_since(IdemTable *jobs);

@@ -383,9 +383,8 @@ put_status(ReturnSetInfo *rsinfo, const Batch *batch, int i, const char *done,
 	values[1] = batch->ids[i];
 	values[2] = CStringGetTextDatum(hold == IDEM_HOLD_OK ? done : hold == IDEM_HOLD_NONE ? "not_held" :
 																						   "stale");
-	values[3] =
-		lease_until != NULL && hold == IDEM_HOLD_OK ? TimestampTzGetDatum(*lease_until) : (Datum) 0;
-	nulls[3] = hold != IDEM_HOLD_OK;
+	nulls[3] = lease_until == NULL || hold != IDEM_HOLD_OK || *lease_until == 0;
+	values[3] = nulls[3] ? (Datum) 0 : TimestampTzGetDatum(*lease_until);
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 
