@@ -72,6 +72,14 @@ typedef struct IdemElement
 	int ord; /* from 0 */
 } IdemElement;
 
+/* What a transaction has begun, and should end before it commits (K14) */
+typedef enum IdemUnfinished
+{
+	IDEM_UNFINISHED_KEYS, /* plain claims */
+	IDEM_UNFINISHED_JOBS, /* jobs fetched without a lease */
+	IDEM_UNFINISHED_N
+} IdemUnfinished;
+
 /* fn.c */
 extern void idem_fn_begin(FunctionCallInfo fcinfo, IdemSignature *signature,
 						  const char *write_command);
@@ -134,6 +142,11 @@ extern void idem_procxact_end(bool is_nested);
 extern void idem_procxact_begin(bool is_nested, MemoryContext context);
 extern void idem_procxact_restart(bool is_nested);
 extern ErrorData *idem_procxact_commit(void);
+
+/* unfinished.c */
+extern void idem_unfinished_init(void);
+extern void idem_unfinished_add(IdemUnfinished kind, int change);
+extern void idem_unfinished_note_claim(Oid claim);
 
 /* arrays.c */
 extern bool idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *name,

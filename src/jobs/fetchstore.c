@@ -259,6 +259,8 @@ take_job(Fetch *fetch, IdemFetched *job)
 	job->links = idem_row_jsonb(jobs, IDEM_JOBS_LINKS);
 	update_job(fetch, job);
 	idem_touched_fetched(job->queue, fetch->args->lease, fetch->now + fetch->args->lease);
+	if (fetch->args->lease == 0)
+		idem_unfinished_add(IDEM_UNFINISHED_JOBS, 1);
 	/* J10: later than the commits of the absorbed enqueues */
 	job->lsn = XactLastRecEnd;
 	return true;

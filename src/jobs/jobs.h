@@ -455,6 +455,7 @@ extern TimestampTz idem_queuestore_paused_at(text *name);
 /* change.c */
 extern void idem_change_note_job(IdemTable *jobs);
 extern void idem_change_note_move(IdemTable *jobs);
+extern void idem_change_note_unfetched(IdemTable *jobs);
 extern void idem_change_note_given_back(IdemTable *jobs);
 extern void idem_change_note_absorbed(IdemTable *jobs);
 extern void idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id);

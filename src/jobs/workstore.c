@@ -268,6 +268,7 @@ renew_found(IdemTable *jobs, const IdemQueue *queue, int64 lease)
 	idem_row_set(jobs->written, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(until));
 	idem_jobrow_store(jobs);
 	idem_touched_fetched(queue->name, until - now, until);
+	idem_change_note_unfetched(jobs);
 	if (is_shorter)
 		idem_change_note_job(jobs);
 	else
