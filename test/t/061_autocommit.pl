@@ -13,11 +13,24 @@ use Test::More;
 my $node = new_node('autocommit');
 
 # the default
-is(run('SHOW idem.require_finish', 'postgres'), 'auto', 'K14: the default');
+is(run('SELECT idem_version() IS NOT NULL; SHOW idem.require_finish'), "t\nauto", 'K14: the default');
 run('CREATE TABLE other (n int)');
 
-# Run a script of pgbench once, in each protocol, and count the warnings
+# Run a script of pgbench once; returns what it writes to stderr.  KEY is a new key.
 my $number = 0;
+
+sub stderr_of
+{
+	my ($script, $mode) = @_;
+	my $file = $node->basedir . '/' . ++$number . '.sql';
+
+	append_to_file($file, $script =~ s/KEY/'key $number'/gr);
+	my ($out, $err) = run_command([
+		$node->installed_command('pgbench'), '--no-vacuum', '--transactions' => 1, '--protocol' => $mode,
+		'--file' => $file, '--host' => $node->host, '--port' => $node->port, 'postgres' ]);
+	like($out, qr{processed: 1/1}, 'the script has run') or diag $err;
+	return $err;
+}
 
 sub warnings_ok
 {
@@ -25,13 +38,9 @@ sub warnings_ok
 
 	foreach my $mode (@modes ? @modes : ('simple', 'extended', 'prepared'))
 	{
-		my $file = $node->basedir . '/' . ++$number . '.sql';
-
-		append_to_file($file, $script =~ s/KEY/'key $number'/gr);
-		my ($out, $err) =
-		  run_command([ $node->installed_command('pgbench'), '-n', '-t', '1', '-M', $mode, '-f', $file, '-h', $node->host, '-p', $node->port, 'postgres' ]);
-		like($out, qr{processed: 1/1}, "$name ($mode): the script has run") or diag $err;
+		my $err = stderr_of($script, $mode);
 		my $found = () = $err =~ /WARNING:  transaction has not finished all/g;
+
 		is($found, $expected, "K14: $name ($mode)") or diag $err;
 	}
 	return;
@@ -61,12 +70,10 @@ warnings_ok("\\startpipeline\nBEGIN;\n$claim${write}COMMIT;\n\\endpipeline\n", 0
 run(q{SELECT idem_enqueue_many('q', '{1, 2, 3}')});
 foreach my $mode ('simple', 'extended', 'prepared')
 {
-	my $file = $node->basedir . "/fetch $mode.sql";
-
-	append_to_file($file, "SELECT job_id FROM idem_fetch('q');\n");
-	my ($out, $err) =
-	  run_command([ $node->installed_command('pgbench'), '-n', '-t', '1', '-M', $mode, '-f', $file, '-h', $node->host, '-p', $node->port, 'postgres' ]);
-	like($err, qr/WARNING:  transaction has not ended all jobs that it fetched without a lease/, "K14: a fetch alone ($mode)");
+	like(
+		stderr_of("SELECT job_id FROM idem_fetch('q');\n", $mode),
+		qr/WARNING:  transaction has not ended all jobs that it fetched without a lease/,
+		"K14: a fetch alone ($mode)");
 }
 
 $node->stop;
