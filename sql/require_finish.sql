@@ -440,6 +440,9 @@ SELECT CASE WHEN (idem_claim('auto:48')).claimed THEN pg_notify('auto', 'k') END
 SELECT status FROM idem_claim('auto:49'), LATERAL pg_notify('auto', 'k') WHERE claimed;
 SELECT e.outcome FROM idem_claim('auto:50') AS c, LATERAL idem_enqueue('auto', key => c.status) AS e;
 SELECT count(*) FROM idem_claim('auto:51') AS c JOIN (VALUES (nextval('auto_n_seq'))) AS v ON claimed;
+SELECT status FROM idem_claim('auto:52') WHERE pg_notify('auto', 'k')::text IS NOT NULL;
+CREATE DOMAIN auto_domain AS text CHECK (auto_plpgsql(VALUE) IS NOT NULL);
+SELECT ('auto:53' || left(now()::text, 0))::auto_domain IS NULL AS checked;
 -- not sent as a SELECT
 PREPARE auto AS SELECT status FROM idem_claim($1);
 EXECUTE auto('auto:60');
@@ -590,5 +593,6 @@ SELECT count(*) FROM idem_fetch('q');
 RESET idem.require_finish;
 CALL anew();
 DROP VIEW auto_view;
+DROP DOMAIN auto_domain;
 DROP TABLE auto, auto_2, auto_3;
 DROP FUNCTION ends, handles, fetches, auto_sql, auto_set, auto_plpgsql, auto_cursor, auto_work, unfinished_handler;

@@ -124,14 +124,13 @@ does_more(PlanState *state, void *claim)
 		return true;
 	if (IsA(plan, ValuesScan) && calls_other((Node *) ((ValuesScan *) plan)->values_lists, claim))
 		return true;
-	if (IsA(plan, Result) && calls_other(((Result *) plan)->resconstantqual, claim))
-		return true;
 	return planstate_tree_walker(state, does_more, claim);
 }
 
 /*
  * Is the statement of the client a SELECT that calls the claiming function itself, and does nothing
- * else?  Portals of cursors and of EXECUTE have a text of their own.  The plan lists all functions that
+ * else?  Only the portal of a SELECT that writes nothing has a query descriptor.  Portals of cursors
+ * and of EXECUTE have a text of their own.  The plan lists all functions that
  * are not part of PostgreSQL, also those that the planner has inlined: if there is another one than
  * the claim, the claim may run inside that function, or the work may.
  */
@@ -143,8 +142,8 @@ is_lone_select(Oid claim)
 	bool is_called = false;
 	ListCell *lc;
 
-	if (portal == NULL || portal->strategy != PORTAL_ONE_SELECT || portal->queryDesc == NULL ||
-		debug_query_string == NULL || strcmp(portal->sourceText, debug_query_string) != 0)
+	if (portal == NULL || portal->queryDesc == NULL || debug_query_string == NULL ||
+		strcmp(portal->sourceText, debug_query_string) != 0)
 		return false;
 	foreach (lc, portal->queryDesc->plannedstmt->invalItems)
 	{

@@ -551,6 +551,7 @@ extern const char *idem_whychange_describe_mine(IdemTable *jobs, IdemLookup *loo
 
 /* run.c */
 extern bool idem_run_fetch(IdemRun *run, text *queue);
+extern void idem_run_as_current(const IdemFetched *job, void (*run)(void *arg), void *arg);
 extern void idem_run_complete(void *arg);
 extern bool idem_run_fail(IdemRun *run, const ErrorData *error);
 extern bool idem_run_fail_later(IdemRun *run, text *queue, const ErrorData *error);
