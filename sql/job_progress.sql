@@ -46,6 +46,29 @@ SELECT state, progress, error, jsonb_array_length(errors) AS errors, started_at 
 SELECT attempt, progress FROM idem_fetch('q');
 RESET idem.clock_offset;
 
+-- the length of the fetch, in a queue that declares none; heartbeat and progress take turns
+CALL anew();
+SELECT outcome FROM idem_enqueue('q', '1');
+SELECT job_id, token FROM idem_fetch('q', lease => '1 min') \gset
+SELECT lease_until - leased_at AS length FROM idem.jobs;
+SET idem.clock_offset = '2 min';
+SELECT idem_progress(:job_id, :token, '1') BETWEEN idem_clock() + '59 s' AND idem_clock() + '61 s' AS one_minute;
+SELECT lease_until BETWEEN idem_clock() + '59 s' AND idem_clock() + '61 s' AS one_minute FROM idem_heartbeat(ARRAY[:job_id], ARRAY[:token]);
+SELECT status FROM idem_heartbeat(ARRAY[:job_id], ARRAY[:token], '3 min');
+SELECT idem_progress(:job_id, :token, '2') BETWEEN idem_clock() + '179 s' AND idem_clock() + '181 s' AS three_minutes;
+SELECT lease_until - leased_at AS length FROM idem.jobs;
+-- after the lease has expired, a fetch without a lease has nothing to renew
+SET idem.clock_offset = '1 h';
+BEGIN;
+SELECT job_id, token FROM idem_fetch('q') \gset
+SELECT leased_at FROM idem.jobs;
+SELECT status, lease_until FROM idem_heartbeat(ARRAY[:job_id], ARRAY[:token]);
+COMMIT;
+SELECT job_id, token FROM idem_fetch('q', lease => '1 min') \gset
+SELECT idem_fail(:job_id, :token, retry_in => '0');
+SELECT leased_at, lease_until FROM idem.jobs;
+RESET idem.clock_offset;
+
 -- without a lease: nothing to renew; the recovery point counts from the commit on
 CALL anew();
 SELECT outcome FROM idem_enqueue('plain', '1');
