@@ -537,7 +537,7 @@ CREATE FUNCTION endless(payload jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGI
 SELECT * FROM idem_verify('endless');
 ROLLBACK;
 
--- V10: in each run the handler has a job, which is none
+-- J22: in each run the handler has a job, which is none
 CREATE FUNCTION wants_job(payload jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
 	job record;

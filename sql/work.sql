@@ -132,7 +132,7 @@ CALL idem_work('commits', 'commits');
 SELECT state, error FROM idem_job(:job_id);
 
 --
--- V10: a handler sees its job; the innermost one, if one runs inside another
+-- J22: a handler sees its job; the innermost one, if one runs inside another
 --
 CALL anew();
 SELECT count(*) FROM idem_current_job();

@@ -3,8 +3,9 @@
  *		Report a transaction that commits with work that it has begun and not ended (K14).
  *
  * That is a plain claim that it has not finished, or a job that it has fetched without a lease and
- * not ended.  Both are valid: the claim is final (K2), and the job is free again.  But in autocommit
- * mode they are mistakes: the claim commits before the work is done, and two workers run the job.
+ * not ended.  Both are valid: the claim is final (K2), and the job is free again.  But in
+ * autocommit mode they are mistakes: the claim commits before the work is done, and two workers
+ * run the job.
  *
  * This file counts claims and jobs in backend memory, only for the message.  The state of a key or
  * a job is always read from its row.  Each open subtransaction that has begun or ended any has a
@@ -13,8 +14,8 @@
  * This is what happens to its changes of rows, too.  Functions that change a number refuse to run
  * in parallel mode.
  *
- * With "auto", the default of idem.require_finish, a claim is reported only if the client has sent a
- * SELECT that does nothing else, as a transaction of its own: idem_unfinished_note_claim().
+ * With "auto", the default of idem.require_finish, a claim is reported only if the client has sent
+ * a SELECT that does nothing else, as a transaction of its own: idem_unfinished_note_claim().
  */
 #include "postgres.h"
 
@@ -128,11 +129,11 @@ does_more(PlanState *state, void *claim)
 }
 
 /*
- * Is the statement of the client a SELECT that calls the claiming function itself, and does nothing
- * else?  Only the portal of a SELECT that writes nothing has a query descriptor.  Portals of cursors
- * and of EXECUTE have a text of their own.  The plan lists all functions that
- * are not part of PostgreSQL, also those that the planner has inlined: if there is another one than
- * the claim, the claim may run inside that function, or the work may.
+ * K14: is the statement of the client a SELECT that calls the claiming function itself, and does
+ * nothing else?  Only the portal of a SELECT that writes nothing has a query descriptor.  Portals
+ * of cursors and of EXECUTE have a text of their own.  The plan lists all functions that are not
+ * part of PostgreSQL, also those that the planner has inlined: if there is another one than the
+ * claim, the claim may run inside that function, or the work may.
  */
 static bool
 is_lone_select(Oid claim)
@@ -159,9 +160,9 @@ is_lone_select(Oid claim)
 }
 
 /*
- * K14: this function has claimed a key.  Note it if that is all that the transaction does, as far as
- * can be known now: it is not in a transaction block, in a string of several statements, or in a
- * pipeline after other statements.
+ * K14: this function has claimed a key.  Note it if that is all that the transaction does, as far
+ * as can be known now: it is not in a transaction block, in a string of several statements, or in
+ * a pipeline after other statements.
  */
 void
 idem_unfinished_note_claim(Oid claim)

@@ -87,7 +87,7 @@ lock_tables_at_exit(void)
 
 	for (size_t i = 0; i < lengthof(tables); i++)
 	{
-		Oid relid = OidIsValid(namespace) ? get_relname_relid(tables[i].name, namespace) : InvalidOid;
+		Oid relid = get_relname_relid(tables[i].name, namespace);
 
 		if (!OidIsValid(relid) || !ConditionalLockRelationOid(relid, tables[i].lockmode))
 			return false;
@@ -97,8 +97,8 @@ lock_tables_at_exit(void)
 
 /*
  * J21: before_shmem_exit callback.  The error of the handler has ended nothing yet: roll its
- * transaction back, and fail the job in another one, as fail_uncommitted() does.  An error here ends
- * this callback and leaves the job as it was.
+ * transaction back, and fail the job in another one, as fail_uncommitted() does.  An error here
+ * ends this callback and leaves the job as it was.
  */
 static void
 fail_at_exit(int code, Datum arg)
@@ -112,7 +112,7 @@ fail_at_exit(int code, Datum arg)
 		return;
 	running.job_id = 0;
 	AbortOutOfAnyTransaction();
-	/* nobody waits for the answer, so do not wait for a standby */
+	/* no client waits for the answer, so do not wait for a standby */
 	SetConfigOption("synchronous_commit", "local", PGC_SUSET, PGC_S_OVERRIDE);
 	StartTransactionCommand();
 	run.context = CurrentMemoryContext;

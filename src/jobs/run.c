@@ -23,7 +23,7 @@ static const Oid current_job_types[CURRENT_JOB_NATTS] = {
 
 IDEM_FUNCTION(idem_current_job, RECORDOID);
 
-/* V10: the job whose handler runs, the innermost if one runs inside another; NULL: none */
+/* J22: the job whose handler runs, the innermost if one runs inside another; NULL: none */
 static const IdemFetched *current = NULL;
 
 /* Copy what is fetched into the context of the run; NULL stays NULL */
@@ -90,7 +90,7 @@ check_hold(const IdemRun *run, IdemHold hold)
 }
 
 /*
- * V10: run code that calls a handler for this job.  An error restores the current job, too: the
+ * J22: run code that calls a handler for this job.  An error restores the current job, too: the
  * caller may be the handler of another job, and catch it.
  */
 void
@@ -180,7 +180,7 @@ idem_run_fail_later(IdemRun *run, text *queue, const ErrorData *error)
 	return true;
 }
 
-/* V10: one row in a handler, none outside */
+/* J22: one row in a handler, none outside */
 Datum
 idem_current_job(PG_FUNCTION_ARGS)
 {

@@ -227,8 +227,8 @@ idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, T
 }
 
 /*
- * Length of the lease of the job found, which is renewed.  lease -1: that of its last lease, as
- * a checkpoint of a key does (L5), else as the queue declares.
+ * J17: length of the lease of the job found, which is renewed.  lease -1: that of its last lease,
+ * as with a checkpoint of a key (L5), else as the queue declares.
  */
 static int64
 choose_lease(IdemTable *jobs, const IdemQueue *queue, int64 lease)

@@ -99,7 +99,7 @@ call_handler(void *arg)
 	CommandCounterIncrement();
 }
 
-/* V10: there is no job, but a handler of jobs may want one */
+/* J22: there is no job, but a handler of jobs may want one */
 static void
 run_handler(void *arg)
 {

@@ -400,20 +400,19 @@ $locker->query('LOCK TABLE idem.job_log IN SHARE MODE');
 is(lose(q{CALL idem_work('q', 'ends')}), '1 dead 2, 2 done 1, 3 dead 1, 4 waiting 0', 'J21: it does not wait for a lock');
 $locker->query('ROLLBACK');
 
-# a job before has called it for another backend; then an operator ends the call
+# an earlier job of the session has ended another backend; then an operator ends the call
 run(q{SELECT idem_cancel(job_id) FROM idem.jobs});
 run(q{CREATE FUNCTION ends_other(payload jsonb) RETURNS jsonb LANGUAGE sql AS
-	$$ SELECT to_jsonb(pg_terminate_backend((payload ->> 'pid')::int)) FROM (SELECT pg_advisory_xact_lock(1) WHERE payload ? 'waits') AS x
-	   RIGHT JOIN (VALUES (1)) AS v ON true $$});
+	$$ SELECT to_jsonb(pg_terminate_backend((payload ->> 'pid')::int)) $$});
 my $other = session($node);
 run(qq{SELECT idem_enqueue('q', '{"job": 5, "pid": $other->{pid}}')});
 run(q{SELECT idem_enqueue('q', '{"job": 6, "waits": 1}')});
-is(run(q{CALL idem_work('q', 'ends_other', max_jobs => 1)}), '1|0', 'another backend was ended');
-wait_until_gone($node, $other);
-$other->lost;
 $gate = session($node);
 $gate->query('SELECT pg_advisory_lock(1)');
 $worker = session($node);
+is($worker->query(q{CALL idem_work('q', 'ends_other', max_jobs => 1)}), '1|0', 'another backend was ended');
+wait_until_gone($node, $other);
+$other->lost;
 $worker->send(q{CALL idem_work('q', 'ends')});
 wait_until_blocked($node, $worker, 'advisory');
 run("SELECT pg_terminate_backend($worker->{pid})");
