@@ -441,7 +441,8 @@ SELECT status FROM idem_claim('auto:49'), LATERAL pg_notify('auto', 'k') WHERE c
 SELECT e.outcome FROM idem_claim('auto:50') AS c, LATERAL idem_enqueue('auto', key => c.status) AS e;
 SELECT count(*) FROM idem_claim('auto:51') AS c JOIN (VALUES (nextval('auto_n_seq'))) AS v ON claimed;
 SELECT status FROM idem_claim('auto:52') WHERE pg_notify('auto', 'k')::text IS NOT NULL;
-CREATE DOMAIN auto_domain AS text CHECK (auto_plpgsql(VALUE) IS NOT NULL);
+CREATE FUNCTION auto_check(k text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RETURN (idem_claim(k)).claimed; END $$;
+CREATE DOMAIN auto_domain AS text CHECK (auto_check(VALUE));
 SELECT ('auto:53' || left(now()::text, 0))::auto_domain IS NULL AS checked;
 -- not sent as a SELECT
 PREPARE auto AS SELECT status FROM idem_claim($1);
@@ -595,4 +596,4 @@ CALL anew();
 DROP VIEW auto_view;
 DROP DOMAIN auto_domain;
 DROP TABLE auto, auto_2, auto_3;
-DROP FUNCTION ends, handles, fetches, auto_sql, auto_set, auto_plpgsql, auto_cursor, auto_work, unfinished_handler;
+DROP FUNCTION ends, handles, fetches, auto_sql, auto_set, auto_plpgsql, auto_cursor, auto_check, auto_work, unfinished_handler;
