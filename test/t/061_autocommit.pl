@@ -10,10 +10,11 @@ use IdemTest;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = new_node('autocommit');
+my $node = new_node('autocommit', conf => 'idem.require_finish = auto');
 
 # the default
-is(run('SELECT idem_version() IS NOT NULL; SHOW idem.require_finish'), "t\nauto", 'K14: the default');
+is( run(q{SELECT idem_version() IS NOT NULL; SELECT boot_val FROM pg_settings WHERE name = 'idem.require_finish'}),
+	"t\nauto", 'K14: the default');
 run('CREATE TABLE other (n int)');
 
 # Run a script of pgbench once; returns what it writes to stderr.  KEY is a new key.

@@ -708,7 +708,7 @@ run(q{SELECT idem_queue_set('mail')});
 
 # the server logs more than usual, but not the statements of the client
 $s->query(
-	q{SET idem.log_duplicates = on; SET idem.require_finish = off; SET log_min_messages = debug1;
+	q{SET idem.log_duplicates = on; SET log_min_messages = debug1;
 	  SET log_error_verbosity = verbose; SET client_min_messages = log;
 	  SET log_statement = none; SET log_duration = off;
 	  CREATE FUNCTION pg_temp.inside() RETURNS text LANGUAGE plpgsql AS $$
