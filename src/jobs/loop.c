@@ -48,14 +48,16 @@ typedef struct Work
 } Work;
 
 /*
- * J21: a handler that ends its own backend by pg_terminate_backend().  That error is FATAL, so no
- * code of the call runs after it; but a payload that makes the handler do this would come first in
- * every later call, too.  The backend therefore fails the job while it exits.
+ * J21: a handler that ends its own backend, by pg_terminate_backend() or because it takes longer
+ * than transaction_timeout.  These errors are FATAL, so no code of the call runs after them; but
+ * the same payload would come first in every later call, too.  The backend therefore fails the job
+ * while it exits.
  */
 static struct
 {
 	bool is_watched;	 /* this backend watches the handlers of this session */
 	bool has_terminated; /* the handler that runs has called pg_terminate_backend() */
+	bool is_too_late;	 /* the last message was the error of transaction_timeout */
 	int64 job_id;		 /* the job whose handler, or whose commit, runs; 0: none */
 	char queue[IDEM_MAX_QUEUE_LEN + 1];
 } running;
@@ -71,6 +73,21 @@ note_terminate(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id,
 	if (access == OAT_FUNCTION_EXECUTE && class_id == ProcedureRelationId &&
 		object_id == F_PG_TERMINATE_BACKEND && running.job_id != 0)
 		running.has_terminated = true;
+}
+
+/* Error context callback: each message of the handler calls it, also a FATAL one */
+static void
+note_timeout(void *arg)
+{
+	running.is_too_late = geterrcode() == ERRCODE_TRANSACTION_TIMEOUT;
+}
+
+/* The end of its transaction is the end of the job, for this file */
+static void
+at_xact_event(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT)
+		running.job_id = 0;
 }
 
 /* A backend that exits cannot be interrupted, so it must not wait for a lock on a table */
@@ -108,9 +125,13 @@ fail_at_exit(int code, Datum arg)
 		.sqlerrcode = ERRCODE_ADMIN_SHUTDOWN,
 		.message = "The handler has called pg_terminate_backend(), and its backend has exited."};
 
-	if (running.job_id == 0 || !running.has_terminated)
+	if (running.job_id == 0 || !(running.has_terminated || running.is_too_late))
 		return;
-	running.job_id = 0;
+	if (running.is_too_late)
+	{
+		error.sqlerrcode = ERRCODE_TRANSACTION_TIMEOUT;
+		error.message = "The job has taken longer than transaction_timeout, and its backend has exited.";
+	}
 	AbortOutOfAnyTransaction();
 	/* no client waits for the answer, so do not wait for a standby */
 	SetConfigOption("synchronous_commit", "local", PGC_SUSET, PGC_S_OVERRIDE);
@@ -127,6 +148,7 @@ watch_handlers(void)
 	if (running.is_watched)
 		return;
 	before_shmem_exit(fail_at_exit, (Datum) 0);
+	RegisterXactCallback(at_xact_event, NULL);
 	prev_object_access_hook = object_access_hook;
 	object_access_hook = note_terminate;
 	running.is_watched = true;
@@ -208,16 +230,19 @@ run_job(Work *work, IdemRun *run)
 {
 	ErrorData *error;
 	ErrorData *commit_error;
+	ErrorContextCallback context = {
+		.previous = error_context_stack, .callback = note_timeout};
 
 	/* not in the subtransaction: without a handler no job shall fail */
 	idem_handler_check(run->handler, false);
-	running.has_terminated = false;
+	running.has_terminated = running.is_too_late = false;
 	running.job_id = run->fetched.job_id;
+	error_context_stack = &context;
 	error = idem_subxact_catch(idem_run_complete, run);
 	if (error != NULL)
 		(void) idem_run_fail(run, error);
 	commit_error = commit_transaction(true);
-	running.job_id = 0;
+	error_context_stack = context.previous;
 	if (commit_error != NULL)
 		fail_uncommitted(work, run, commit_error);
 	else if (error != NULL)
@@ -309,7 +334,6 @@ idem_work(PG_FUNCTION_ARGS)
 	work.is_nested = SPI_inside_nonatomic_context();
 	work.until = idem_clock_steady() + work.timeout;
 	text_to_cstring_buffer(work.queue, running.queue, sizeof(running.queue));
-	running.job_id = 0;
 	watch_handlers();
 
 	work_in_turns(&work);

@@ -315,8 +315,13 @@ run("SELECT pg_cancel_backend($worker->{pid})");
 $worker->receive;
 is($worker->{sqlstate}, '57014', 'J21: a second cancel ends the call at once');
 is(states(), '1 waiting 0', 'J21: the job waits, its attempt is not counted');
-$_->quit foreach $gate, $worker;
-wait_until_gone($node, $_) foreach $gate, $worker;
+$gate->quit;
+wait_until_gone($node, $gate);
+# the session may end itself afterwards: no job runs
+$worker->send('SELECT pg_terminate_backend(pg_backend_pid())');
+wait_until_gone($node, $worker);
+$worker->lost;
+is(states(), '1 waiting 0', 'J21: that is no attempt of the job');
 run('TRUNCATE idem.jobs');
 
 # autovacuum learns of dead rows during the call: the statistics are reported between two jobs, about
@@ -391,6 +396,26 @@ run(q{SELECT idem_enqueue('q', '{"job": 3, "late": 1}', max_attempts => 1)});
 is( lose(q{DO $$ DECLARE c bigint; f bigint; BEGIN CALL idem_work('q', 'ends', '0', NULL, c, f); END $$}),
 	'1 dead 2, 2 done 1, 3 dead 1',
 	'J21: the same at the commit');
+
+# a job that takes longer than transaction_timeout, and its commit
+SKIP:
+{
+	skip 'transaction_timeout is of PostgreSQL 17', 3 if $node->pg_version < 17;
+	my $lock = session($node);
+
+	$lock->query('SELECT pg_advisory_lock(1)');
+	run(q{SELECT idem_enqueue('q', '{"job": 7, "waits": 1}', max_attempts => 1)});
+	is( lose(q{SET transaction_timeout = '100 ms'; CALL idem_work('q', 'ends')}),
+		'1 dead 2, 2 done 1, 3 dead 1, 7 dead 1',
+		'J21: a job that takes longer than transaction_timeout has failed');
+	is( run(q{SELECT error FROM idem_job((SELECT max(job_id) FROM idem.job_log))}),
+		'25P04: The job has taken longer than transaction_timeout, and its backend has exited.',
+		'J18: the error says so');
+	# the time is over when no job runs
+	$lock->quit;
+	run(q{DELETE FROM idem.job_log WHERE payload ->> 'job' = '7'});
+	is(run(q{SET transaction_timeout = '100 ms'; CALL idem_work('q', 'ends', '200 ms')}), '0|0', 'A1: a wait does not count');
+}
 
 # the backend that exits waits for no lock: then the job is as before the fetch
 run(q{SELECT idem_enqueue('q', '{"job": 4, "ends": 1}')});
