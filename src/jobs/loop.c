@@ -59,6 +59,7 @@ static struct
 	bool has_terminated; /* the handler that runs has called pg_terminate_backend() */
 	bool is_too_late;	 /* the last message was the error of transaction_timeout */
 	int64 job_id;		 /* the job whose handler, or whose commit, runs; 0: none */
+	TimestampTz started_at;
 	char queue[IDEM_MAX_QUEUE_LEN + 1];
 } running;
 
@@ -120,7 +121,13 @@ lock_tables_at_exit(void)
 static void
 fail_at_exit(int code, Datum arg)
 {
-	IdemRun run = {.fetched.job_id = running.job_id, .nowait = true};
+	IdemRun run = {
+		.fetched.job_id = running.job_id,
+		.nowait = true,
+		.counts_later = true,
+		.time = {.from = running.started_at}};
+	text *queue;
+	bool has_failed = false;
 	ErrorData error = {
 		.sqlerrcode = ERRCODE_ADMIN_SHUTDOWN,
 		.message = "The handler has called pg_terminate_backend(), and its backend has exited."};
@@ -133,13 +140,19 @@ fail_at_exit(int code, Datum arg)
 		error.message = "The job has taken longer than transaction_timeout, and its backend has exited.";
 	}
 	AbortOutOfAnyTransaction();
+	/* the queue is needed after the commit, and the process ends */
+	MemoryContextSwitchTo(TopMemoryContext);
+	queue = cstring_to_text(running.queue);
 	/* no client waits for the answer, so do not wait for a standby */
 	SetConfigOption("synchronous_commit", "local", PGC_SUSET, PGC_S_OVERRIDE);
 	StartTransactionCommand();
-	run.context = CurrentMemoryContext;
+	run.context = CurTransactionContext;
 	if (lock_tables_at_exit())
-		(void) idem_run_fail_later(&run, cstring_to_text(running.queue), &error);
+		has_failed = idem_run_fail_later(&run, queue, &error);
 	CommitTransactionCommand();
+	if (has_failed)
+		idem_counters_add_queue_time(queue, IDEM_QUEUE_COUNTER_FAILED, IDEM_HISTOGRAM_RUN,
+									 run.time.from, run.time.to);
 }
 
 static void
@@ -236,6 +249,7 @@ run_job(Work *work, IdemRun *run)
 	/* not in the subtransaction: without a handler no job shall fail */
 	idem_handler_check(run->handler, false);
 	running.has_terminated = running.is_too_late = false;
+	running.started_at = idem_clock_token_time(run->fetched.token);
 	running.job_id = run->fetched.job_id;
 	error_context_stack = &context;
 	error = idem_subxact_catch(idem_run_complete, run);

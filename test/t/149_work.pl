@@ -381,6 +381,7 @@ sub lose
 	return states();
 }
 
+run(q{SELECT idem_stats_reset()});
 run(q{SELECT idem_enqueue('q', '{"job": 1, "ends": 1}', key => 'k', priority => -1)});
 run(q{SELECT idem_enqueue('q', '{"job": 2}', key => 'l')});
 is(lose(q{CALL idem_work('q', 'ends')}), '1 waiting 1, 2 waiting 0', 'J21: a handler that ends its backend has failed');
@@ -388,6 +389,8 @@ is(lose(q{CALL idem_work('q', 'ends')}), '1 dead 2, 2 waiting 0', 'J21: ... unti
 is( run(q{SELECT error FROM idem_job((SELECT min(job_id) FROM idem.job_log))}),
 	'57P01: The handler has called pg_terminate_backend(), and its backend has exited.',
 	'J18: the error says so');
+is( run(q{SELECT fetched, completed, failed FROM idem.queue_stats WHERE queue = 'q'}),
+	'2|0|2', 'S1: each of these attempts counts once');
 is(run(q{CALL idem_work('q', 'ends')}) . ' ' . states(), '1|0 1 dead 2, 2 done 1', 'J21: the next job is not held up');
 is(ledger(), '2', 'J21: its work was rolled back');
 
