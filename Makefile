@@ -31,6 +31,7 @@ OBJS = \
 	src/fn/subxact.o \
 	src/fn/handler.o \
 	src/fn/procxact.o \
+	src/fn/unfinished.o \
 	src/stats/exchange.o \
 	src/stats/skips.o \
 	src/stats/keyskips.o \
@@ -45,7 +46,6 @@ OBJS = \
 	src/wake/sleep.o \
 	src/keys/keytable.o \
 	src/keys/keyrow.o \
-	src/keys/unfinished.o \
 	src/keys/keyhint.o \
 	src/keys/keystore.o \
 	src/keys/leasestore.o \

@@ -275,7 +275,8 @@ SELECT idem_fail_many(array_agg(job_id), array_agg(token)) FROM tok WHERE job_id
 SELECT idem_fail_many(array_agg(job_id), array_agg(token), dead => true) FROM tok WHERE job_id = 2;
 SELECT idem_snooze_many(array_agg(job_id), array_agg(token), '1 h') FROM tok WHERE job_id IN (3, 4);
 SELECT idem_snooze_many(array_agg(job_id), array_agg(token), '1 h') FROM tok WHERE job_id IN (3, 4);
-SELECT cancelled, retried, failed, dead, snoozed FROM idem.queue_stats WHERE queue = 'counted';
+SELECT idem_reschedule_many(queue => 'counted', priority => 1), idem_reschedule_many(queue => 'counted', priority => 1);
+SELECT cancelled, retried, failed, dead, snoozed, rescheduled FROM idem.queue_stats WHERE queue = 'counted';
 SELECT stale_tokens FROM idem.stats WHERE datname = current_database();
 
 --

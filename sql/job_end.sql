@@ -335,10 +335,27 @@ SELECT state FROM idem_job(:d_job_id);
 COMMIT;
 SELECT job_id FROM idem_fetch('h2');
 SELECT idem_complete(:d_job_id, :d_token);
--- the lease of the queue
-SELECT idem_queue_set('h', lease => '3 min');
+-- with its last length: of the fetch, or of the last heartbeat, which may have been long ago; also
+-- if the queue declares another one
+SELECT idem_clock() AS before \gset
+SELECT ord, job_id, status, lease_until - :'before' BETWEEN '5 min' AND '6 min' AS five_minutes FROM idem_heartbeat(ARRAY[:b_job_id], ARRAY[:b_token]);
+SELECT status FROM idem_heartbeat(ARRAY[:b_job_id], ARRAY[:b_token], '3 min');
+SELECT idem_queue_set('h', lease => '7 min');
+SET idem.clock_offset = '2 h';
 SELECT idem_clock() AS before \gset
 SELECT ord, job_id, status, lease_until - :'before' BETWEEN '3 min' AND '4 min' AS three_minutes FROM idem_heartbeat(ARRAY[:b_job_id], ARRAY[:b_token]);
+-- a job that this transaction has fetched without a lease has nothing to renew, also if the queue
+-- declares a lease; if a length is passed, it is leased from then on
+SELECT job_id FROM idem_enqueue('h') \gset e_
+BEGIN;
+SELECT job_id, token FROM idem_fetch('h', lease => '0') \gset e_
+SELECT ord, status, lease_until FROM idem_heartbeat(ARRAY[:e_job_id], ARRAY[:e_token]);
+SELECT status FROM idem_heartbeat(ARRAY[:e_job_id], ARRAY[:e_token], '10 min');
+SELECT idem_clock() AS before \gset
+SELECT ord, status, lease_until - :'before' BETWEEN '10 min' AND '11 min' AS ten_minutes FROM idem_heartbeat(ARRAY[:e_job_id], ARRAY[:e_token]);
+COMMIT;
+SELECT state FROM idem_job(:e_job_id);
+SELECT idem_complete(:e_job_id, :e_token);
 RESET idem.clock_offset;
 SELECT * FROM idem_heartbeat('{}', '{}', '1 min');
 

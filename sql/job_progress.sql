@@ -2,14 +2,18 @@
 CALL anew();
 SELECT idem_queue_set('q', lease => '1 h', keep => '1 h', backoff => '1 s');
 
--- the lease is renewed: as passed, or as the queue declares
+-- the lease is renewed: as passed, or with its last length (L5), whatever the queue declares
 SELECT outcome FROM idem_enqueue('q', '1');
 SELECT job_id, token FROM idem_fetch('q') \gset
 SELECT progress FROM idem.jobs;
 SELECT idem_progress(:job_id, :token, '{"line": 1}', '2 h') BETWEEN clock_timestamp() + '119 min' AND clock_timestamp() + '121 min' AS two_hours;
 SELECT lease_until > clock_timestamp() + '119 min' AS two_hours, progress FROM idem.jobs;
+SET idem.clock_offset = '1 h';
+SELECT idem_progress(:job_id, :token, '{"line": 2}') BETWEEN idem_clock() + '119 min' AND idem_clock() + '121 min' AS two_hours;
+SELECT lease_until > idem_clock() + '119 min' AS two_hours, progress FROM idem.jobs;
+RESET idem.clock_offset;
+SELECT idem_progress(:job_id, :token, '{"line": 2}', '1 h') BETWEEN clock_timestamp() + '59 min' AND clock_timestamp() + '61 min' AS one_hour;
 SELECT idem_progress(:job_id, :token, '{"line": 2}') BETWEEN clock_timestamp() + '59 min' AND clock_timestamp() + '61 min' AS one_hour;
-SELECT lease_until < clock_timestamp() + '61 min' AS one_hour, progress FROM idem.jobs;
 -- a rollback keeps the last one
 BEGIN;
 SELECT idem_progress(:job_id, :token, '{"line": 3}') IS NOT NULL AS renewed;
@@ -42,6 +46,29 @@ SELECT state, progress, error, jsonb_array_length(errors) AS errors, started_at 
 SELECT attempt, progress FROM idem_fetch('q');
 RESET idem.clock_offset;
 
+-- the length of the fetch, in a queue that declares none; heartbeat and progress take turns
+CALL anew();
+SELECT outcome FROM idem_enqueue('q', '1');
+SELECT job_id, token FROM idem_fetch('q', lease => '1 min') \gset
+SELECT lease_until - leased_at AS length FROM idem.jobs;
+SET idem.clock_offset = '2 min';
+SELECT idem_progress(:job_id, :token, '1') BETWEEN idem_clock() + '59 s' AND idem_clock() + '61 s' AS one_minute;
+SELECT lease_until BETWEEN idem_clock() + '59 s' AND idem_clock() + '61 s' AS one_minute FROM idem_heartbeat(ARRAY[:job_id], ARRAY[:token]);
+SELECT status FROM idem_heartbeat(ARRAY[:job_id], ARRAY[:token], '3 min');
+SELECT idem_progress(:job_id, :token, '2') BETWEEN idem_clock() + '179 s' AND idem_clock() + '181 s' AS three_minutes;
+SELECT lease_until - leased_at AS length FROM idem.jobs;
+-- after the lease has expired, a fetch without a lease has nothing to renew
+SET idem.clock_offset = '1 h';
+BEGIN;
+SELECT job_id, token FROM idem_fetch('q') \gset
+SELECT leased_at FROM idem.jobs;
+SELECT status, lease_until FROM idem_heartbeat(ARRAY[:job_id], ARRAY[:token]);
+COMMIT;
+SELECT job_id, token FROM idem_fetch('q', lease => '1 min') \gset
+SELECT idem_fail(:job_id, :token, retry_in => '0');
+SELECT leased_at, lease_until FROM idem.jobs;
+RESET idem.clock_offset;
+
 -- without a lease: nothing to renew; the recovery point counts from the commit on
 CALL anew();
 SELECT outcome FROM idem_enqueue('plain', '1');
@@ -60,8 +87,23 @@ SELECT job_id, token FROM idem_fetch('plain') \gset
 SELECT idem_progress(:job_id, :token, '{"line": 3}', '1 h') > clock_timestamp() AS leased;
 COMMIT;
 SELECT state, progress FROM idem_job(1);
--- J11: in another transaction the token still counts, but there is no lease to take the length from
+-- so it can be renewed, also in another transaction, and in the one that has leased it
+SELECT idem_progress(1, :token, '{"line": 3}') > clock_timestamp() + '59 min' AS leased;
+SELECT idem_fail(1, :token, retry_in => '0');
+BEGIN;
+SELECT job_id, token FROM idem_fetch('plain') \gset
+SELECT idem_progress(:job_id, :token, '{"line": 3}', '1 h') > clock_timestamp() + '59 min' AS leased;
+SELECT idem_progress(:job_id, :token, '{"line": 3}') > clock_timestamp() + '59 min' AS renewed;
+SELECT idem_fail(1, :token, retry_in => '0');
+COMMIT;
+-- J11: after the commit of a fetch without a lease the token still counts, but there is nothing to
+-- take the length from: neither the fetch nor an earlier lease of the job
+SELECT job_id, token FROM idem_fetch('plain') \gset
 SELECT (fails(format('SELECT idem_progress(1, %s, ''1'')', :token))).*;
+SELECT (fails(format('SELECT idem_heartbeat(''{1}'', ARRAY[%s])', :token))).*;
+SELECT idem_queue_set('plain', lease => '1 h');
+SELECT idem_progress(1, :token, '{"line": 3}') > clock_timestamp() + '59 min' AS declared;
+SELECT idem_queue_set('plain', lease => '0');
 
 -- bad arguments: nothing changes
 SELECT token FROM idem.jobs \gset

@@ -1,7 +1,6 @@
 --
 -- Claims that were not finished, and idem.require_finish: rule K14
 --
-SHOW idem.require_finish;
 SET idem.require_finish = on;
 SET idem.require_finish = 'Warning';
 SHOW idem.require_finish;
@@ -354,4 +353,247 @@ SELECT 1 AS one;
 RESET idem.require_finish;
 DROP TABLE unfinished;
 DROP PROCEDURE unfinished_procedure;
-DROP FUNCTION unfinished_trigger, unfinished_block, unfinished_handler, unfinished_finisher, unfinished_claimer;
+DROP FUNCTION unfinished_trigger, unfinished_block, unfinished_finisher, unfinished_claimer;
+
+--
+-- auto, the default: a claim in autocommit. A statement that only claims is a mistake: it is final at once.
+--
+SELECT boot_val FROM pg_settings WHERE name = 'idem.require_finish';
+SET idem.require_finish = auto;
+\set VERBOSITY default
+SELECT status FROM idem_claim('auto:1');
+SELECT count(*) FROM idem_claim_many(ARRAY['auto:2', 'auto:3', 'auto:1']);
+\set VERBOSITY sqlstate
+-- however it is written
+SELECT (idem_claim('auto:4')).status;
+SELECT c.status || '!' AS status FROM (VALUES ('auto:5'), ('auto:6')) AS v (k), LATERAL pg_catalog.idem_claim(k) AS c WHERE c.claimed;
+WITH c AS (SELECT * FROM idem_claim('auto:7')) SELECT status FROM c WHERE claimed UNION ALL SELECT (SELECT status FROM idem_claim('auto:8'));
+SELECT CASE WHEN (idem_claim('auto:9', wait => '0')).claimed THEN 'mine' ELSE 'not mine' END AS answer, now() IS NULL AS later;
+CREATE VIEW auto_view AS SELECT status FROM idem_claim('auto:10');
+SELECT status FROM auto_view;
+SELECT claimed, status FROM idem_claim('auto:11') \gset
+-- no claim, no warning: finished, held, released
+SELECT status FROM idem_claim('auto:1');
+SELECT a.status, b.status, idem_release('auto:12') FROM idem_claim('auto:12') AS a, idem_claim('auto:12') AS b;
+SELECT status, idem_finish('auto:12', '1') FROM idem_claim('auto:12');
+SELECT status FROM idem_lease('auto:13', '1 min');
+SELECT status FROM idem_lease('auto:14', '1 us');
+-- a plain claim of an expired lease is a claim
+SET idem.clock_offset = '1 h';
+SELECT status FROM idem_claim('auto:14');
+RESET idem.clock_offset;
+
+-- a transaction block, implicit ones, a savepoint
+BEGIN;
+SELECT status FROM idem_claim('auto:20');
+COMMIT;
+BEGIN;
+SAVEPOINT a;
+SELECT status FROM idem_claim('auto:21');
+RELEASE a;
+COMMIT AND CHAIN;
+SELECT status FROM idem_claim('auto:22');
+COMMIT;
+SELECT status FROM idem_claim('auto:23') \; SELECT 1 AS one;
+SELECT 1 AS one \; SELECT status FROM idem_claim('auto:24');
+-- a statement that writes
+CREATE TABLE auto (n serial, status text);
+INSERT INTO auto (status) SELECT status FROM idem_claim('auto:30') RETURNING status;
+WITH w AS (INSERT INTO auto (status) VALUES ('with') RETURNING status) SELECT w.status, c.status FROM w, idem_claim('auto:31') AS c;
+WITH c AS (SELECT * FROM idem_claim('auto:32')), w AS (UPDATE auto SET status = c.status FROM c RETURNING 1) SELECT count(*) FROM w;
+UPDATE auto SET status = c.status FROM idem_claim('auto:33') AS c;
+SELECT status INTO auto_2 FROM idem_claim('auto:34');
+CREATE TABLE auto_3 AS SELECT status FROM idem_claim('auto:35');
+DELETE FROM auto WHERE (SELECT claimed FROM idem_claim('auto:36'));
+SELECT a.status FROM auto_3 AS a, idem_claim('auto:37') AS c FOR UPDATE OF a;
+-- a function of the user, and one that the planner inlines; a statement in one
+CREATE FUNCTION auto_sql(k text) RETURNS text LANGUAGE sql AS $$ SELECT (idem_claim(k)).status $$;
+CREATE FUNCTION auto_set(k text) RETURNS TABLE (status text) LANGUAGE sql AS $$ SELECT status FROM idem_claim(k) $$;
+CREATE FUNCTION auto_plpgsql(k text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	c record;
+BEGIN
+	FOR c IN SELECT * FROM idem_claim(k) LOOP
+		RETURN c.status;
+	END LOOP;
+END $$;
+CREATE FUNCTION auto_cursor(k text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	auto_portal CURSOR FOR SELECT status FROM idem_claim(k);
+	s text;
+BEGIN
+	OPEN auto_portal;
+	FETCH auto_portal INTO s;
+	RETURN s;
+END $$;
+SELECT auto_sql('auto:40');
+SELECT * FROM auto_set('auto:41');
+SELECT auto_plpgsql('auto:42');
+SELECT auto_cursor('auto:43');
+DO $$ BEGIN PERFORM idem_claim('auto:44'); END $$;
+-- the work in the same statement: a function of the user, a notification, a job
+CREATE FUNCTION auto_work(claimed boolean) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN INSERT INTO auto (status) VALUES ('work'); RETURN claimed; END $$;
+SELECT auto_work(claimed) FROM idem_claim('auto:45');
+SELECT status FROM idem_claim('auto:46') WHERE auto_work(claimed);
+SELECT pg_notify('auto', 'k') FROM idem_claim('auto:47') WHERE claimed;
+SELECT CASE WHEN (idem_claim('auto:48')).claimed THEN pg_notify('auto', 'k') END;
+SELECT status FROM idem_claim('auto:49'), LATERAL pg_notify('auto', 'k') WHERE claimed;
+SELECT e.outcome FROM idem_claim('auto:50') AS c, LATERAL idem_enqueue('auto', key => c.status) AS e;
+SELECT count(*) FROM idem_claim('auto:51') AS c JOIN (VALUES (nextval('auto_n_seq'))) AS v ON claimed;
+SELECT status FROM idem_claim('auto:52') WHERE pg_notify('auto', 'k')::text IS NOT NULL;
+CREATE FUNCTION auto_check(k text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RETURN (idem_claim(k)).claimed; END $$;
+CREATE DOMAIN auto_domain AS text CHECK (auto_check(VALUE));
+SELECT ('auto:53' || left(now()::text, 0))::auto_domain IS NULL AS checked;
+-- not sent as a SELECT
+PREPARE auto AS SELECT status FROM idem_claim($1);
+EXECUTE auto('auto:60');
+EXPLAIN (ANALYZE) SELECT status FROM idem_claim('auto:61') \g /dev/null
+COPY (SELECT status FROM idem_claim('auto:62')) TO STDOUT;
+BEGIN;
+DECLARE auto CURSOR WITH HOLD FOR SELECT status FROM idem_claim('auto:63');
+COMMIT;
+SELECT status FROM idem_call('auto:64', 'unfinished_handler', '1');
+-- the value when the statement begins and at the commit: both have to ask for it
+SELECT status, set_config('idem.require_finish', 'off', false) FROM idem_claim('auto:65');
+SELECT status FROM idem_claim('auto:66');
+SET idem.require_finish = auto;
+SELECT count(*) FROM idem.keys WHERE key LIKE 'auto:%';
+
+--
+-- Jobs that the transaction has fetched without a lease, and that no function of it has ended, given
+-- back or leased: a warning in autocommit, in blocks and in functions
+--
+CALL anew();
+SELECT count(*) FROM idem_enqueue_many('q', ARRAY(SELECT to_jsonb(i) FROM generate_series(1, 30) AS i), keys => ARRAY(SELECT i::text FROM generate_series(1, 30) AS i));
+\set VERBOSITY default
+SELECT job_id FROM idem_fetch('q');
+SELECT count(*) FROM idem_fetch('q', 2);
+\set VERBOSITY sqlstate
+SELECT count(*) FROM idem_fetch_any(ARRAY['q', 'p'], 2);
+SELECT count(*) FROM idem_fetch('q', lease => '0');
+DO $$ BEGIN PERFORM idem_fetch('q'); END $$;
+BEGIN;
+SELECT count(*) FROM idem_fetch('q', 3);
+COMMIT;
+-- no job, no warning; a lease; a rollback
+SELECT count(*) FROM idem_fetch('p');
+SELECT job_id, token FROM idem_fetch('q', lease => '1 h') \gset
+SELECT idem_complete(:job_id, :token);
+BEGIN;
+SELECT count(*) FROM idem_fetch('q');
+ROLLBACK;
+
+-- each function that ends it, gives it back or leases it
+CREATE FUNCTION ends(call text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	job record;
+	answer text;
+BEGIN
+	SELECT * INTO STRICT job FROM idem_fetch('q');
+	EXECUTE format('SELECT count(*) FROM ' || call, job.job_id, job.token, quote_literal(job.key)) INTO answer;
+	RETURN answer;
+END $$;
+SELECT ends('idem_complete(%1$s, %2$s)');
+SELECT ends('idem_fail(%1$s, %2$s)');
+SELECT ends('idem_fail(%1$s, %2$s, dead => true)');
+SELECT ends($$idem_snooze(%1$s, %2$s, '1 s')$$);
+SELECT ends('idem_cancel(%1$s)');
+SELECT ends($$idem_cancel_by_key('q', %3$s)$$);
+SELECT ends('idem_complete_many(ARRAY[%1$s], ARRAY[%2$s])');
+SELECT ends('idem_fail_many(ARRAY[%1$s], ARRAY[%2$s])');
+SELECT ends($$idem_snooze_many(ARRAY[%1$s], ARRAY[%2$s], '1 s')$$);
+SELECT ends('idem_cancel_many(ARRAY[%1$s])');
+SELECT ends($$idem_heartbeat(ARRAY[%1$s], ARRAY[%2$s], '1 h')$$);
+SELECT ends($$idem_progress(%1$s, %2$s, '1', '1 h')$$);
+-- each function that does not
+SELECT ends('idem_heartbeat(ARRAY[%1$s], ARRAY[%2$s])');
+SELECT ends($$idem_progress(%1$s, %2$s, '1')$$);
+SELECT ends('idem_job(%1$s)');
+SELECT ends('idem_complete_many(ARRAY[%1$s], ARRAY[1])');
+SELECT ends($$idem_reschedule_many(ARRAY[%1$s], run_at => '2020-01-01 00:00:00+00')$$);
+-- leased, and renewed, and completed; given back, and fetched again
+BEGIN;
+SELECT job_id, token FROM idem_fetch('q') \gset
+SELECT status FROM idem_heartbeat(ARRAY[:job_id], ARRAY[:token], '1 h');
+SELECT status FROM idem_heartbeat(ARRAY[:job_id], ARRAY[:token]);
+SELECT idem_complete(:job_id, :token);
+COMMIT;
+BEGIN;
+SELECT job_id, token FROM idem_fetch('q') \gset
+SELECT idem_snooze(:job_id, :token, '0') IS NOT NULL AS snoozed;
+SELECT count(*) FROM idem_fetch('q');
+COMMIT;
+
+-- the end of a job that an earlier transaction has fetched does not count for this one
+SELECT count(*) FROM idem_enqueue_many('r', '{1, 2}');
+SELECT job_id, token FROM idem_fetch('r') \gset
+BEGIN;
+SELECT idem_complete(:job_id, :token);
+SELECT count(*) FROM idem_fetch('r');
+COMMIT;
+
+-- subtransactions: the fetch was rolled back; what ended it was rolled back
+BEGIN;
+SAVEPOINT a;
+SELECT count(*) FROM idem_fetch('q', 2);
+ROLLBACK TO a;
+COMMIT;
+BEGIN;
+SELECT job_id, token FROM idem_fetch('q') \gset
+SAVEPOINT a;
+SELECT idem_complete(:job_id, :token);
+ROLLBACK TO a;
+COMMIT;
+BEGIN;
+SAVEPOINT a;
+SELECT job_id, token FROM idem_fetch('q') \gset
+RELEASE a;
+SAVEPOINT b;
+SELECT idem_complete(:job_id, :token);
+RELEASE b;
+COMMIT;
+
+-- the functions that run jobs; a handler that fetches another one
+CREATE FUNCTION handles(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT payload $$;
+CREATE FUNCTION fetches(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT to_jsonb(count(*)) FROM idem_fetch('q') $$;
+SELECT count(*) FROM idem_drain('q', 'handles', 3);
+SELECT count(*) FROM idem_enqueue_many('w', '{1, 2}');
+CALL idem_work('w', 'handles', max_jobs => 1);
+CALL idem_work('w', 'fetches');
+
+-- PREPARE TRANSACTION; idem_reset
+SELECT count(*) FROM idem_enqueue_many('q', '{1, 2}');
+BEGIN;
+SELECT count(*) FROM idem_fetch('q');
+PREPARE TRANSACTION 'unfinished';
+ROLLBACK PREPARED 'unfinished';
+BEGIN;
+SELECT count(*) FROM idem_fetch('q');
+SELECT idem_reset() > 0 AS reset;
+COMMIT;
+
+-- with claims; warning, error, off
+CALL anew();
+SELECT count(*) FROM idem_enqueue_many('q', '{1, 2}');
+\set VERBOSITY terse
+SET idem.require_finish = warning;
+BEGIN;
+SELECT status FROM idem_claim('auto:90');
+SELECT count(*) FROM idem_fetch('q');
+COMMIT;
+SET idem.require_finish = error;
+SELECT count(*) FROM idem_fetch('q');
+SELECT job_id, attempt, state FROM idem.job_status ORDER BY job_id;
+BEGIN;
+SELECT idem_complete(job_id, token) FROM idem_fetch('q');
+COMMIT;
+SET idem.require_finish = off;
+SELECT count(*) FROM idem_fetch('q');
+\set VERBOSITY default
+
+RESET idem.require_finish;
+CALL anew();
+DROP VIEW auto_view;
+DROP DOMAIN auto_domain;
+DROP TABLE auto, auto_2, auto_3;
+DROP FUNCTION ends, handles, fetches, auto_sql, auto_set, auto_plpgsql, auto_cursor, auto_check, auto_work, unfinished_handler;

@@ -29,6 +29,7 @@ SELECT * FROM idem_fetch('q') \gdesc
 SELECT * FROM idem_complete_many('{}', '{}') \gdesc
 SELECT * FROM idem_heartbeat('{}', '{}') \gdesc
 SELECT * FROM idem_job(1) \gdesc
+SELECT * FROM idem_current_job() \gdesc
 SELECT * FROM idem_why(1) \gdesc
 SELECT * FROM idem_holder('k') \gdesc
 SELECT * FROM idem_verify('handler') \gdesc
@@ -179,6 +180,7 @@ SELECT t.typname, c.change, with_change(t.typname || ' ' || c.change, f.call),
 			   ('fetch', $$idem_fetch('changed')$$),
 			   ('complete_many', $$idem_complete_many('{99}', '{1}')$$),
 			   ('heartbeat', $$idem_heartbeat('{99}', '{1}', '1 min')$$),
+			   ('current_job', $$idem_current_job()$$),
 			   ('job', $$idem_job(99)$$)) AS f (name, call)
   JOIN pg_type AS t ON t.typname = f.name || '_result' AND t.typnamespace = 'idem'::regnamespace
   CROSS JOIN LATERAL (

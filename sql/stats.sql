@@ -340,6 +340,9 @@ SELECT * FROM moved();
 -- retried, if there is a job to retry
 SELECT idem_retry(4), idem_retry(4), idem_retry(1), idem_retry(12345);
 SELECT * FROM moved();
+-- rescheduled, if that changes anything
+SELECT idem_reschedule_many(ARRAY[job_id], priority => 9), idem_reschedule_many(ARRAY[job_id], priority => 9) FROM idem_enqueue('rescheduled') AS e;
+SELECT * FROM moved();
 -- dead because the lease of the last attempt has expired: found by a fetch
 SELECT count(*) FROM idem_fetch('w', lease => '1 us');
 SELECT count(*) FROM idem_fetch('w', lease => '1 us');

@@ -537,6 +537,23 @@ CREATE FUNCTION endless(payload jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGI
 SELECT * FROM idem_verify('endless');
 ROLLBACK;
 
+-- J22: in each run the handler has a job, which is none
+CREATE FUNCTION wants_job(payload jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+	job record;
+BEGIN
+	SELECT * INTO STRICT job FROM idem_current_job();
+	RETURN to_jsonb(job) || payload;
+END $$;
+SELECT DISTINCT "check", verdict FROM idem_verify('wants_job', '{}') ORDER BY 1;
+CREATE FUNCTION shows_job(payload jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE EXCEPTION '%', (SELECT to_jsonb(j) FROM idem_current_job() AS j);
+END $$;
+\set VERBOSITY default
+SELECT detail FROM idem_verify('shows_job');
+SELECT count(*) FROM idem_current_job();
+
 --
 -- Arguments
 --

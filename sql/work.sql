@@ -132,6 +132,77 @@ CALL idem_work('commits', 'commits');
 SELECT state, error FROM idem_job(:job_id);
 
 --
+-- J22: a handler sees its job; the innermost one, if one runs inside another
+--
+CALL anew();
+SELECT count(*) FROM idem_current_job();
+CREATE TABLE seen (n serial, place text, job_id bigint, queue text, key text, attempt int, max_attempts int, headers jsonb, progress jsonb);
+CREATE FUNCTION see(place text) RETURNS void LANGUAGE sql AS
+	$$ INSERT INTO seen (place, job_id, queue, key, attempt, max_attempts, headers, progress) SELECT see.place, j.* FROM (SELECT 1) AS x LEFT JOIN idem_current_job() AS j ON true $$;
+CREATE FUNCTION sees(payload jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM see(payload #>> '{}');
+	RETURN NULL;
+END $$;
+CREATE FUNCTION sees_more(payload jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM see('before');
+	-- its own subtransaction, with and without an error
+	BEGIN
+		PERFORM see('subtransaction');
+		PERFORM 1 / 0;
+	EXCEPTION WHEN division_by_zero THEN
+		PERFORM see('after an error');
+	END;
+	-- other handlers: of a job, of one that fails, of one whose error ends the drain, of a key
+	PERFORM FROM idem_drain('inner', 'sees');
+	PERFORM see('after the inner job');
+	PERFORM FROM idem_drain('inner error', 'fails_inside');
+	PERFORM see('after an inner error');
+	BEGIN
+		PERFORM FROM idem_drain('inner deadlock', 'fails_inside');
+	EXCEPTION WHEN deadlock_detected THEN
+		PERFORM see('after a deadlock');
+	END;
+	PERFORM FROM idem_call('seen', 'sees', '"in idem_call"');
+	PERFORM FROM idem_verify('sees', '"in idem_verify"');
+	PERFORM see('at the end');
+	IF (SELECT attempt FROM idem_current_job()) = 1 THEN
+		RAISE EXCEPTION 'once more';
+	END IF;
+	RETURN (SELECT to_jsonb(j) FROM idem_current_job() AS j);
+END $$;
+CREATE FUNCTION fails_inside(payload jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE EXCEPTION 'job %', (SELECT job_id FROM idem_current_job()) USING errcode = payload #>> '{}';
+END $$;
+SELECT idem_queue_set('outer', max_attempts => 3, backoff => '1 us', backoff_max => '1 us', keep => '1 h');
+SELECT job_id FROM idem_enqueue('outer', NULL, key => 'k', headers => '{"traceparent": "t"}') \gset
+-- with a recovery point of an earlier worker, which did not count
+SELECT idem_progress(job_id, token, '{"line": 7}', '1 h') > idem_clock() AS leased, idem_snooze(job_id, token, '0') <= idem_clock() AS back FROM idem_fetch('outer', lease => '1 h');
+SELECT outcome FROM idem_enqueue('inner', '"inner"');
+SELECT outcome FROM idem_enqueue('inner error', '"P0001"', max_attempts => 1);
+SELECT outcome FROM idem_enqueue('inner deadlock', '"40P01"', max_attempts => 1);
+CALL idem_work('outer', 'sees_more');
+SELECT place, job_id = :job_id AS outer, queue, key, attempt, max_attempts, headers, progress FROM seen ORDER BY n;
+SELECT error FROM idem_job(:job_id);
+SELECT result - 'job_id' AS result FROM idem_job(:job_id);
+SELECT count(*) FROM idem_current_job();
+-- after an error that has ended the call, and in a trigger that runs at the commit
+SELECT outcome FROM idem_enqueue('cancelled', '"57014"');
+CALL idem_work('cancelled', 'fails_inside');
+SELECT count(*) FROM idem_current_job();
+CREATE FUNCTION see_late() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE NOTICE '% jobs', (SELECT count(*) FROM idem_current_job());
+	RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER see_late AFTER INSERT ON seen DEFERRABLE INITIALLY DEFERRED
+	FOR EACH ROW EXECUTE FUNCTION see_late();
+SELECT outcome FROM idem_enqueue('late', '"late"');
+CALL idem_work('late', 'sees');
+
+--
 -- Errors of the commit: the work is rolled back, and the job has failed
 --
 CALL anew();
@@ -172,7 +243,7 @@ CREATE FUNCTION trouble(payload jsonb) RETURNS jsonb LANGUAGE sql AS
 SELECT count(*) FROM idem_enqueue_many('trouble', ARRAY['"P0001"', '"40P01"', '"53100"', '"57014"', '"57P01"']::jsonb[]);
 -- a deadlock is an error of the job, too
 CALL idem_work('trouble', 'trouble', max_jobs => 2);
--- after an error of the server or a cancel the job has failed, and the call ends; a shutdown only ends the call
+-- after an error of the server or an operator intervention (57) the job has failed, and the call ends
 CALL idem_work('trouble', 'trouble');
 CALL idem_work('trouble', 'trouble');
 CALL idem_work('trouble', 'trouble');
@@ -186,7 +257,7 @@ BEGIN
 	RAISE EXCEPTION 'raised' USING errcode = payload #>> '{}';
 END
 $$;
-SELECT count(*) FROM idem_enqueue_many('raise', ARRAY['"P0001"', '"40001"', '"40P01"', '"53200"', '"58030"', '"XX001"', '"XX002"', '"57014"', '"57P01"']::jsonb[]);
+SELECT count(*) FROM idem_enqueue_many('raise', ARRAY['"P0001"', '"40001"', '"40P01"', '"53200"', '"58030"', '"XX001"', '"XX002"', '"57014"', '"57P01"', '"57P02"', '"57P03"', '"P0001"']::jsonb[]);
 CALL idem_work('raise', 'raises');
 SELECT count(*) FROM idem.job_status WHERE queue = 'raise' AND attempt = 1;
 CALL idem_work('raise', 'raises');
@@ -195,6 +266,9 @@ CALL idem_work('raise', 'raises');
 CALL idem_work('raise', 'raises');
 CALL idem_work('raise', 'raises');
 CALL idem_work('raise', 'raises');
+CALL idem_work('raise', 'raises');
+CALL idem_work('raise', 'raises');
+-- none of them holds up the last one
 CALL idem_work('raise', 'raises');
 SELECT payload, state, attempt, error
   FROM idem.job_status JOIN LATERAL (SELECT payload, error FROM idem_job(job_id)) AS j ON true WHERE queue = 'raise' ORDER BY job_id;

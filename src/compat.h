@@ -372,6 +372,14 @@ idem_compat_holds_lock(const LOCKTAG *tag, LOCKMODE lockmode)
 #endif
 
 /* 15.4: a database that is being dropped, or whose drop was interrupted */
+#ifndef ERRCODE_TRANSACTION_TIMEOUT /* 17 */
+#define ERRCODE_TRANSACTION_TIMEOUT MAKE_SQLSTATE('2', '5', 'P', '0', '4')
+#endif
+
+#ifndef XACT_FLAGS_PIPELINING /* 15.10 */
+#define XACT_FLAGS_PIPELINING 0
+#endif
+
 #ifndef DATCONNLIMIT_INVALID_DB
 #define DATCONNLIMIT_INVALID_DB (-2)
 #endif

@@ -21,7 +21,7 @@ bool idem_guc_cleanup = true;
 int idem_guc_cleanup_naptime = 60;
 int idem_guc_cleanup_batch_size = 1000;
 bool idem_guc_log_duplicates = false;
-int idem_guc_require_finish = IDEM_REQUIRE_OFF;
+int idem_guc_require_finish = IDEM_REQUIRE_AUTO;
 int idem_guc_stats_max = 1000;
 int idem_guc_waits_max = 4096;
 int idem_guc_look_after = 1000;
@@ -31,6 +31,7 @@ bool idem_guc_allow_reset = false;
 
 static const struct config_enum_entry require_finish_values[] = {
 	{"off", IDEM_REQUIRE_OFF, false},
+	{"auto", IDEM_REQUIRE_AUTO, false},
 	{"warning", IDEM_REQUIRE_WARNING, false},
 	{"error", IDEM_REQUIRE_ERROR, false},
 	{NULL, 0, false}};
@@ -200,10 +201,10 @@ static void
 define_protocol_settings(void)
 {
 	DefineCustomEnumVariable("idem.require_finish",
-							 "Sets what happens when a transaction commits with a claim that it has not finished.",
-							 "In autocommit mode a claim commits before the work is done.",
+							 "Sets what happens when a transaction commits with a claim that it has not finished, or a job that it has fetched without a lease and not ended.",
+							 "In autocommit mode both commit before the work is done. With \"auto\" a claim raises a warning only if it is the only work of its transaction.",
 							 &idem_guc_require_finish,
-							 IDEM_REQUIRE_OFF,
+							 IDEM_REQUIRE_AUTO,
 							 require_finish_values,
 							 PGC_USERSET,
 							 0,

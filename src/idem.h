@@ -31,6 +31,7 @@
 typedef enum IdemRequire
 {
 	IDEM_REQUIRE_OFF,
+	IDEM_REQUIRE_AUTO,
 	IDEM_REQUIRE_WARNING,
 	IDEM_REQUIRE_ERROR
 } IdemRequire;

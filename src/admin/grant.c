@@ -38,6 +38,7 @@ typedef struct PrivilegeSet
 		"idem_cancel_many", "idem_retry_many", "idem_fail_many", "idem_snooze_many",          \
 		"idem_reschedule_many", "idem_verify", "idem_drain",                                  \
 		"idem_wait", "idem_wait_any", "idem_wait_job", "idem_wait_key", "idem_work",          \
+		"idem_current_job",                                                                   \
 		"idem_schedule", "idem_unschedule", "idem_schedule_pause",                            \
 		"idem_schedule_resume", "idem_why", "idem_holder"
 #define VIEW_FUNCTIONS                                                                            \

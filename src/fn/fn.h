@@ -74,6 +74,14 @@ typedef struct IdemElement
 	int ord; /* from 0 */
 } IdemElement;
 
+/* What a transaction has begun, and should end before it commits (K14) */
+typedef enum IdemUnfinished
+{
+	IDEM_UNFINISHED_KEYS, /* plain claims */
+	IDEM_UNFINISHED_JOBS, /* jobs fetched without a lease */
+	IDEM_UNFINISHED_N
+} IdemUnfinished;
+
 /* fn.c */
 extern void idem_fn_begin(FunctionCallInfo fcinfo, IdemSignature *signature,
 						  const char *write_command);
@@ -135,8 +143,7 @@ extern TimestampTz idem_args_run_at(FunctionCallInfo fcinfo, int arg);
 extern int idem_args_max_jobs(FunctionCallInfo fcinfo, int arg, int limit);
 
 /* subxact.c */
-extern bool idem_subxact_is_cancel(const ErrorData *error);
-extern bool idem_subxact_is_shutdown(const ErrorData *error);
+extern bool idem_subxact_is_intervention(const ErrorData *error);
 extern bool idem_subxact_is_of_server(const ErrorData *error);
 extern ErrorData *idem_subxact_catch(void (*run)(void *arg), void *arg);
 extern ErrorData *idem_subxact_try(void (*run)(void *arg), void *arg, bool keep);
@@ -159,6 +166,11 @@ extern void idem_procxact_end(bool is_nested);
 extern void idem_procxact_begin(bool is_nested, MemoryContext context);
 extern void idem_procxact_restart(bool is_nested);
 extern ErrorData *idem_procxact_commit(void);
+
+/* unfinished.c */
+extern void idem_unfinished_init(void);
+extern void idem_unfinished_add(IdemUnfinished kind, int change);
+extern void idem_unfinished_note_claim(Oid claim);
 
 /* arrays.c */
 extern bool idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *name,

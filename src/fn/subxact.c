@@ -13,25 +13,14 @@
 
 #include "fn/fn.h"
 
-/* V2: a cancel, a timeout of the statement, a shutdown */
-static bool
-is_intervention(const ErrorData *error)
+/*
+ * V2, J21: a cancel, a timeout of the statement; or a shutdown, which the code itself has raised or
+ * has got from another server: that of this backend is FATAL, and no handler catches it.
+ */
+bool
+idem_subxact_is_intervention(const ErrorData *error)
 {
 	return ERRCODE_TO_CATEGORY(error->sqlerrcode) == ERRCODE_OPERATOR_INTERVENTION;
-}
-
-/* J21: a cancel, a timeout of the statement; here or on a server that the code has called */
-bool
-idem_subxact_is_cancel(const ErrorData *error)
-{
-	return error->sqlerrcode == ERRCODE_QUERY_CANCELED;
-}
-
-/* J21: any other intervention */
-bool
-idem_subxact_is_shutdown(const ErrorData *error)
-{
-	return is_intervention(error) && !idem_subxact_is_cancel(error);
 }
 
 /* V2: lack of memory or disk space, an I/O error, damaged data */
@@ -56,7 +45,7 @@ idem_subxact_is_of_server(const ErrorData *error)
 static bool
 is_of_code(const ErrorData *error)
 {
-	return !is_intervention(error) && !idem_subxact_is_of_server(error) &&
+	return !idem_subxact_is_intervention(error) && !idem_subxact_is_of_server(error) &&
 		ERRCODE_TO_CATEGORY(error->sqlerrcode) != ERRCODE_TRANSACTION_ROLLBACK;
 }
 
@@ -107,16 +96,12 @@ idem_subxact_try(void (*run)(void *arg), void *arg, bool keep)
 
 /*
  * J21: run in a subtransaction, which is rolled back if the code raises an error.  Returns the
- * error, or NULL.  Only a shutdown is raised again.
+ * error, whatever it is, or NULL.
  */
 ErrorData *
 idem_subxact_catch(void (*run)(void *arg), void *arg)
 {
-	ErrorData *error = run_in_subxact(run, arg, true);
-
-	if (error != NULL && idem_subxact_is_shutdown(error))
-		ReThrowError(error);
-	return error;
+	return run_in_subxact(run, arg, true);
 }
 
 /* Run in a subtransaction, and roll it back (V1).  Every error is raised again. */

@@ -106,11 +106,20 @@ idem_change_note_move(IdemTable *jobs)
 	note_position(get_written_queue(jobs), &position, due);
 }
 
+/* K14: this transaction has ended, given back or leased the job found */
+void
+idem_change_note_unfetched(IdemTable *jobs)
+{
+	if (idem_jobrow_was_fetched_here(jobs))
+		idem_unfinished_add(IDEM_UNFINISHED_JOBS, -1);
+}
+
 /* A2: this transaction has given back the job found: it waits again */
 void
 idem_change_note_given_back(IdemTable *jobs)
 {
 	idem_touched_done(get_written_queue(jobs), false, idem_jobrow_was_fetched_here(jobs));
+	idem_change_note_unfetched(jobs);
 	idem_change_note_job(jobs);
 }
 
@@ -213,6 +222,7 @@ idem_change_note_end(IdemTable *jobs, const text *queue)
 	IdemSkips *skips;
 
 	idem_touched_done(queue, has_key, idem_jobrow_was_fetched_here(jobs));
+	idem_change_note_unfetched(jobs);
 	idem_touched_end(idem_waiters_job(idem_row_int64(jobs, IDEM_JOBS_JOB_ID)));
 	if (!has_key)
 		return;

@@ -224,6 +224,10 @@ update_job(Fetch *fetch, IdemFetched *job)
 	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(job->attempt));
 	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(job->token));
 	idem_row_set(slot, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(fetch->now + fetch->args->lease));
+	if (fetch->args->lease > 0)
+		idem_row_set(slot, IDEM_JOBS_LEASED_AT, TimestampTzGetDatum(fetch->now));
+	else
+		idem_row_clear(slot, IDEM_JOBS_LEASED_AT);
 	idem_row_set_varlena(slot, IDEM_JOBS_WORKER, fetch->args->worker);
 	idem_jobrow_store(jobs);
 	idem_change_note_move(jobs);
@@ -280,6 +284,8 @@ take_job(Fetch *fetch, IdemFetched *job)
 	job->links = idem_row_jsonb(jobs, IDEM_JOBS_LINKS);
 	update_job(fetch, job);
 	idem_touched_fetched(job->queue, fetch->args->lease, fetch->now + fetch->args->lease);
+	if (fetch->args->lease == 0)
+		idem_unfinished_add(IDEM_UNFINISHED_JOBS, 1);
 	/* J10: later than the commits of the absorbed enqueues */
 	job->lsn = XactLastRecEnd;
 	return true;

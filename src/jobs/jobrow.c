@@ -3,8 +3,8 @@
  *		Interpret a row of idem.jobs, and write a changed one.
  *
  * lease_until is null in a job that waits.  A fetch sets it; a fetch without a
- * lease sets it to the time of the fetch.  It stays until a worker gives the job
- * back or the job ends.  The views derive the state of a job from the same
+ * lease sets it to the time of the fetch, and leaves leased_at null.  Both stay until a
+ * worker gives the job back or the job ends.  The views derive the state of a job from the same
  * columns, in SQL.
  */
 #include "postgres.h"
@@ -137,15 +137,22 @@ idem_jobrow_due_since(IdemTable *jobs)
 			   idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT));
 }
 
-/*
- * Has this transaction fetched the job found without a lease?  Then the job has a lease of
- * length zero.
- */
+/* Length of the last lease or renewal of the job found; 0: it was fetched without a lease */
+int64
+idem_jobrow_lease(IdemTable *jobs)
+{
+	if (idem_row_isnull(jobs, IDEM_JOBS_LEASED_AT))
+		return 0;
+	return idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) -
+		idem_row_timestamp(jobs, IDEM_JOBS_LEASED_AT);
+}
+
+/* Has this transaction fetched the job found without a lease, and not leased it since? */
 bool
 idem_jobrow_was_fetched_here(IdemTable *jobs)
 {
 	return idem_row_is_mine(jobs) && idem_jobrow_is_leased(jobs) &&
-		idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) <= idem_clock_now();
+		idem_row_isnull(jobs, IDEM_JOBS_LEASED_AT);
 }
 
 int

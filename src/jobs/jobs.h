@@ -237,6 +237,7 @@ typedef struct IdemRun
 {
 	Oid handler;
 	MemoryContext context; /* of what the members below point to */
+	bool nowait;		   /* a fail waits for no transaction */
 	bool is_fetched;
 	IdemFetched fetched;
 	Jsonb *result;
@@ -432,6 +433,7 @@ extern int64 idem_jobrow_ignored_hash(int64 key_hash);
 extern bool idem_jobrow_holds_key(IdemTable *jobs);
 extern int64 idem_jobrow_key_hash(IdemTable *jobs);
 extern bool idem_jobrow_is_leased(IdemTable *jobs);
+extern int64 idem_jobrow_lease(IdemTable *jobs);
 extern bool idem_jobrow_was_fetched_here(IdemTable *jobs);
 extern TimestampTz idem_jobrow_started_at(IdemTable *jobs);
 extern TimestampTz idem_jobrow_due_since(IdemTable *jobs);
@@ -469,6 +471,7 @@ extern TimestampTz idem_queuestore_paused_at(text *name);
 /* change.c */
 extern void idem_change_note_job(IdemTable *jobs);
 extern void idem_change_note_move(IdemTable *jobs);
+extern void idem_change_note_unfetched(IdemTable *jobs);
 extern void idem_change_note_given_back(IdemTable *jobs);
 extern void idem_change_note_absorbed(IdemTable *jobs);
 extern void idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id);
@@ -520,8 +523,8 @@ extern bool idem_workstore_fail_found(IdemTable *jobs, const IdemQueue *queue,
 									  const IdemFailure *failure, TransactionId *in_the_way,
 									  bool *is_dead, IdemRunTime *run_time);
 extern IdemHold idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token,
-									const IdemFailure *failure, bool *is_dead,
-									IdemRunTime *run_time);
+									const IdemFailure *failure, TransactionId *in_the_way,
+									bool *is_dead, IdemRunTime *run_time);
 extern TimestampTz idem_workstore_snooze_found(IdemTable *jobs, const IdemQueue *queue, int64 delay,
 											   IdemRunTime *run_time);
 extern IdemHold idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay,
@@ -565,6 +568,7 @@ extern const char *idem_whychange_describe_mine(IdemTable *jobs, IdemLookup *loo
 
 /* run.c */
 extern bool idem_run_fetch(IdemRun *run, text *queue);
+extern void idem_run_as_current(const IdemFetched *job, void (*run)(void *arg), void *arg);
 extern void idem_run_complete(void *arg);
 extern bool idem_run_fail(IdemRun *run, const ErrorData *error);
 extern bool idem_run_fail_later(IdemRun *run, text *queue, const ErrorData *error);

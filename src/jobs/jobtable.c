@@ -31,7 +31,8 @@ static const Oid jobs_types[IDEM_JOBS_NATTS] = {
 	INT4OID, TEXTOID, TEXTOID, JSONBOID,
 	JSONBOID, BOOLOID, INT4OID, TIMESTAMPTZOID,
 	INT8OID, INT4OID, INT8OID, TIMESTAMPTZOID,
-	TEXTOID, JSONBOID, JSONBOID, JSONBOID};
+	TIMESTAMPTZOID, TEXTOID, JSONBOID, JSONBOID,
+	JSONBOID};
 
 static IdemTableCache jobs_cache;
 
@@ -92,7 +93,7 @@ idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode)
 bool
 idem_jobtable_open_at_commit(IdemTable *jobs)
 {
-	return idem_table_open_at_commit(jobs, &jobs_def);
+	return idem_table_open_at_commit(jobs, &idem_jobtable_def);
 }
 
 void

@@ -9,10 +9,20 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "access/xact.h"
+#include "catalog/namespace.h"
+#include "catalog/objectaccess.h"
+#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "storage/ipc.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/guc.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 
 #include "jobs/jobs.h"
@@ -36,6 +46,126 @@ typedef struct Work
 	int64 completed;
 	int64 failed;
 } Work;
+
+/*
+ * J21: a handler that ends its own backend, by pg_terminate_backend() or because it takes longer
+ * than transaction_timeout.  These errors are FATAL, so no code of the call runs after them; but
+ * the same payload would come first in every later call, too.  The backend therefore fails the job
+ * while it exits.
+ */
+static struct
+{
+	bool is_watched;	 /* this backend watches the handlers of this session */
+	bool has_terminated; /* the handler that runs has called pg_terminate_backend() */
+	bool is_too_late;	 /* the last message was the error of transaction_timeout */
+	int64 job_id;		 /* the job whose handler, or whose commit, runs; 0: none */
+	TimestampTz started_at;
+	char queue[IDEM_MAX_QUEUE_LEN + 1];
+} running;
+
+static object_access_hook_type prev_object_access_hook = NULL;
+
+/* The executor calls this for each function before it calls the function */
+static void
+note_terminate(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, void *arg)
+{
+	if (prev_object_access_hook)
+		prev_object_access_hook(access, class_id, object_id, sub_id, arg);
+	if (access == OAT_FUNCTION_EXECUTE && class_id == ProcedureRelationId &&
+		object_id == F_PG_TERMINATE_BACKEND && running.job_id != 0)
+		running.has_terminated = true;
+}
+
+/* Error context callback: each message of the handler calls it, also a FATAL one */
+static void
+note_timeout(void *arg)
+{
+	running.is_too_late = geterrcode() == ERRCODE_TRANSACTION_TIMEOUT;
+}
+
+/* The end of its transaction is the end of the job, for this file */
+static void
+at_xact_event(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT)
+		running.job_id = 0;
+}
+
+/* A backend that exits cannot be interrupted, so it must not wait for a lock on a table */
+static bool
+lock_tables_at_exit(void)
+{
+	static const struct
+	{
+		const char *name;
+		LOCKMODE lockmode;
+	} tables[] = {
+		{"jobs", RowExclusiveLock}, {"job_log", RowExclusiveLock}, {"queues", AccessShareLock}};
+	Oid namespace = get_namespace_oid("idem", true);
+
+	for (size_t i = 0; i < lengthof(tables); i++)
+	{
+		Oid relid = get_relname_relid(tables[i].name, namespace);
+
+		if (!OidIsValid(relid) || !ConditionalLockRelationOid(relid, tables[i].lockmode))
+			return false;
+	}
+	return true;
+}
+
+/*
+ * J21: before_shmem_exit callback.  The error of the handler has ended nothing yet: roll its
+ * transaction back, and fail the job in another one, as fail_uncommitted() does.  An error here
+ * ends this callback and leaves the job as it was.
+ */
+static void
+fail_at_exit(int code, Datum arg)
+{
+	IdemRun run = {
+		.fetched.job_id = running.job_id,
+		.nowait = true,
+		.counts_later = true,
+		.time = {.from = running.started_at}};
+	text *queue;
+	bool has_failed = false;
+	ErrorData error = {
+		.sqlerrcode = ERRCODE_ADMIN_SHUTDOWN,
+		.message = "The handler has called pg_terminate_backend(), and its backend has exited."};
+
+	if (running.job_id == 0 || !(running.has_terminated || running.is_too_late))
+		return;
+	if (running.is_too_late)
+	{
+		error.sqlerrcode = ERRCODE_TRANSACTION_TIMEOUT;
+		error.message = "The job has taken longer than transaction_timeout, and its backend has exited.";
+	}
+	AbortOutOfAnyTransaction();
+	/* the queue is needed after the commit, and the process ends */
+	MemoryContextSwitchTo(TopMemoryContext);
+	queue = cstring_to_text(running.queue);
+	/* no client waits for the answer, so do not wait for a standby */
+	SetConfigOption("synchronous_commit", "local", PGC_SUSET, PGC_S_OVERRIDE);
+	StartTransactionCommand();
+	run.context = CurTransactionContext;
+	if (lock_tables_at_exit())
+		has_failed = idem_run_fail_later(&run, queue, &error);
+	CommitTransactionCommand();
+	if (has_failed)
+		idem_counters_add_queue_time(queue, IDEM_QUEUE_COUNTER_FAILED, IDEM_HISTOGRAM_RUN,
+									 run.time.from, run.time.to);
+}
+
+static void
+watch_handlers(void)
+{
+	if (running.is_watched)
+		return;
+	before_shmem_exit(fail_at_exit, (Datum) 0);
+	RegisterXactCallback(at_xact_event, NULL);
+	prev_object_access_hook = object_access_hook;
+	object_access_hook = note_terminate;
+	running.is_watched = true;
+}
 
 /* The number of jobs to run at most */
 static int64
@@ -66,7 +196,7 @@ commit_transaction(bool may_fail)
 {
 	ErrorData *error = idem_procxact_commit();
 
-	if (error != NULL && (!may_fail || idem_subxact_is_shutdown(error)))
+	if (error != NULL && !may_fail)
 		ReThrowError(error);
 	return error;
 }
@@ -101,7 +231,7 @@ fail_uncommitted(Work *work, IdemRun *run, const ErrorData *error)
 static bool
 ends_call(const ErrorData *error)
 {
-	return idem_subxact_is_cancel(error) || idem_subxact_is_of_server(error);
+	return idem_subxact_is_intervention(error) || idem_subxact_is_of_server(error);
 }
 
 /*
@@ -113,13 +243,20 @@ run_job(Work *work, IdemRun *run)
 {
 	ErrorData *error;
 	ErrorData *commit_error;
+	ErrorContextCallback context = {
+		.previous = error_context_stack, .callback = note_timeout};
 
 	/* not in the subtransaction: without a handler no job shall fail */
 	idem_handler_check(run->handler, false);
+	running.has_terminated = running.is_too_late = false;
+	running.started_at = idem_clock_token_time(run->fetched.token);
+	running.job_id = run->fetched.job_id;
+	error_context_stack = &context;
 	error = idem_subxact_catch(idem_run_complete, run);
 	if (error != NULL)
 		(void) idem_run_fail(run, error);
 	commit_error = commit_transaction(true);
+	error_context_stack = context.previous;
 	if (commit_error != NULL)
 		fail_uncommitted(work, run, commit_error);
 	else if (error != NULL)
@@ -210,6 +347,8 @@ idem_work(PG_FUNCTION_ARGS)
 	idem_handler_check(work.handler, false);
 	work.is_nested = SPI_inside_nonatomic_context();
 	work.until = idem_clock_steady() + work.timeout;
+	text_to_cstring_buffer(work.queue, running.queue, sizeof(running.queue));
+	watch_handlers();
 
 	work_in_turns(&work);
 	values[0] = Int64GetDatum(work.completed);

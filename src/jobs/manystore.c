@@ -105,6 +105,7 @@ reschedule_found(Bulk *bulk)
 						 idem_row_int64(bulk->jobs, IDEM_JOBS_TOKEN), idem_clock_now())));
 	idem_jobrow_store(bulk->jobs);
 	idem_change_note_job(bulk->jobs);
+	idem_counters_add_queue(bulk->queue.name, IDEM_QUEUE_COUNTER_RESCHEDULED);
 }
 
 /*

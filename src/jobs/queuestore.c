@@ -23,6 +23,7 @@
 #include "nodes/value.h"
 #include "parser/parse_func.h"
 #include "utils/acl.h"
+#include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/snapmgr.h"
@@ -183,13 +184,16 @@ idem_queuestore_may_enqueue(Oid role, Oid owner)
 
 /* Raise an error if the queue has an owner and the current user lacks its privileges */
 static void
-require_owner(Oid owner)
+require_owner(Oid owner, const text *name)
 {
 	if (!has_privileges(GetUserId(), owner))
 		ereport(ERROR,
 				errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				errmsg("queue belongs to another role"),
-				errdetail("The current user does not have the privileges of the role that owns the queue."),
+				name == NULL ?
+					errdetail("The current user does not have the privileges of the role that owns the queue.") :
+					errdetail("The current user does not have the privileges of the role that owns queue \"%s\".",
+							  text_to_cstring(name)),
 				errhint("Grant the role to the current user, or use another queue."));
 }
 
@@ -201,7 +205,7 @@ void
 idem_queuestore_use(text *name, IdemQueue *queue)
 {
 	idem_queuestore_get(name, queue);
-	require_owner(queue->owner);
+	require_owner(queue->owner, name);
 }
 
 /*
@@ -217,7 +221,9 @@ idem_queuestore_use_of_row(IdemTable *table, AttrNumber attno, IdemQueue *queue)
 	if (queue->name != NULL && idem_row_varlena_equals(table, attno, queue->name))
 		return;
 	oldcontext = MemoryContextSwitchTo(table->context);
-	idem_queuestore_use(idem_row_text(table, attno), queue);
+	idem_queuestore_get(idem_row_text(table, attno), queue);
+	/* a caller that guesses the number of a job does not learn the name of its queue */
+	require_owner(queue->owner, NULL);
 	MemoryContextSwitchTo(oldcontext);
 }
 
@@ -272,7 +278,7 @@ idem_queuestore_set(IdemTable *queues, text *name, const NullableDatum *columns)
 
 	if (new_owner != owner)
 	{
-		require_owner(owner);
+		require_owner(owner, name);
 		idem_row_set(slot, IDEM_QUEUES_OWNED_AT, TimestampTzGetDatum(idem_clock_now()));
 	}
 	for (AttrNumber attno = IDEM_QUEUES_OWNER; attno <= IDEM_QUEUES_NATTS; attno++)

@@ -280,7 +280,7 @@ idem_fail(PG_FUNCTION_ARGS)
 	failure = idem_work_get_failure(fcinfo, 2);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	hold = idem_workstore_fail(&jobs, job_id, token, &failure, &dead, NULL);
+	hold = idem_workstore_fail(&jobs, job_id, token, &failure, NULL, &dead, NULL);
 	idem_table_close(&jobs);
 	if (hold != IDEM_HOLD_OK)
 		idem_workstore_refuse(hold, job_id);
@@ -392,9 +392,8 @@ put_status(ReturnSetInfo *rsinfo, const Batch *batch, int i, const char *done,
 	values[1] = batch->ids[i];
 	values[2] = CStringGetTextDatum(hold == IDEM_HOLD_OK ? done : hold == IDEM_HOLD_NONE ? "not_held" :
 																						   "stale");
-	values[3] =
-		lease_until != NULL && hold == IDEM_HOLD_OK ? TimestampTzGetDatum(*lease_until) : (Datum) 0;
-	nulls[3] = hold != IDEM_HOLD_OK;
+	nulls[3] = lease_until == NULL || hold != IDEM_HOLD_OK || *lease_until == 0;
+	values[3] = nulls[3] ? (Datum) 0 : TimestampTzGetDatum(*lease_until);
 	idem_fn_put_row(rsinfo, values, nulls,
 					lease_until != NULL ? HEARTBEAT_NATTS : COMPLETE_MANY_NATTS);
 }

@@ -130,6 +130,7 @@ give_back(IdemTable *jobs, TimestampTz now, TimestampTz run_at, int attempt, Jso
 	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(attempt));
 	idem_row_set(slot, IDEM_JOBS_TOKEN,
 				 Int64GetDatum(idem_clock_next_token(idem_row_int64(jobs, IDEM_JOBS_TOKEN), now)));
+	idem_row_clear(slot, IDEM_JOBS_LEASED_AT);
 	idem_row_clear(slot, IDEM_JOBS_LEASE_UNTIL);
 	idem_row_clear(slot, IDEM_JOBS_WORKER);
 	if (errors != NULL)
@@ -181,16 +182,19 @@ idem_workstore_fail_found(IdemTable *jobs, const IdemQueue *queue, const IdemFai
 	return true;
 }
 
-/* Give the job back for a retry, or make it dead.  run_time: see count_end(). */
+/*
+ * Give the job back for a retry, or make it dead.  in_the_way as in idem_workstore_fail_found();
+ * run_time: see count_end().
+ */
 IdemHold
 idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, const IdemFailure *failure,
-					bool *is_dead, IdemRunTime *run_time)
+					TransactionId *in_the_way, bool *is_dead, IdemRunTime *run_time)
 {
 	IdemQueue queue = {0};
 	IdemHold hold = lock_held(jobs, job_id, token, &queue);
 
 	if (hold == IDEM_HOLD_OK)
-		(void) idem_workstore_fail_found(jobs, &queue, failure, NULL, is_dead, run_time);
+		(void) idem_workstore_fail_found(jobs, &queue, failure, in_the_way, is_dead, run_time);
 	return hold;
 }
 
@@ -222,35 +226,57 @@ idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, T
 	return hold;
 }
 
-/* The end of a lease that is renewed now.  lease -1: as the queue declares. */
-static TimestampTz
-compute_lease_until(const IdemQueue *queue, int64 lease)
+/*
+ * J17: length of the lease of the job found, which is renewed.  lease -1: that of its last lease,
+ * as with a checkpoint of a key (L5), else as the queue declares.
+ */
+static int64
+choose_lease(IdemTable *jobs, const IdemQueue *queue, int64 lease)
 {
-	if (lease < 0 && queue->lease == 0)
+	if (lease < 0)
+		lease = idem_jobrow_lease(jobs);
+	if (lease <= 0)
+		lease = queue->lease;
+	if (lease == 0)
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("\"%s\" must not be null", "lease"),
-				errdetail("The queue does not declare a lease, either."),
-				errhint("Pass the longest time that the work can still take, such as '90 s', or declare it with idem_queue_set()."));
-	return idem_clock_now() + (lease < 0 ? queue->lease : lease);
+				errdetail("The job was fetched without a lease, by a transaction that has committed, and the queue does not declare a lease, either."),
+				errhint("Pass the longest time that the work can still take, such as '90 s', or fetch with a lease."));
+	return lease;
 }
 
-/* The job found has a new end of its lease in the row to be written: write it */
-static void
-store_renewed(IdemTable *jobs, const IdemQueue *queue, int64 lease, TimestampTz lease_until)
+/*
+ * This transaction has fetched the job found without a lease, and holds it until it ends.  Unless
+ * a length is passed, which leases the job from now on, there is nothing to renew.
+ */
+static bool
+has_nothing_to_renew(IdemTable *jobs, int64 lease)
 {
-	bool is_shorter = lease_until < idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
+	return lease < 0 && idem_jobrow_was_fetched_here(jobs);
+}
 
-	idem_row_set(jobs->written, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(lease_until));
+/* Renew the lease of the job found in the row to be written, and write that; returns its end */
+static TimestampTz
+renew_found(IdemTable *jobs, const IdemQueue *queue, int64 lease)
+{
+	TimestampTz now = idem_clock_now();
+	TimestampTz until = now + choose_lease(jobs, queue, lease);
+	bool is_shorter = until < idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
+
+	idem_row_set(jobs->written, IDEM_JOBS_LEASED_AT, TimestampTzGetDatum(now));
+	idem_row_set(jobs->written, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(until));
 	idem_jobrow_store(jobs);
-	idem_touched_fetched(queue->name, lease, lease_until);
+	idem_touched_fetched(queue->name, until - now, until);
+	idem_change_note_unfetched(jobs);
 	if (is_shorter)
 		idem_change_note_job(jobs);
 	else
 		idem_change_note_move(jobs);
+	return until;
 }
 
-/* Renew the lease of the job.  lease -1: as the queue declares. */
+/* Renew the lease of the job.  *lease_until is 0 if there is nothing to renew. */
 IdemHold
 idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease, IdemQueue *queue,
 						 TimestampTz *lease_until)
@@ -259,16 +285,15 @@ idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease
 
 	if (hold != IDEM_HOLD_OK)
 		return hold;
-	*lease_until = compute_lease_until(queue, lease);
+	*lease_until = 0;
+	if (has_nothing_to_renew(jobs, lease))
+		return hold;
 	(void) idem_write_copy_row(jobs);
-	store_renewed(jobs, queue, lease, *lease_until);
+	*lease_until = renew_found(jobs, queue, lease);
 	return hold;
 }
 
-/*
- * J17: store a recovery point, and renew the lease, as heartbeat does.  A job without a lease has
- * nothing to renew: this transaction holds it until it ends, and *lease_until stays as it is.
- */
+/* J17: store a recovery point, and renew the lease, if there is one, as heartbeat does */
 IdemHold
 idem_workstore_progress(IdemTable *jobs, int64 job_id, int64 token, Jsonb *data, int64 lease,
 						TimestampTz *lease_until)
@@ -279,13 +304,12 @@ idem_workstore_progress(IdemTable *jobs, int64 job_id, int64 token, Jsonb *data,
 	if (hold != IDEM_HOLD_OK)
 		return hold;
 	idem_row_set(idem_write_copy_row(jobs), IDEM_JOBS_PROGRESS, JsonbPGetDatum(data));
-	if (lease < 0 && idem_jobrow_was_fetched_here(jobs))
+	if (!has_nothing_to_renew(jobs, lease))
+		*lease_until = renew_found(jobs, &queue, lease);
+	else
 	{
 		idem_jobrow_store(jobs);
 		idem_change_note_move(jobs);
-		return hold;
 	}
-	*lease_until = compute_lease_until(&queue, lease);
-	store_renewed(jobs, &queue, lease, *lease_until);
 	return hold;
 }

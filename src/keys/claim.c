@@ -95,6 +95,8 @@ idem_claim(PG_FUNCTION_ARGS)
 	idem_keytable_open(&table, RowExclusiveLock);
 	idem_keystore_claim(&table, &claim, &info);
 	idem_table_close(&table);
+	if (info.status == IDEM_KEY_CLAIMED)
+		idem_unfinished_note_claim(fcinfo->flinfo->fn_oid);
 
 	fill_claim_values(&info, values, nulls);
 	desc = idem_fn_row_desc(fcinfo, claim_types, CLAIM_NATTS, &row_desc);
@@ -342,6 +344,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	if (n > 0)
 	{
 		claim_items(&claim, keys, items, n);
+		idem_unfinished_note_claim(fcinfo->flinfo->fn_oid);
 		put_claim_rows(rsinfo, keys, items, n);
 	}
 	return (Datum) 0;

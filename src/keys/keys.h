@@ -179,8 +179,4 @@ extern void idem_claim_args(FunctionCallInfo fcinfo, int requestarg, IdemClaim *
 extern bool idem_call_once(Oid handler, NullableDatum payload, IdemClaim *claim,
 						   IdemKeyInfo *info);
 
-/* unfinished.c */
-extern void idem_unfinished_init(void);
-extern void idem_unfinished_add(int change);
-
 #endif /* IDEM_KEYS_H */

@@ -444,7 +444,7 @@ idem_keystore_claim(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 {
 	claim_key(table, claim, info);
 	if (info->status == IDEM_KEY_CLAIMED && claim->lease == NULL)
-		idem_unfinished_add(1);
+		idem_unfinished_add(IDEM_UNFINISHED_KEYS, 1);
 	count_claim(claim, info->status);
 }
 
@@ -516,7 +516,7 @@ idem_keystore_finish(IdemTable *table, const IdemKey *key, Jsonb *result)
 	(void) idem_keyrow_copy_finished(table, result, idem_clock_now());
 	if (idem_write_update(table) != TM_Ok)
 		elog(ERROR, "another transaction has changed a key that this transaction holds");
-	idem_unfinished_add(-1);
+	idem_unfinished_add(IDEM_UNFINISHED_KEYS, -1);
 	return true;
 }
 
@@ -536,7 +536,7 @@ idem_keystore_release(IdemTable *table, const IdemKey *key)
 	}
 	else if (idem_write_delete(table, true) != TM_Ok)
 		elog(ERROR, "another transaction has changed a key that this transaction holds");
-	idem_unfinished_add(-1);
+	idem_unfinished_add(IDEM_UNFINISHED_KEYS, -1);
 }
 
 /*
@@ -574,7 +574,7 @@ idem_keystore_forget(IdemTable *table, const IdemKey *key)
 				continue;
 			idem_keytable_note_end(key);
 			if (state == IDEM_KEY_HELD)
-				idem_unfinished_add(-1);
+				idem_unfinished_add(IDEM_UNFINISHED_KEYS, -1);
 			return true;
 		}
 	}

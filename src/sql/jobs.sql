@@ -30,6 +30,7 @@ CREATE TABLE idem.jobs (
 	after_job bigint,
 	attempt integer,
 	token bigint,
+	leased_at timestamp with time zone,
 	lease_until timestamp with time zone,
 	worker text COLLATE "C",
 	links jsonb,
@@ -58,6 +59,7 @@ COMMENT ON COLUMN idem.jobs.key_until IS 'with until_expired: time until which d
 COMMENT ON COLUMN idem.jobs.after_job IS 'for a follow-up job: the job that must end first; otherwise null';
 COMMENT ON COLUMN idem.jobs.attempt IS 'number of fetches so far';
 COMMENT ON COLUMN idem.jobs.token IS 'fencing token of the last fetch, or a new token that no worker has';
+COMMENT ON COLUMN idem.jobs.leased_at IS 'when the lease was taken or last renewed; null if the job was fetched without a lease';
 COMMENT ON COLUMN idem.jobs.lease_until IS 'when the lease of the worker expires; null if no worker holds a lease';
 COMMENT ON COLUMN idem.jobs.worker IS 'name of the worker, as given to idem_fetch()';
 COMMENT ON COLUMN idem.jobs.links IS 'the traceparent of each of the first duplicates that the job has absorbed';

@@ -238,6 +238,30 @@ AS 'MODULE_PATHNAME', 'idem_snooze';
 COMMENT ON FUNCTION pg_catalog.idem_snooze IS
 	'give a job back and postpone it, without counting the attempt; returns when it is due';
 
+CREATE TYPE idem.current_job_result AS (
+	job_id bigint,
+	queue text,
+	key text,
+	attempt integer,
+	max_attempts integer,
+	headers jsonb,
+	progress jsonb);
+COMMENT ON TYPE idem.current_job_result IS 'the job whose handler runs, as idem_current_job() shows it';
+COMMENT ON COLUMN idem.current_job_result.job_id IS 'number of the job; 0 in idem_verify()';
+COMMENT ON COLUMN idem.current_job_result.queue IS 'name of the queue';
+COMMENT ON COLUMN idem.current_job_result.key IS 'the key; null: no key';
+COMMENT ON COLUMN idem.current_job_result.attempt IS 'number of fetches so far, including this one';
+COMMENT ON COLUMN idem.current_job_result.max_attempts IS 'maximum number of fetches';
+COMMENT ON COLUMN idem.current_job_result.headers IS 'what the enqueue passed beside the payload, such as a trace context';
+COMMENT ON COLUMN idem.current_job_result.progress IS 'recovery point that idem_progress() stored';
+
+CREATE FUNCTION pg_catalog.idem_current_job()
+RETURNS SETOF idem.current_job_result
+LANGUAGE C STABLE PARALLEL RESTRICTED ROWS 1
+AS 'MODULE_PATHNAME', 'idem_current_job';
+COMMENT ON FUNCTION pg_catalog.idem_current_job IS
+	'in a handler: the job for which idem_work(), idem_drain() or idem_verify() runs it; returns no row elsewhere';
+
 CREATE FUNCTION pg_catalog.idem_cancel(
 	job_id bigint)
 RETURNS boolean

@@ -84,6 +84,7 @@ CREATE FUNCTION pg_catalog.idem_stat_queues(
 	OUT snoozed bigint,
 	OUT cancelled bigint,
 	OUT retried bigint,
+	OUT rescheduled bigint,
 	OUT stats_reset timestamp with time zone)
 RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 100
@@ -109,6 +110,7 @@ SELECT s.datid,
 	   s.snoozed,
 	   s.cancelled,
 	   s.retried,
+	   s.rescheduled,
 	   s.stats_reset
   FROM idem_stat_queues() AS s
   LEFT JOIN pg_database AS d ON d.oid = s.datid;
@@ -130,6 +132,7 @@ COMMENT ON COLUMN idem.queue_stats.dead IS 'jobs that were made dead';
 COMMENT ON COLUMN idem.queue_stats.snoozed IS 'jobs that were given back and postponed';
 COMMENT ON COLUMN idem.queue_stats.cancelled IS 'jobs that were cancelled';
 COMMENT ON COLUMN idem.queue_stats.retried IS 'dead or cancelled jobs that idem_retry() put back';
+COMMENT ON COLUMN idem.queue_stats.rescheduled IS 'jobs that idem_reschedule_many() changed';
 COMMENT ON COLUMN idem.queue_stats.stats_reset IS 'when the counters were last reset';
 
 CREATE FUNCTION pg_catalog.idem_stat_latency(

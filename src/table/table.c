@@ -229,19 +229,17 @@ open_heap(const IdemTableDef *def, LOCKMODE lockmode)
 }
 
 /*
- * Open a table, and refuse it if it is not as expected.  Whatever other sessions have committed
- * counts from now on, also if this transaction has the lock already (M4).  The indexes get the
- * lock of the caller, so that a function that only reads does not wait for idem_shard_give(),
- * nor it for the function (M3, H3); to write entries, ROW EXCLUSIVE is enough.
+ * Open a table, and refuse it if it is not as expected.  The indexes get the lock of the caller,
+ * so that a function that only reads does not wait for idem_shard_give(), nor it for the function
+ * (M3, H3); to write entries, ROW EXCLUSIVE is enough.
  */
-void
-idem_table_open(IdemTable *table, const IdemTableDef *def, LOCKMODE lockmode)
+static void
+open_table(IdemTable *table, const IdemTableDef *def, LOCKMODE lockmode)
 {
 	IdemTableCache *cache = def->cache;
 
 	if (cache->is_open)
 		elog(ERROR, "table idem.%s is already open in this session", def->name);
-	AcceptInvalidationMessages();
 	memset(table, 0, sizeof(*table));
 	table->def = def;
 	table->context = CurrentMemoryContext;
@@ -254,6 +252,17 @@ idem_table_open(IdemTable *table, const IdemTableDef *def, LOCKMODE lockmode)
 	table->pkey = index_open(cache->pkey.oid, table->index_lock);
 	table->found = cache->found;
 	cache->is_open = true;
+}
+
+/*
+ * The same for a call: whatever other sessions have committed counts from now on, also if this
+ * transaction has the lock already (M4).
+ */
+void
+idem_table_open(IdemTable *table, const IdemTableDef *def, LOCKMODE lockmode)
+{
+	AcceptInvalidationMessages();
+	open_table(table, def, lockmode);
 }
 
 /* Does the access method keep no state between inserts? */
@@ -407,7 +416,8 @@ idem_table_open_at_commit(IdemTable *table, const IdemTableDef *def)
 	AcceptInvalidationMessages();
 	if (!cache->is_checked || !idem_subscription_is_checked(def))
 		return false;
-	idem_table_open(table, def, RowExclusiveLock);
+	/* all locks are held, so no invalidation arrives from here on, and nothing is checked again */
+	open_table(table, def, RowExclusiveLock);
 	idem_table_open_indexes(table);
 	toast = table->heap->rd_rel->reltoastrelid;
 	if (may_update(table->heap) &&

@@ -164,7 +164,9 @@ empty_table(int i)
 			elog(ERROR, "could not delete a row of idem.%s", tables[i].name);
 		note_end(&table, i);
 		if (is_held)
-			idem_unfinished_add(-1);
+			idem_unfinished_add(IDEM_UNFINISHED_KEYS, -1);
+		if (tables[i].open == idem_jobtable_open)
+			idem_change_note_unfetched(&table);
 		removed++;
 	}
 	table_endscan(scan);

@@ -277,7 +277,8 @@ wake_at_abort(SubTransactionId subid)
 
 /*
  * The memory of ends goes with the transaction.  A session that exits keeps its queues for
- * wake_at_exit(): what it still commits are only the temporary tables that it drops.
+ * wake_at_exit(): what it still commits are only the temporary tables that it drops, and a job of
+ * idem_work() that fails while it exits.
  */
 static void
 forget_all(void)

@@ -315,8 +315,13 @@ run("SELECT pg_cancel_backend($worker->{pid})");
 $worker->receive;
 is($worker->{sqlstate}, '57014', 'J21: a second cancel ends the call at once');
 is(states(), '1 waiting 0', 'J21: the job waits, its attempt is not counted');
-$_->quit foreach $gate, $worker;
-wait_until_gone($node, $_) foreach $gate, $worker;
+$gate->quit;
+wait_until_gone($node, $gate);
+# the session may end itself afterwards: no job runs
+$worker->send('SELECT pg_terminate_backend(pg_backend_pid())');
+wait_until_gone($node, $worker);
+$worker->lost;
+is(states(), '1 waiting 0', 'J21: that is no attempt of the job');
 run('TRUNCATE idem.jobs');
 
 # autovacuum learns of dead rows during the call: the statistics are reported between two jobs, about
@@ -332,6 +337,119 @@ ok( $node->poll_query_until(
 run("SELECT pg_terminate_backend($worker->{pid})");
 wait_until_gone($node, $worker);
 $worker->lost;
+
+#
+# A handler that ends its own backend: the attempt counts, else the job would end each later call.
+# An operator who ends it: it does not, also for a handler that has run pg_terminate_backend() before.
+#
+
+run(
+	q{
+	TRUNCATE ledger, idem.jobs, idem.job_log;
+	SELECT idem_queue_set('q', keep => '1 h', max_attempts => 2, backoff => '1 us', backoff_max => '1 us');
+	CREATE FUNCTION ends(payload jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+	BEGIN
+		INSERT INTO ledger VALUES ((payload ->> 'job')::int);
+		IF payload ? 'ends' THEN
+			PERFORM pg_terminate_backend(pg_backend_pid());
+		ELSIF payload ? 'late' THEN
+			INSERT INTO late_end VALUES (1);
+		ELSIF payload ? 'waits' THEN
+			PERFORM pg_advisory_xact_lock(1);
+		END IF;
+		RETURN payload -> 'job';
+	END $$;
+	CREATE TABLE late_end (n int);
+	CREATE FUNCTION late_end() RETURNS trigger LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM pg_terminate_backend(pg_backend_pid());
+		RETURN NULL;
+	END $$;
+	CREATE CONSTRAINT TRIGGER late_end AFTER INSERT ON late_end DEFERRABLE INITIALLY DEFERRED
+		FOR EACH ROW EXECUTE FUNCTION late_end();
+});
+
+# One call that is lost; then the states
+sub lose
+{
+	my ($call) = @_;
+	my $worker = session($node);
+
+	$worker->send($call);
+	wait_until_gone($node, $worker);
+	$worker->lost;
+	return states();
+}
+
+run(q{SELECT idem_stats_reset()});
+run(q{SELECT idem_enqueue('q', '{"job": 1, "ends": 1}', key => 'k', priority => -1)});
+run(q{SELECT idem_enqueue('q', '{"job": 2}', key => 'l')});
+is(lose(q{CALL idem_work('q', 'ends')}), '1 waiting 1, 2 waiting 0', 'J21: a handler that ends its backend has failed');
+is(lose(q{CALL idem_work('q', 'ends')}), '1 dead 2, 2 waiting 0', 'J21: ... until the job is dead');
+is( run(q{SELECT error FROM idem_job((SELECT min(job_id) FROM idem.job_log))}),
+	'57P01: The handler has called pg_terminate_backend(), and its backend has exited.',
+	'J18: the error says so');
+is( run(q{SELECT fetched, completed, failed FROM idem.queue_stats WHERE queue = 'q'}),
+	'2|0|2', 'S1: each of these attempts counts once');
+is(run(q{CALL idem_work('q', 'ends')}) . ' ' . states(), '1|0 1 dead 2, 2 done 1', 'J21: the next job is not held up');
+is(ledger(), '2', 'J21: its work was rolled back');
+
+# in a deferred trigger, in a DO block, for a job without attempts left
+run(q{SELECT idem_enqueue('q', '{"job": 3, "late": 1}', max_attempts => 1)});
+is( lose(q{DO $$ DECLARE c bigint; f bigint; BEGIN CALL idem_work('q', 'ends', '0', NULL, c, f); END $$}),
+	'1 dead 2, 2 done 1, 3 dead 1',
+	'J21: the same at the commit');
+
+# a job that takes longer than transaction_timeout, and its commit
+SKIP:
+{
+	skip 'transaction_timeout is of PostgreSQL 17', 3 if $node->pg_version < 17;
+	my $lock = session($node);
+
+	$lock->query('SELECT pg_advisory_lock(1)');
+	run(q{SELECT idem_enqueue('q', '{"job": 7, "waits": 1}', max_attempts => 1)});
+	is( lose(q{SET transaction_timeout = '100 ms'; CALL idem_work('q', 'ends')}),
+		'1 dead 2, 2 done 1, 3 dead 1, 7 dead 1',
+		'J21: a job that takes longer than transaction_timeout has failed');
+	is( run(q{SELECT error FROM idem_job((SELECT max(job_id) FROM idem.job_log))}),
+		'25P04: The job has taken longer than transaction_timeout, and its backend has exited.',
+		'J18: the error says so');
+	# the time is over when no job runs
+	$lock->quit;
+	run(q{DELETE FROM idem.job_log WHERE payload ->> 'job' = '7'});
+	is(run(q{SET transaction_timeout = '100 ms'; CALL idem_work('q', 'ends', '200 ms')}), '0|0', 'A1: a wait does not count');
+}
+
+# the backend that exits waits for no lock: then the job is as before the fetch
+run(q{SELECT idem_enqueue('q', '{"job": 4, "ends": 1}')});
+my $locker = session($node);
+$locker->query('BEGIN');
+$locker->query('LOCK TABLE idem.job_log IN SHARE MODE');
+is(lose(q{CALL idem_work('q', 'ends')}), '1 dead 2, 2 done 1, 3 dead 1, 4 waiting 0', 'J21: it does not wait for a lock');
+$locker->query('ROLLBACK');
+
+# an earlier job of the session has ended another backend; then an operator ends the call
+run(q{SELECT idem_cancel(job_id) FROM idem.jobs});
+run(q{CREATE FUNCTION ends_other(payload jsonb) RETURNS jsonb LANGUAGE sql AS
+	$$ SELECT to_jsonb(pg_terminate_backend((payload ->> 'pid')::int)) $$});
+my $other = session($node);
+run(qq{SELECT idem_enqueue('q', '{"job": 5, "pid": $other->{pid}}')});
+run(q{SELECT idem_enqueue('q', '{"job": 6, "waits": 1}')});
+$gate = session($node);
+$gate->query('SELECT pg_advisory_lock(1)');
+$worker = session($node);
+is($worker->query(q{CALL idem_work('q', 'ends_other', max_jobs => 1)}), '1|0', 'another backend was ended');
+wait_until_gone($node, $other);
+$other->lost;
+$worker->send(q{CALL idem_work('q', 'ends')});
+wait_until_blocked($node, $worker, 'advisory');
+run("SELECT pg_terminate_backend($worker->{pid})");
+wait_until_gone($node, $worker);
+$worker->lost;
+is( run(q{SELECT state, attempt FROM idem.job_status ORDER BY job_id DESC LIMIT 1}),
+	'waiting|0', 'J21: a call that an operator ends is no attempt');
+$gate->quit;
+$locker->quit;
 
 #
 # Load: four calls beside enqueuers, and a memory that does not grow

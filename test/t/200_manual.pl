@@ -18,7 +18,7 @@ my $limit = 20;
 
 my @pages = grep { -f } 'README.md', glob('doc/*.md'), glob('doc/*/README.md'),
   'examples/README.md', glob('examples/*/README.md');
-my $node = new_node('manual', conf => "shared_preload_libraries = 'idem'\nwal_level = logical\n");
+my $node = new_node('manual', conf => "shared_preload_libraries = 'idem'\nwal_level = logical\nidem.require_finish = auto\n");
 my $manual = IdemManual->new(
 	psql => $node->installed_command('psql'),
 	host => $node->host,
