@@ -151,7 +151,7 @@ is( $node->safe_psql(
 		SELECT string_agg(proname, ' ' ORDER BY proname) FROM pg_proc
 		 WHERE proname ~ '^idem_' AND pronamespace = 'pg_catalog'::regnamespace
 		   AND has_function_privilege('all_sets', oid, 'EXECUTE')
-		   AND proname !~ '^idem_(checks|checks_local|citus_table|clock|key_state|stat_.*|report_.*)$'
+		   AND proname !~ '^idem_(checks|checks_local|citus_table|clock|key_state|visible.*|stat_.*|report_.*)$'
 		   AND proname <> ALL (string_to_array('} . join(' ', sort keys %shown) . q{', ' '));
 		SELECT idem_revoke('all_sets', 'admin');
 		DROP ROLE all_sets}) =~ s/\s//gr,
