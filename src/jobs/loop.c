@@ -354,5 +354,6 @@ idem_work(PG_FUNCTION_ARGS)
 	values[0] = Int64GetDatum(work.completed);
 	values[1] = Int64GetDatum(work.failed);
 	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(
-		idem_fn_row_desc(fcinfo, work_types, WORK_NATTS, &row_desc), values, nulls, lengthof(values))));
+		idem_fn_row_desc(fcinfo, work_types, WORK_NATTS, &row_desc), values, nulls,
+		lengthof(values))));
 }

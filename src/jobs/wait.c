@@ -86,7 +86,8 @@ idem_wait(PG_FUNCTION_ARGS)
 
 	values[0] = BoolGetDatum(idem_wait_for_queues("idem_wait()", &queue, 1, timeout) >= 0);
 	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(
-		idem_fn_row_desc(fcinfo, wait_types, WAIT_NATTS, &row_desc), values, nulls, lengthof(values))));
+		idem_fn_row_desc(fcinfo, wait_types, WAIT_NATTS, &row_desc), values, nulls,
+		lengthof(values))));
 }
 
 Datum
@@ -112,7 +113,8 @@ idem_wait_any(PG_FUNCTION_ARGS)
 		values[1] = PointerGetDatum(queues[answer]);
 	nulls[1] = answer < 0;
 	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(
-		idem_fn_row_desc(fcinfo, wait_any_types, WAIT_ANY_NATTS, &row_desc), values, nulls, lengthof(values))));
+		idem_fn_row_desc(fcinfo, wait_any_types, WAIT_ANY_NATTS, &row_desc), values, nulls,
+		lengthof(values))));
 }
 
 /* A5: has the job ended?  The state of a job that is not there any more is "gone". */
@@ -160,5 +162,6 @@ idem_wait_job(PG_FUNCTION_ARGS)
 	values[1] = JsonbPGetDatum(wait.result);
 	nulls[1] = wait.result == NULL;
 	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(
-		idem_fn_row_desc(fcinfo, wait_job_types, WAIT_JOB_NATTS, &row_desc), values, nulls, lengthof(values))));
+		idem_fn_row_desc(fcinfo, wait_job_types, WAIT_JOB_NATTS, &row_desc), values, nulls,
+		lengthof(values))));
 }

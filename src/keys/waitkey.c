@@ -77,5 +77,6 @@ idem_wait_key(PG_FUNCTION_ARGS)
 	values[1] = JsonbPGetDatum(wait.result);
 	nulls[1] = wait.result == NULL;
 	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(
-		idem_fn_row_desc(fcinfo, wait_key_types, WAIT_KEY_NATTS, &row_desc), values, nulls, lengthof(values))));
+		idem_fn_row_desc(fcinfo, wait_key_types, WAIT_KEY_NATTS, &row_desc), values, nulls,
+		lengthof(values))));
 }

@@ -437,7 +437,7 @@ begin_ticks(IdemTable *schedules, Snapshot snapshot, StrategyNumber strategy, Re
 	return scan;
 }
 
-/* Names of the schedules that are due, in the order of their ticks: at most max, behind the first */
+/* Names of the schedules that are due, by their ticks: at most max, behind the first */
 List *
 idem_schedulestore_list_due(IdemTable *schedules, TimestampTz now, int skip, int max)
 {

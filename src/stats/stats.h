@@ -265,8 +265,8 @@ typedef struct IdemTickReport
 {
 	bool was_locked; /* another session has locked a schedule or a table */
 	bool failed;
-	TimestampTz round;				 /* it began then, and the next visit continues it; 0: it has ended */
-	int skip;						 /* if it continues: as many schedules have failed or were locked */
+	TimestampTz round;				 /* it began then; 0: it has ended */
+	int skip;						 /* schedules that have failed or were locked in it */
 	char error[IDEM_ERROR_TEXT_LEN]; /* the first one */
 } IdemTickReport;
 

@@ -34,7 +34,7 @@ idem_shape_refuse(const IdemTableDef *def, const char *detail, const char *hint)
 			errhint("%s", hint));
 }
 
-/* The command repairs or shows the problem; the hint says what to do if the command only shows it */
+/* The command repairs or shows the problem; the hint says what to do if it only shows it */
 static bool
 set_problem(IdemShapeProblem *problem, const char *detail, const char *hint, const char *command)
 {
