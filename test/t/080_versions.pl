@@ -78,10 +78,12 @@ sub declaration_state
 	my $returns = ($set eq 't' ? 'SETOF ' : '') . $result;
 	# no NULL where the type may be wrong: the value would not be read
 	my $call = join ', ', map { $_ eq 'bigint' ? '1::bigint' : $_ eq 'text' ? q{'1'::text} : "NULL::$_" } @$in;
+	# without a map there is no id, which is 55000, too
+	my $map = $function eq 'idem_shard_id' ? q{SELECT idem_shard_set('{[0,1024)}');} : '';
 	my $state;
 
 	$s->query(
-		"BEGIN; $type CREATE FUNCTION other."
+		"BEGIN; $map $type CREATE FUNCTION other."
 		  . "$function(@{[ join ', ', @arguments ]}) RETURNS $returns LANGUAGE C AS '\$libdir/idem', '$function'"
 	);
 	$state = $s->sqlstate("SELECT * FROM other.$function($call)");
