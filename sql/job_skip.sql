@@ -33,6 +33,9 @@ BEGIN
 EXCEPTION WHEN raise_exception THEN
 END $$;
 
+-- S2: sessions share what they skip once a transaction that has used the queue has committed
+SELECT count(*) AS jobs FROM unnest(ARRAY['ended', 'leased', 'blocked', 'scheduled', 'mixed', 'leases', 'empty']) AS q, LATERAL idem_fetch(q) AS f;
+
 -- a transaction that stays open: VACUUM cannot remove what ends after it has begun
 BEGIN;
 SELECT pg_current_xact_id() IS NOT NULL AS begun;

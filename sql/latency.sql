@@ -226,6 +226,7 @@ BEGIN
 	END LOOP;
 	RETURN QUERY SELECT s.kind, count(*), count(*) FILTER (WHERE s.moved LIKE '% +1' AND s.fits) FROM moves AS s GROUP BY 1 ORDER BY 1;
 END $$;
+SELECT outcome, idem_cancel(job_id) FROM idem_enqueue('short');
 SELECT * FROM short_times(30);
 
 --

@@ -202,17 +202,6 @@ idem_compat_index_fetch_begin(Relation heap)
 #endif
 }
 
-/* 19: one size, because shared hash tables do not grow */
-static inline HTAB *
-idem_compat_shmem_hash(const char *name, int64 nelems, HASHCTL *ctl, int flags)
-{
-#if PG_VERSION_NUM >= 190000
-	return ShmemInitHash(name, nelems, ctl, flags);
-#else
-	return ShmemInitHash(name, nelems, nelems, ctl, flags);
-#endif
-}
-
 /* 17: the access method keeps state between inserts, which the caller releases */
 static inline void
 idem_compat_index_insert_cleanup(Relation index, struct IndexInfo *info)

@@ -60,6 +60,8 @@ void
 _PG_init(void)
 {
 	idem_guc_init();
+	/* first, so that its callbacks run last: nothing is counted after them */
+	idem_counters_init();
 	idem_unfinished_init();
 	idem_touched_init();
 	if (!process_shared_preload_libraries_in_progress)

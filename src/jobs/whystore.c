@@ -144,7 +144,7 @@ describe_workers(Explanation *why)
 	if (!is_shared || RecoveryInProgress())
 		return psprintf("It is not known when a worker last fetched from the queue.%s", waiting);
 	if (last == 0)
-		return psprintf("No worker has fetched from the queue since the server was started.%s",
+		return psprintf("No fetch from the queue is known since the server was started.%s",
 						waiting);
 	return psprintf("The last fetch from the queue was %s ago.%s", format_span(why->now - last),
 					waiting);

@@ -69,7 +69,7 @@ note_tick(TimestampTz tick)
 		RegisterXactCallback(at_xact_event, NULL);
 	is_registered = true;
 	/* the callback cannot make an entry in shared memory */
-	(void) idem_shmem_get_slot(MyDatabaseId, NULL);
+	(void) idem_shmem_get_database();
 	earliest = Min(earliest, tick);
 }
 

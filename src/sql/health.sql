@@ -119,7 +119,16 @@ UNION ALL
 SELECT 14, false, 'statistics',
 	   CASE WHEN w.stats_full IS TRUE THEN 'warn' ELSE 'ok' END,
 	   CASE
-	   WHEN w.stats_full THEN 'more databases and queues than idem.stats_max: some are not counted; a restart is needed after the fix'
+	   WHEN w.stats_full THEN
+			'more databases and queues than idem.stats_max: some are not counted, or have given way to others; '
+			|| COALESCE((SELECT format('database %s has %s of the %s queues that are counted; ', m.datname, m.n, m.total)
+						   FROM (SELECT d.datname, count(*) AS n, sum(count(*)) OVER () AS total
+								   FROM idem_stat_queues() AS q
+								   JOIN pg_database AS d ON d.oid = q.datid
+								  GROUP BY d.datname
+								  ORDER BY count(*) DESC, d.datname
+								  LIMIT 1) AS m), '')
+			|| 'a restart is needed after the fix'
 	   WHEN NOT w.preloaded THEN 'none without preload'
 	   ELSE 'all databases and queues are counted'
 	   END,

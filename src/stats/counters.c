@@ -7,11 +7,17 @@
  * that was rolled back.  A backend looks up where to count for its database and for each
  * queue once.  From then on counting is an addition to an atomic variable.
  *
- * The background worker repeats work that has failed.  So its counts are buffered
- * until its transaction has ended, and dropped if the transaction was rolled back.
+ * Queues get their entries from transactions that commit, so that calls that are rolled back
+ * cannot fill the shared memory (S2).  What a transaction counts for a queue without an entry is
+ * pending until then.  When it commits, it makes the entry.  An entry may give way to that of
+ * another queue, so a transaction pins the entries that it uses until its end.
+ *
+ * The background worker repeats work that has failed.  So all its counts are pending until its
+ * transaction has committed.
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "common/hashfn.h"
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
@@ -24,17 +30,36 @@ StaticAssertDecl(IDEM_DATABASE_COUNTER_N <= IDEM_NCOUNTERS &&
 					 IDEM_QUEUE_COUNTER_N <= IDEM_NCOUNTERS,
 				 "there is a place for every counter");
 
+/* What counts for a queue if the transaction commits */
+typedef struct Pending
+{
+	uint32 counts[IDEM_QUEUE_COUNTER_N];
+	IdemHistogram histograms[IDEM_HISTOGRAM_N];
+} Pending;
+
 /* Where this backend counts for a queue, and what fetches skip there */
 typedef struct QueueSlot
 {
+	text *queue;
+	IdemCounterSlot entry; /* no counters: there was none; it may have given way unless pinned */
+	uint64 nmade;		   /* idem_shmem_nmade() when the entry was last looked for; 0: never */
+	IdemSkips *own_skips;  /* of this backend, while there is no entry; NULL: none yet */
+	bool own_are_old;	   /* others have noted their changes elsewhere since */
+
+	/* For this transaction: */
+	struct QueueSlot *next; /* in "in_use" */
+	bool is_in_use;
+	bool is_pinned;			  /* the entry cannot give way */
+	SubTransactionId used_by; /* the first that used it and was not rolled back; 0: none */
+	Pending *pending;		  /* in TopTransactionContext; NULL: nothing */
+} QueueSlot;
+
+typedef struct QueueName
+{
 	text *queue; /* hash key */
 	char status;
-	IdemCounters *counters;	   /* NULL: there is no room */
-	IdemHistogram *histograms; /* NULL as above */
-	IdemSkips *skips;		   /* shared if there is room, else of this backend; NULL: none yet */
-	uint32 nforgotten;		   /* value of idem_shmem_nforgotten() when there was no room */
-	uint32 buffered[IDEM_QUEUE_COUNTER_N];
-} QueueSlot;
+	QueueSlot *slot;
+} QueueName;
 
 static bool
 is_same_queue(const text *a, const text *b)
@@ -44,7 +69,7 @@ is_same_queue(const text *a, const text *b)
 }
 
 #define SH_PREFIX		queueslots
-#define SH_ELEMENT_TYPE QueueSlot
+#define SH_ELEMENT_TYPE QueueName
 #define SH_KEY_TYPE		text *
 #define SH_KEY			queue
 #define SH_HASH_KEY(tb, key) \
@@ -55,11 +80,16 @@ is_same_queue(const text *a, const text *b)
 #define SH_DEFINE
 #include "lib/simplehash.h"
 
-/* A backend that has counted for this many queues forgets them and looks them up again */
+/*
+ * A backend that knows this many queues at the end of a transaction forgets them and looks them up
+ * again.  Within a transaction it remembers twice as many, and all that have entries.
+ */
 #define MAX_QUEUE_SLOTS 1024
 
 static queueslots_hash *queue_slots = NULL;
-static MemoryContext queue_context = NULL; /* of queue_slots and the names in it */
+static MemoryContext queue_context = NULL; /* of queue_slots, and of slots, names and skips */
+static QueueSlot *in_use = NULL;		   /* by this transaction */
+static QueueSlot nameless;				   /* of the queues for which there is no slot */
 
 static bool is_buffering = false;
 static uint32 buffered[IDEM_DATABASE_COUNTER_N];
@@ -73,7 +103,7 @@ get_database_slot(void)
 
 	if (!is_known)
 	{
-		slot = idem_shmem_get_slot(MyDatabaseId, NULL);
+		slot = idem_shmem_get_database();
 		is_known = true;
 	}
 	return &slot;
@@ -109,98 +139,183 @@ idem_counters_add(IdemDatabaseCounter counter)
 		add_to_database(counter, 1);
 }
 
-/* Create an empty table of queues, and free the old one */
+/* Create an empty table of queues */
 static void
 create_queue_slots(void)
 {
-	/* an error below must not leave a pointer to memory that was freed */
-	queue_slots = NULL;
 	if (queue_context == NULL)
 		queue_context = AllocSetContextCreate(TopMemoryContext, "idem queue counters",
 											  ALLOCSET_SMALL_SIZES);
-	MemoryContextReset(queue_context);
 	queue_slots = queueslots_create(queue_context, 16, NULL);
 }
 
-/* Look up the entry of the queue in shared memory, where others may have made room since */
-static void
-look_up_entry(QueueSlot *slot)
+/* Is there no slot for another queue that has no entry? */
+static bool
+is_beyond(const text *queue)
 {
 	IdemCounterSlot entry;
 
-	/* read this first: an entry that is made after the lookup changes it */
-	slot->nforgotten = idem_shmem_nforgotten();
-	entry = idem_shmem_get_slot(MyDatabaseId, slot->queue);
-	slot->counters = entry.counters;
-	slot->histograms = entry.histograms;
-	if (entry.skips != NULL)
-		slot->skips = entry.skips;
+	if (likely(queue_slots->members < 2 * MAX_QUEUE_SLOTS))
+		return false;
+	entry = idem_shmem_pin_queue(queue, IDEM_MAKE_NEVER);
+	if (entry.counters == NULL)
+		return true;
+	idem_shmem_unpin(&entry);
+	return false;
 }
 
+/* The slot of the queue, which this transaction may not have used yet */
 static QueueSlot *
 get_queue_slot(const text *queue)
 {
-	QueueSlot *slot = NULL;
+	QueueName *name;
+	QueueSlot *slot;
 	bool found;
 
-	if (queue_slots != NULL)
-		slot = queueslots_lookup(queue_slots, unconstify(text *, queue));
-	if (slot != NULL)
-		return slot;
-
-	if (queue_slots == NULL || (queue_slots->members >= MAX_QUEUE_SLOTS && !is_buffering))
+	if (unlikely(queue_slots == NULL))
 		create_queue_slots();
-	queue =
+	name = queueslots_lookup(queue_slots, unconstify(text *, queue));
+	if (likely(name != NULL))
+		return name->slot;
+	if (is_beyond(queue))
+		return &nameless;
+	slot = MemoryContextAllocZero(queue_context, sizeof(QueueSlot));
+	slot->queue =
 		memcpy(MemoryContextAlloc(queue_context, VARSIZE_ANY(queue)), queue, VARSIZE_ANY(queue));
-	slot = queueslots_insert(queue_slots, unconstify(text *, queue), &found);
-	slot->counters = NULL;
-	slot->histograms = NULL;
-	slot->skips = NULL;
-	slot->nforgotten = 0;
-	memset(slot->buffered, 0, sizeof(slot->buffered));
-	look_up_entry(slot);
+	name = queueslots_insert(queue_slots, slot->queue, &found);
+	name->slot = slot;
+	return slot;
+}
+
+/* Add what is pending for the queue to its entry, which is pinned */
+static void
+add_pending(QueueSlot *slot)
+{
+	for (int i = 0; i < IDEM_QUEUE_COUNTER_N; i++)
+	{
+		if (slot->pending->counts[i] != 0)
+			pg_atomic_fetch_add_u64(&slot->entry.counters->values[i], slot->pending->counts[i]);
+	}
+	idem_histogram_merge(slot->entry.histograms, slot->pending->histograms);
+	slot->pending = NULL;
+}
+
+/* The slot has an entry, which is pinned */
+static void
+note_pinned(QueueSlot *slot)
+{
+	slot->is_pinned = true;
+	slot->own_are_old = true;
+	if (slot->pending != NULL && !is_buffering)
+		add_pending(slot);
+}
+
+/*
+ * S2: pin the entry of the queue, if it has one.
+ *
+ * J14: a writer calls this after it has written a job.  If it finds no entry, the entry that
+ * another transaction makes later is empty, and a walker of it sees the job.
+ */
+static void
+pin_entry(QueueSlot *slot)
+{
+	uint64 nmade;
+
+	if (slot->entry.counters == NULL || !idem_shmem_pin(&slot->entry))
+	{
+		pg_memory_barrier();
+		/* read this first: an entry that is made after the lookup changes it */
+		nmade = idem_shmem_nmade();
+		if (slot->entry.counters == NULL && slot->nmade == nmade)
+			return;
+		slot->nmade = nmade;
+		slot->entry = idem_shmem_pin_queue(slot->queue, IDEM_MAKE_NEVER);
+		if (slot->entry.counters == NULL)
+			return;
+	}
+	note_pinned(slot);
+}
+
+/* The slot of a queue that this transaction uses, with its entry pinned if there is one */
+static QueueSlot *
+use_queue(const text *queue)
+{
+	QueueSlot *slot = get_queue_slot(queue);
+
+	if (likely(slot->is_pinned) || slot == &nameless || !idem_shmem_exists())
+		return slot;
+	if (!slot->is_in_use)
+	{
+		slot->is_in_use = true;
+		slot->next = in_use;
+		in_use = slot;
+	}
+	if (slot->used_by == InvalidSubTransactionId)
+		slot->used_by = GetCurrentSubTransactionId();
+	pin_entry(slot);
 	return slot;
 }
 
 /*
- * The skip ranges of a queue (J14).  If there is no room for them in shared memory, this
- * backend has its own, which other backends do not see.
+ * The skip ranges of a queue (J14).  If it has no entry in shared memory, this backend has its
+ * own, which other backends do not see.
  */
 IdemSkips *
 idem_counters_get_skips(const text *queue, bool *is_shared)
 {
-	QueueSlot *slot = get_queue_slot(queue);
+	QueueSlot *slot = use_queue(queue);
 
-	if (slot->counters == NULL)
+	*is_shared = slot->is_pinned;
+	if (slot->is_pinned)
+		return slot->entry.skips;
+	if (slot->own_skips == NULL)
 	{
-		pg_memory_barrier();
-		if (slot->nforgotten != idem_shmem_nforgotten())
-			look_up_entry(slot);
+		slot->own_skips = MemoryContextAlloc(slot == &nameless ? TopMemoryContext : queue_context,
+											 sizeof(IdemSkips));
+		slot->own_are_old = true;
 	}
-	if (slot->skips == NULL)
-	{
-		slot->skips = MemoryContextAlloc(queue_context, sizeof(IdemSkips));
-		idem_skips_init(slot->skips);
-	}
-	*is_shared = slot->counters != NULL;
-	return slot->skips;
+	/* without a slot each call may be about another queue */
+	if (slot->own_are_old || slot == &nameless)
+		idem_skips_init(slot->own_skips);
+	slot->own_are_old = false;
+	return slot->own_skips;
 }
 
-/* Add one to a counter of a queue; returns where this backend counts for it, or NULL */
-static QueueSlot *
+/* What is pending for the queue; NULL: it is not counted */
+static Pending *
+get_pending(QueueSlot *slot)
+{
+	if (slot->pending == NULL && slot != &nameless)
+	{
+		slot->pending = MemoryContextAllocZero(TopTransactionContext, sizeof(Pending));
+		idem_histogram_init(slot->pending->histograms);
+		if (slot->used_by == InvalidSubTransactionId)
+			slot->used_by = GetCurrentSubTransactionId();
+	}
+	return slot->pending;
+}
+
+/* S1: add one to a counter of a queue; returns its histograms, or NULL */
+static IdemHistogram *
 add_to_queue(const text *queue, IdemQueueCounter counter)
 {
 	QueueSlot *slot;
+	Pending *pending;
 
 	if (!idem_shmem_exists())
 		return NULL;
 	idem_counters_note_use();
-	slot = get_queue_slot(queue);
-	if (unlikely(is_buffering))
-		slot->buffered[counter]++;
-	else if (slot->counters != NULL)
-		pg_atomic_fetch_add_u64(&slot->counters->values[counter], 1);
-	return slot;
+	slot = use_queue(queue);
+	if (likely(slot->is_pinned && !is_buffering))
+	{
+		pg_atomic_fetch_add_u64(&slot->entry.counters->values[counter], 1);
+		return slot->entry.histograms;
+	}
+	pending = get_pending(slot);
+	if (pending == NULL)
+		return NULL;
+	pending->counts[counter]++;
+	return pending->histograms;
 }
 
 /* Add one to a counter of a queue (S1) */
@@ -210,57 +325,139 @@ idem_counters_add_queue(const text *queue, IdemQueueCounter counter)
 	(void) add_to_queue(queue, counter);
 }
 
-/*
- * Add one to a counter of a queue, and the time between the two to a histogram of it (S1, S5).
- * The background worker fetches no jobs and ends no attempts, so times are not buffered.
- */
+/* Add one to a counter of a queue, and the time between the two to a histogram of it (S1, S5) */
 void
 idem_counters_add_queue_time(const text *queue, IdemQueueCounter counter, IdemHistogramKind kind,
 							 TimestampTz from, TimestampTz to)
 {
-	QueueSlot *slot = add_to_queue(queue, counter);
+	IdemHistogram *histograms = add_to_queue(queue, counter);
 
-	if (slot != NULL && slot->histograms != NULL)
-		idem_histogram_add(&slot->histograms[kind], from, to);
+	if (histograms != NULL)
+		idem_histogram_add(&histograms[kind], from, to);
 }
 
-/* Buffer all counts until idem_counters_flush() */
+/* The counts of the transaction that has begun are pending until it commits */
 void
 idem_counters_buffer(void)
 {
 	is_buffering = true;
 }
 
+/* The slot has an entry from now on, which is pinned.  It knows of the fetches so far (H3). */
 static void
-flush_queue(QueueSlot *slot, bool committed)
+note_made(QueueSlot *slot)
 {
-	for (int i = 0; i < IDEM_QUEUE_COUNTER_N; i++)
+	if (slot->own_skips != NULL && !slot->own_are_old)
 	{
-		if (committed && slot->buffered[i] != 0 && slot->counters != NULL)
-			pg_atomic_fetch_add_u64(&slot->counters->values[i], slot->buffered[i]);
-		slot->buffered[i] = 0;
+		TimestampTz fetched_at = idem_skips_last_fetch(slot->own_skips);
+
+		if (fetched_at > idem_skips_last_fetch(slot->entry.skips))
+			idem_skips_note_fetch(slot->entry.skips, fetched_at);
+	}
+	slot->is_pinned = true;
+	slot->own_are_old = true;
+}
+
+/*
+ * S1, S2: the transaction has committed: make the entries of the queues that it has used, and
+ * count what is pending.  A transaction that has counted nothing for a queue takes no entry from
+ * another one.  If there was no room for one queue, do not look for the next ones.  Never throws.
+ */
+static void
+count_pending(void)
+{
+	IdemMakeEntry failed = IDEM_MAKE_NEVER;
+
+	for (QueueSlot *slot = in_use; slot != NULL; slot = slot->next)
+	{
+		IdemMakeEntry make = slot->pending != NULL ? IDEM_MAKE_ROOM : IDEM_MAKE_IF_FREE;
+
+		if (!slot->is_pinned && slot->used_by != InvalidSubTransactionId && make > failed)
+		{
+			slot->entry = idem_shmem_pin_queue(slot->queue, make);
+			if (slot->entry.counters != NULL)
+				note_made(slot);
+			else
+				failed = make;
+		}
+		if (slot->is_pinned && slot->pending != NULL)
+			add_pending(slot);
+	}
+	for (int i = 0; i < IDEM_DATABASE_COUNTER_N; i++)
+	{
+		if (buffered[i] != 0)
+			add_to_database(i, buffered[i]);
 	}
 }
 
-/* The transaction has ended: add the buffered counts, or drop them (S1) */
-void
-idem_counters_flush(bool committed)
+/* The transaction has ended */
+static void
+forget_transaction(void)
 {
-	queueslots_iterator iterator;
-	QueueSlot *slot;
-
-	is_buffering = false;
-	for (int i = 0; i < IDEM_DATABASE_COUNTER_N; i++)
+	for (QueueSlot *slot = in_use; slot != NULL; slot = slot->next)
 	{
-		if (committed && buffered[i] != 0)
-			add_to_database(i, buffered[i]);
-		buffered[i] = 0;
+		if (slot->is_pinned)
+			idem_shmem_unpin(&slot->entry);
+		slot->is_pinned = slot->is_in_use = false;
+		slot->used_by = InvalidSubTransactionId;
+		slot->pending = NULL;
 	}
-	if (queue_slots == NULL)
+	in_use = NULL;
+	is_buffering = false;
+	memset(buffered, 0, sizeof(buffered));
+	if (queue_slots != NULL && queue_slots->members >= MAX_QUEUE_SLOTS)
+	{
+		queue_slots = NULL;
+		MemoryContextReset(queue_context);
+	}
+}
+
+/* A prepared transaction counts when it is prepared (S1): its memory ends then */
+static void
+at_xact_event(XactEvent event, void *arg)
+{
+	switch (event)
+	{
+		case XACT_EVENT_COMMIT:
+		case XACT_EVENT_PARALLEL_COMMIT:
+		case XACT_EVENT_PREPARE:
+			count_pending();
+			forget_transaction();
+			break;
+		case XACT_EVENT_ABORT:
+		case XACT_EVENT_PARALLEL_ABORT:
+			forget_transaction();
+			break;
+		default:
+			break;
+	}
+}
+
+/*
+ * S1: a subtransaction was rolled back: what it has counted does not count for the queues that it
+ * was the first to use.  Subtransactions that began later were part of it.
+ */
+static void
+at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId parent_subid,
+				 void *arg)
+{
+	if (event != SUBXACT_EVENT_ABORT_SUB)
 		return;
-	queueslots_start_iterate(queue_slots, &iterator);
-	while ((slot = queueslots_iterate(queue_slots, &iterator)) != NULL)
-		flush_queue(slot, committed);
+	for (QueueSlot *slot = in_use; slot != NULL; slot = slot->next)
+	{
+		if (slot->used_by >= subid)
+		{
+			slot->used_by = InvalidSubTransactionId;
+			slot->pending = NULL;
+		}
+	}
+}
+
+void
+idem_counters_init(void)
+{
+	RegisterXactCallback(at_xact_event, NULL);
+	RegisterSubXactCallback(at_subxact_event, NULL);
 }
 
 /* Instead of the key (S3): 16 hex digits of the SHA-256 of name space, line feed and key */

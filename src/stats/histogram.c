@@ -57,7 +57,7 @@ idem_histogram_add(IdemHistogram *histogram, TimestampTz from, TimestampTz to)
 	pg_atomic_fetch_add_u64(&histogram->usecs, usecs);
 }
 
-/* The three functions below are for all histograms of a queue.  Before other processes see them: */
+/* The four functions below are for all histograms of a queue.  Before other processes see them: */
 void
 idem_histogram_init(IdemHistogram *histograms)
 {
@@ -66,6 +66,23 @@ idem_histogram_init(IdemHistogram *histograms)
 		for (int j = 0; j < IDEM_HISTOGRAM_BUCKETS; j++)
 			pg_atomic_init_u64(&histograms[i].counts[j], 0);
 		pg_atomic_init_u64(&histograms[i].usecs, 0);
+	}
+}
+
+/* Add the times of the others */
+void
+idem_histogram_merge(IdemHistogram *histograms, IdemHistogram *added)
+{
+	for (int i = 0; i < IDEM_HISTOGRAM_N; i++)
+	{
+		for (int j = 0; j < IDEM_HISTOGRAM_BUCKETS; j++)
+		{
+			uint64 n = pg_atomic_read_u64(&added[i].counts[j]);
+
+			if (n != 0)
+				pg_atomic_fetch_add_u64(&histograms[i].counts[j], n);
+		}
+		pg_atomic_fetch_add_u64(&histograms[i].usecs, pg_atomic_read_u64(&added[i].usecs));
 	}
 }
 

@@ -6,16 +6,23 @@
  * There is shared memory only if the library is preloaded.  Only the counters and
  * the background worker depend on it; fetch is slower without it.
  *
- * The entries are in a hash table of the server.  Everything but the counters, the
- * histograms, the flag "used" and the skip ranges is read and written under one LWLock.  A
+ * The entries are an array, with a hash table over it.  Everything but the counters, the
+ * histograms, the pins, the flag "used" and the skip ranges is written under one LWLock.  A
  * process holds the lock for moments and never while it waits.  The postmaster takes no lock,
  * because it is alone when it loads and saves the counters.
  *
- * Counters and histograms are added to without the lock.  A backend looks its entry up once,
- * and an entry stays in its place as long as its database exists.  They are
+ * Counters and histograms are added to without the lock.  They are
  * atomic variables.  There are several sets of counters per entry, each in cache
  * lines of its own, so that two backends rarely write the same line.  There is one set of
  * histograms: eight would take 4 kB.  A job adds to it only four times.
+ *
+ * The entry of a database stays until the database is dropped.  The entry of a queue may give way
+ * to another queue, unless a transaction has pinned it.  A backend remembers where the entry of a
+ * queue is, and its version.  It pins the entry, then compares the version, and uses the
+ * entry only if that has not changed.  A backend that removes an entry changes the version, then
+ * looks at the pins.  So one of the two sees the other.  The pins and the version of a place are
+ * never reset: a backend may pin a place for a moment that has another entry now.
+ * doc/worker-protocol.md has the protocol.
  *
  * During a visit only the worker writes the progress of cleanup in its database.
  * After the visit the launcher does, if the worker has not reported.
@@ -24,10 +31,10 @@
 
 #include "common/hashfn.h"
 #include "common/pg_prng.h"
+#include "lib/ilist.h"
 #include "miscadmin.h"
 #include "storage/lwlock.h"
 #include "storage/shmem.h"
-#include "utils/hsearch.h"
 #include "utils/timestamp.h"
 
 #include "stats/stats.h"
@@ -37,26 +44,38 @@
 /* Length of the queue name in the entry of a database itself */
 #define NO_QUEUE (-1)
 
+/* The database may have this many queues per free entry; see may_take_free() */
+#define QUEUES_PER_FREE 3
+
+/* Look at this many entries at most for one that gives way */
+#define MAX_LOOKS 2000
+
 /* A database, or a queue in it; unused bytes are zero, and there is no padding */
 typedef struct EntryKey
 {
-	Oid database;
+	Oid database; /* InvalidOid: the entry is free */
 	int queue_len;
 	char queue[IDEM_MAX_QUEUE_LEN + 1];
 } EntryKey;
 
 StaticAssertDecl(sizeof(EntryKey) == sizeof(Oid) + sizeof(int) + IDEM_MAX_QUEUE_LEN + 1,
-				 "a key of the hash table has no padding");
+				 "keys can be compared with memcmp()");
 
 typedef struct StatsEntry
 {
 	EntryKey key;
+	struct StatsEntry *next;  /* in the same bucket */
+	dlist_node node;		  /* in Shared.free, Shared.databases, or "queues" of the database */
+	pg_atomic_uint64 version; /* of a queue: changes when it gives way */
 
 	/*
 	 * Of a database: has a backend used the functions since the worker last looked
-	 * for the extension?  Backends set it without the lock.
+	 * for the extension?  Of a queue: has a transaction used it since it was last asked to give
+	 * way?  Backends set it without the lock.
 	 */
 	volatile bool used;
+	int nqueues;	   /* of a database: length of the next one */
+	dlist_head queues; /* of a database: the first one gives way first */
 	TimestampTz stats_reset;
 	IdemProgress progress;						/* of a database */
 	TimestampTz next_tick;						/* of a database, the earliest; DT_NOEND: none */
@@ -65,18 +84,23 @@ typedef struct StatsEntry
 	char stripes[NSTRIPES * sizeof(IdemCounters) + PG_CACHE_LINE_SIZE];
 } StatsEntry;
 
-StaticAssertDecl(sizeof(StatsEntry) <= 4096, "a queue takes at most 4 kB of shared memory (S5)");
+StaticAssertDecl(sizeof(StatsEntry) + sizeof(StatsEntry *) <= 4096,
+				 "a queue takes at most 4 kB of shared memory (S5)");
 
 typedef struct Shared
 {
 	LWLock *lock;
-	bool is_full;				 /* a queue or database got no entry */
-	uint64 seed;				 /* of the hash of entries */
-	pg_atomic_uint32 nforgotten; /* databases whose entries were removed */
+	bool is_full;			/* a queue got no entry, or one gave way */
+	uint64 seed;			/* of the hash of entries */
+	pg_atomic_uint64 nmade; /* entries of queues made so far; not 0 */
+	int nentries;			/* in use */
+	dlist_head free;
+	dlist_head databases;
 } Shared;
 
 static Shared *shared = NULL;
-static HTAB *entries = NULL;
+static StatsEntry *entries = NULL;	/* idem.stats_max of them */
+static StatsEntry **buckets = NULL; /* as many */
 
 static void
 lock_shared(LWLockMode mode)
@@ -92,50 +116,73 @@ unlock_shared(void)
 		LWLockRelease(shared->lock);
 }
 
-/* The seed keeps callers from choosing names of queues that share a bucket */
-static uint32
-hash_entry_key(const void *key, Size keysize)
+/* Where the key is in the hash table.  The seed keeps callers from choosing names that collide. */
+static StatsEntry **
+get_bucket(const EntryKey *key)
 {
-	const EntryKey *entry = key;
-	uint64 hash = hash_bytes_uint32_extended(entry->database, shared->seed);
+	uint64 hash = hash_bytes_uint32_extended(key->database, shared->seed);
 
-	if (entry->queue_len > 0)
-		hash = hash_bytes_extended((const unsigned char *) entry->queue, entry->queue_len, hash);
-	return (uint32) hash;
+	if (key->queue_len > 0)
+		hash = hash_bytes_extended((const unsigned char *) key->queue, key->queue_len, hash);
+	return &buckets[hash % idem_guc_stats_max];
+}
+
+/* The sets of counters of an entry, aligned to cache lines */
+static IdemCounters *
+get_stripes(StatsEntry *entry)
+{
+	return (IdemCounters *) TYPEALIGN(PG_CACHE_LINE_SIZE, entry->stripes);
 }
 
 /* Before shared memory is allocated */
 void
 idem_shmem_request(void)
 {
-	RequestAddinShmemSpace(MAXALIGN(sizeof(Shared)));
-	RequestAddinShmemSpace(hash_estimate_size(idem_guc_stats_max, sizeof(StatsEntry)));
+	RequestAddinShmemSpace(CACHELINEALIGN(sizeof(Shared)));
+	RequestAddinShmemSpace(CACHELINEALIGN(mul_size(idem_guc_stats_max, sizeof(StatsEntry))));
+	RequestAddinShmemSpace(CACHELINEALIGN(mul_size(idem_guc_stats_max, sizeof(StatsEntry *))));
 	RequestAddinShmemSpace(idem_exchange_size());
 	RequestNamedLWLockTranche("idem", 2);
+}
+
+/* No other process sees the shared memory yet */
+static void
+init_shared(LWLock *lock)
+{
+	memset(shared, 0, sizeof(*shared));
+	memset(entries, 0, mul_size(idem_guc_stats_max, sizeof(StatsEntry)));
+	memset(buckets, 0, mul_size(idem_guc_stats_max, sizeof(StatsEntry *)));
+	shared->lock = lock;
+	shared->seed = pg_prng_uint64(&pg_global_prng_state);
+	pg_atomic_init_u64(&shared->nmade, 1);
+	dlist_init(&shared->free);
+	dlist_init(&shared->databases);
+	for (int i = 0; i < idem_guc_stats_max; i++)
+	{
+		pg_atomic_init_u64(&entries[i].version, 0);
+		for (int j = 0; j < NSTRIPES; j++)
+			pg_atomic_init_u64(&get_stripes(&entries[i])[j].pins, 0);
+		dlist_push_tail(&shared->free, &entries[i].node);
+	}
 }
 
 /* Shared memory has been allocated: attach to it; true if this process created it */
 bool
 idem_shmem_attach(void)
 {
-	HASHCTL ctl = {
-		.keysize = sizeof(EntryKey), .entrysize = sizeof(StatsEntry), .hash = hash_entry_key};
 	LWLockPadded *locks;
 	bool found;
 
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
 	locks = GetNamedLWLockTranche("idem");
 	idem_exchange_attach(&locks[1].lock);
+	entries = ShmemInitStruct("idem entries", mul_size(idem_guc_stats_max, sizeof(StatsEntry)),
+							  &found);
+	buckets = ShmemInitStruct("idem entry buckets",
+							  mul_size(idem_guc_stats_max, sizeof(StatsEntry *)), &found);
 	shared = ShmemInitStruct("idem", sizeof(Shared), &found);
 	if (!found)
-	{
-		memset(shared, 0, sizeof(*shared));
-		shared->lock = &locks[0].lock;
-		shared->seed = pg_prng_uint64(&pg_global_prng_state);
-		pg_atomic_init_u32(&shared->nforgotten, 0);
-	}
-	entries = idem_compat_shmem_hash("idem entries", idem_guc_stats_max, &ctl,
-									 HASH_ELEM | HASH_FUNCTION);
+		init_shared(&locks[0].lock);
 	LWLockRelease(AddinShmemInitLock);
 	return !found;
 }
@@ -145,13 +192,6 @@ bool
 idem_shmem_exists(void)
 {
 	return shared != NULL;
-}
-
-/* The sets of counters of an entry, aligned to cache lines */
-static IdemCounters *
-get_stripes(StatsEntry *entry)
-{
-	return (IdemCounters *) TYPEALIGN(PG_CACHE_LINE_SIZE, entry->stripes);
 }
 
 /* queue: NULL for the database itself */
@@ -171,7 +211,11 @@ make_key(Oid database, const char *queue, int queue_len)
 static StatsEntry *
 find_entry(const EntryKey *key)
 {
-	return hash_search(entries, key, HASH_FIND, NULL);
+	StatsEntry *entry = *get_bucket(key);
+
+	while (entry != NULL && memcmp(&entry->key, key, sizeof(EntryKey)) != 0)
+		entry = entry->next;
+	return entry;
 }
 
 static StatsEntry *
@@ -182,22 +226,114 @@ find_database(Oid database)
 	return find_entry(&key);
 }
 
-/*
- * Make an entry; NULL: there is no room.  A quarter of the entries is reserved for
- * databases, so that an unlimited number of queue names cannot crowd them out (S2).
- */
 static StatsEntry *
-make_entry(const EntryKey *key, TimestampTz stats_reset)
+get_entry_of_node(dlist_node *node)
 {
-	int reserved = key->queue_len == NO_QUEUE ? 0 : idem_guc_stats_max / 4;
+	return dlist_container(StatsEntry, node, node);
+}
+
+/* Free an entry that no transaction uses; of a database: without the entries of its queues */
+static void
+remove_entry(StatsEntry *entry)
+{
+	StatsEntry **place = get_bucket(&entry->key);
+
+	if (entry->key.queue_len != NO_QUEUE)
+		find_database(entry->key.database)->nqueues--;
+	while (*place != entry)
+		place = &(*place)->next;
+	*place = entry->next;
+	dlist_delete(&entry->node);
+	memset(&entry->key, 0, sizeof(entry->key));
+	dlist_push_head(&shared->free, &entry->node);
+	shared->nentries--;
+}
+
+/* S2: remove the entry of a queue, unless a transaction uses it */
+static bool
+remove_unpinned(StatsEntry *entry)
+{
+	/* from now on no other backend can pin it: see idem_shmem_pin() */
+	pg_atomic_fetch_add_u64(&entry->version, 1);
+	for (int i = 0; i < NSTRIPES; i++)
+	{
+		if (pg_atomic_read_u64(&get_stripes(entry)[i].pins) != 0)
+		{
+			pg_atomic_fetch_sub_u64(&entry->version, 1);
+			return false;
+		}
+	}
+	remove_entry(entry);
+	return true;
+}
+
+/*
+ * S2: remove the entry of a queue of the database that no transaction has used since this
+ * function last came across it, or at least none uses now.  Returns false if it has found none.
+ */
+static bool
+give_way(StatsEntry *database)
+{
+	int nlooks = Min(2 * database->nqueues, MAX_LOOKS);
+
+	while (nlooks-- > 0)
+	{
+		StatsEntry *entry = get_entry_of_node(dlist_pop_head_node(&database->queues));
+
+		dlist_push_tail(&database->queues, &entry->node);
+		if (entry->used)
+			entry->used = false;
+		else if (remove_unpinned(entry))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * S2: may the database take a free entry for another queue?  A quarter of the entries is
+ * reserved for databases.  The more queues a database has, the more of the rest must be free.  So
+ * no database takes the last entries from those that come after it, even if its sessions use all
+ * that it has.  What was saved comes back as long as there is room.
+ */
+static bool
+may_take_free(const StatsEntry *database)
+{
+	int nfree = idem_guc_stats_max - idem_guc_stats_max / 4 - shared->nentries;
+
+	return nfree > 0 && (!IsUnderPostmaster || database->nqueues < QUEUES_PER_FREE * nfree);
+}
+
+/* S2: make room for a queue: one of the database that has most gives way, or else one of its own */
+static bool
+make_room(StatsEntry *database)
+{
+	StatsEntry *fullest = database;
+	dlist_iter iter;
+
+	shared->is_full = true;
+	dlist_foreach(iter, &shared->databases)
+	{
+		StatsEntry *other = get_entry_of_node(iter.cur);
+
+		if (other->nqueues > fullest->nqueues)
+			fullest = other;
+	}
+	return give_way(fullest) || (fullest != database && give_way(database));
+}
+
+/* Put an entry that is free into use; NULL: there is none */
+static StatsEntry *
+take_entry(const EntryKey *key, TimestampTz stats_reset)
+{
+	StatsEntry **bucket = get_bucket(key);
 	StatsEntry *entry;
 
-	if (hash_get_num_entries(entries) >= idem_guc_stats_max - reserved)
+	if (dlist_is_empty(&shared->free))
 	{
 		shared->is_full = true;
 		return NULL;
 	}
-	entry = hash_search(entries, key, HASH_ENTER, NULL);
+	entry = get_entry_of_node(dlist_pop_head_node(&shared->free));
 	for (int i = 0; i < NSTRIPES; i++)
 	{
 		for (int j = 0; j < IDEM_NCOUNTERS; j++)
@@ -208,12 +344,52 @@ make_entry(const EntryKey *key, TimestampTz stats_reset)
 	entry->next_tick = DT_NOEND;
 	idem_skips_init(&entry->skips);
 	idem_histogram_init(entry->histograms);
-	entry->used = true;
+	entry->nqueues = 0;
+	dlist_init(&entry->queues);
 	entry->stats_reset = stats_reset;
+	entry->key = *key;
+	entry->next = *bucket;
+	*bucket = entry;
+	shared->nentries++;
 	return entry;
 }
 
-/* Did a queue or database get no entry? */
+/* Find the entry of a database, or make it; NULL: there is no room */
+static StatsEntry *
+make_database(Oid database, TimestampTz stats_reset)
+{
+	EntryKey key = make_key(database, NULL, NO_QUEUE);
+	StatsEntry *entry = find_entry(&key);
+
+	if (entry != NULL)
+		return entry;
+	entry = take_entry(&key, stats_reset);
+	if (entry == NULL)
+		return NULL;
+	entry->used = true;
+	dlist_push_tail(&shared->databases, &entry->node);
+	return entry;
+}
+
+/* Make the entry of a queue; NULL: there is no room.  may_displace: another one may give way. */
+static StatsEntry *
+make_queue(const EntryKey *key, TimestampTz stats_reset, bool may_displace)
+{
+	StatsEntry *database = make_database(key->database, stats_reset);
+	StatsEntry *entry = NULL;
+
+	if (database != NULL && (may_take_free(database) || (may_displace && make_room(database))))
+		entry = take_entry(key, stats_reset);
+	if (entry == NULL)
+		return NULL;
+	entry->used = IsUnderPostmaster;
+	database->nqueues++;
+	dlist_push_tail(&database->queues, &entry->node);
+	pg_atomic_fetch_add_u64(&shared->nmade, 1);
+	return entry;
+}
+
+/* Did a queue or database get no entry, or did one give way? */
 bool
 idem_shmem_is_full(void)
 {
@@ -225,58 +401,102 @@ idem_shmem_is_full(void)
 	return is_full;
 }
 
-/* How often there was room again for queues that had got no entry */
-uint32
-idem_shmem_nforgotten(void)
+/* Grows when queues get entries.  Never 0. */
+uint64
+idem_shmem_nmade(void)
 {
-	return shared != NULL ? pg_atomic_read_u32(&shared->nforgotten) : 0;
+	return pg_atomic_read_u64(&shared->nmade);
 }
 
-/* Find an entry, or make it; NULL: there is no room */
+/* Find the entry of a database, or make it; NULL: there is no room */
 static StatsEntry *
-get_entry(const EntryKey *key)
+get_database(Oid database)
 {
 	StatsEntry *entry;
-	bool is_full;
 
 	lock_shared(LW_SHARED);
-	entry = find_entry(key);
-	is_full = shared->is_full;
+	entry = find_database(database);
 	unlock_shared();
-	if (entry != NULL || (is_full && key->queue_len != NO_QUEUE))
+	if (entry != NULL)
 		return entry;
 
 	lock_shared(LW_EXCLUSIVE);
-	entry = find_entry(key);
-	if (entry == NULL)
-		entry = make_entry(key, GetCurrentTimestamp());
+	entry = make_database(database, GetCurrentTimestamp());
 	unlock_shared();
 	return entry;
 }
 
-/* Where this backend counts for a database (queue NULL) or a queue in it */
-IdemCounterSlot
-idem_shmem_get_slot(Oid database, const text *queue)
+static IdemCounterSlot
+make_slot(StatsEntry *entry)
 {
 	IdemCounterSlot slot = {0};
-	EntryKey key;
-	StatsEntry *entry;
 
-	/* a row that was not enqueued by idem may have a longer name, for which an entry has no room */
-	if (shared == NULL || (queue != NULL && VARSIZE_ANY_EXHDR(queue) > IDEM_MAX_QUEUE_LEN))
-		return slot;
-	if (queue != NULL)
-		key = make_key(database, VARDATA_ANY(queue), VARSIZE_ANY_EXHDR(queue));
-	else
-		key = make_key(database, NULL, NO_QUEUE);
-	entry = get_entry(&key);
 	if (entry != NULL)
 	{
 		slot.counters = &get_stripes(entry)[idem_compat_proc_number() % NSTRIPES];
 		slot.used = &entry->used;
+		slot.version = &entry->version;
+		slot.seen_version = pg_atomic_read_u64(&entry->version);
 		slot.skips = &entry->skips;
 		slot.histograms = entry->histograms;
 	}
+	return slot;
+}
+
+/* Where this backend counts for its database, which gets an entry if there is room */
+IdemCounterSlot
+idem_shmem_get_database(void)
+{
+	return make_slot(shared != NULL ? get_database(MyDatabaseId) : NULL);
+}
+
+/*
+ * S2: pin the entry of a queue, as it was when the slot was filled.  Returns false if it may have
+ * given way since.  A pin takes no lock and costs two additions to a cache line that mostly this
+ * backend writes.
+ */
+bool
+idem_shmem_pin(const IdemCounterSlot *slot)
+{
+	/* a full barrier: remove_unpinned() does the reverse */
+	pg_atomic_fetch_add_u64(&slot->counters->pins, 1);
+	if (unlikely(pg_atomic_read_u64(slot->version) != slot->seen_version))
+	{
+		idem_shmem_unpin(slot);
+		return false;
+	}
+	if (!*slot->used)
+		*slot->used = true;
+	return true;
+}
+
+void
+idem_shmem_unpin(const IdemCounterSlot *slot)
+{
+	pg_atomic_fetch_sub_u64(&slot->counters->pins, 1);
+}
+
+/* Where this backend counts for a queue: its entry is pinned.  Never throws. */
+IdemCounterSlot
+idem_shmem_pin_queue(const text *queue, IdemMakeEntry make)
+{
+	IdemCounterSlot slot;
+	EntryKey key;
+	StatsEntry *entry;
+
+	/* a row that was not enqueued by idem may have a longer name, for which an entry has no room */
+	if (shared == NULL || VARSIZE_ANY_EXHDR(queue) > IDEM_MAX_QUEUE_LEN)
+		return make_slot(NULL);
+	key = make_key(MyDatabaseId, VARDATA_ANY(queue), VARSIZE_ANY_EXHDR(queue));
+	lock_shared(make == IDEM_MAKE_NEVER ? LW_SHARED : LW_EXCLUSIVE);
+	entry = find_entry(&key);
+	if (entry == NULL && make != IDEM_MAKE_NEVER)
+		entry = make_queue(&key, GetCurrentTimestamp(), make == IDEM_MAKE_ROOM);
+	slot = make_slot(entry);
+	/* it cannot give way under the lock */
+	if (entry != NULL && !idem_shmem_pin(&slot))
+		Assert(false);
+	unlock_shared();
 	return slot;
 }
 
@@ -335,29 +555,21 @@ copy_entry(StatsEntry *entry, IdemStatsSnapshot *snapshot)
 /*
  * The entries of databases, or of queues; the caller holds the lock.
  *
- * After an immediate shutdown the postmaster reads a hash table that a backend may
- * have left in the middle of a change.  A scan can then return entries that are not
- * in use.  So this never returns more entries than the table counts.
+ * After an immediate shutdown the postmaster reads what a backend may have left in the middle of
+ * a change.  So this uses neither the lists nor the hash table.
  */
 static StatsEntry **
 list_entries(bool of_queues, int *n)
 {
-	int max = hash_get_num_entries(entries);
-	StatsEntry **list = palloc_array(StatsEntry *, Max(max, 1));
-	HASH_SEQ_STATUS seq;
-	StatsEntry *entry;
+	StatsEntry **list = palloc_array(StatsEntry *, idem_guc_stats_max);
 
 	*n = 0;
-	hash_seq_init(&seq, entries);
-	while ((entry = hash_seq_search(&seq)) != NULL)
+	for (int i = 0; i < idem_guc_stats_max; i++)
 	{
-		if (*n == max)
-		{
-			hash_seq_term(&seq);
-			break;
-		}
-		if (OidIsValid(entry->key.database) && (entry->key.queue_len != NO_QUEUE) == of_queues)
-			list[(*n)++] = entry;
+		const EntryKey *key = &entries[i].key;
+
+		if (OidIsValid(key->database) && (key->queue_len != NO_QUEUE) == of_queues)
+			list[(*n)++] = &entries[i];
 	}
 	return list;
 }
@@ -386,9 +598,10 @@ idem_shmem_restore_counters(const IdemStatsSnapshot *snapshot)
 	EntryKey key = make_key(snapshot->database, snapshot->queue, snapshot->queue_len);
 	StatsEntry *entry;
 
-	if (find_entry(&key) != NULL)
-		return;
-	entry = make_entry(&key, snapshot->stats_reset);
+	if (snapshot->queue_len == NO_QUEUE)
+		entry = make_database(snapshot->database, snapshot->stats_reset);
+	else
+		entry = make_queue(&key, snapshot->stats_reset, true);
 	if (entry == NULL)
 		return;
 	for (int i = 0; i < IDEM_NCOUNTERS; i++)
@@ -408,21 +621,31 @@ reset_entry(StatsEntry *entry, TimestampTz now)
 	entry->stats_reset = now;
 }
 
-/* Reset the counters and histograms of this database and its queues to zero */
+/*
+ * S2: reset the counters and histograms of this database and its queues to zero.  Queues that no
+ * transaction uses lose their entries.
+ */
 void
 idem_shmem_reset_counters(void)
 {
 	TimestampTz now = GetCurrentTimestamp();
-	HASH_SEQ_STATUS seq;
-	StatsEntry *entry;
+	StatsEntry *database;
+	dlist_mutable_iter iter;
 
 	lock_shared(LW_EXCLUSIVE);
-	hash_seq_init(&seq, entries);
-	while ((entry = hash_seq_search(&seq)) != NULL)
+	database = find_database(MyDatabaseId);
+	if (database != NULL)
 	{
-		if (entry->key.database == MyDatabaseId)
-			reset_entry(entry, now);
+		reset_entry(database, now);
+		dlist_foreach_modify(iter, &database->queues)
+		{
+			StatsEntry *entry = get_entry_of_node(iter.cur);
+
+			if (!remove_unpinned(entry))
+				reset_entry(entry, now);
+		}
 	}
+	shared->is_full = false;
 	unlock_shared();
 }
 
@@ -431,39 +654,36 @@ List *
 idem_shmem_list_databases(void)
 {
 	List *databases = NIL;
-	HASH_SEQ_STATUS seq;
-	StatsEntry *entry;
+	dlist_iter iter;
 
 	lock_shared(LW_SHARED);
-	hash_seq_init(&seq, entries);
-	while ((entry = hash_seq_search(&seq)) != NULL)
-	{
-		/* mostly queues of the same few databases */
-		if (databases == NIL || llast_oid(databases) != entry->key.database)
-			databases = lappend_oid(databases, entry->key.database);
-	}
+	dlist_foreach(iter, &shared->databases)
+		databases = lappend_oid(databases, get_entry_of_node(iter.cur)->key.database);
 	unlock_shared();
 	list_sort(databases, list_oid_cmp);
-	list_deduplicate_oid(databases);
 	return databases;
 }
 
 /* Remove the entries of a database that was dropped: no backend can count there any more */
 void
-idem_shmem_forget_database(Oid database)
+idem_shmem_forget_database(Oid oid)
 {
-	HASH_SEQ_STATUS seq;
-	StatsEntry *entry;
+	StatsEntry *database;
 
 	lock_shared(LW_EXCLUSIVE);
-	hash_seq_init(&seq, entries);
-	while ((entry = hash_seq_search(&seq)) != NULL)
+	database = find_database(oid);
+	if (database != NULL)
 	{
-		if (entry->key.database == database)
-			(void) hash_search(entries, &entry->key, HASH_REMOVE, NULL);
+		while (!dlist_is_empty(&database->queues))
+		{
+			StatsEntry *entry = get_entry_of_node(dlist_head_node(&database->queues));
+
+			pg_atomic_fetch_add_u64(&entry->version, 1);
+			remove_entry(entry);
+		}
+		remove_entry(database);
 	}
 	shared->is_full = false;
-	pg_atomic_fetch_add_u32(&shared->nforgotten, 1);
 	unlock_shared();
 }
 
@@ -520,8 +740,7 @@ idem_shmem_set_progress(Oid database, const IdemProgress *progress)
 void
 idem_shmem_set_failure(Oid database, const char *error)
 {
-	EntryKey key = make_key(database, NULL, NO_QUEUE);
-	StatsEntry *entry = get_entry(&key);
+	StatsEntry *entry = get_database(database);
 
 	if (entry == NULL)
 		return;

@@ -103,7 +103,7 @@ idem_skips_note_fetch(IdemSkips *skips, TimestampTz now)
 		pg_atomic_write_u64(&skips->fetched_at, (uint64) now);
 }
 
-/* About when the last fetch was made; 0: there was none since the server was started (H3) */
+/* About when the last fetch was made; 0: none is known (H3) */
 TimestampTz
 idem_skips_last_fetch(IdemSkips *skips)
 {

@@ -6,7 +6,7 @@
  *
  * Only shmem.c, exchange.c and skips.c see the layout of the shared memory.  The other
  * files read and write it through the functions below.  Only counters and histograms are
- * added to directly, at the place that idem_shmem_get_slot() returns.
+ * added to directly, at the place that a slot shows (IdemCounterSlot).
  */
 #ifndef IDEM_STATS_H
 #define IDEM_STATS_H
@@ -19,7 +19,7 @@
 
 #include "idem.h"
 
-#define IDEM_NCOUNTERS		16
+#define IDEM_NCOUNTERS		15 /* with the pins, two cache lines */
 #define IDEM_ERROR_TEXT_LEN 256
 
 /* Counters of a database; first the answers to claims, in the order of IdemKeyStatus */
@@ -132,6 +132,7 @@ typedef struct IdemSkipView
 typedef struct IdemCounters
 {
 	pg_atomic_uint64 values[IDEM_NCOUNTERS];
+	pg_atomic_uint64 pins; /* of a queue: transactions that use the entry (S2) */
 } IdemCounters;
 
 /* What histograms of a queue there are, in the order of kind_names in views.c */
@@ -162,9 +163,19 @@ typedef struct IdemCounterSlot
 {
 	IdemCounters *counters;	   /* NULL: there is no room, or no shared memory */
 	IdemHistogram *histograms; /* of a queue, by kind; NULL as above */
-	volatile bool *used;	   /* of a database: set when it is used (W5); may be NULL */
+	volatile bool *used;	   /* set when it is used (W5, S2); may be NULL */
 	IdemSkips *skips;		   /* of a queue; NULL as above */
+	pg_atomic_uint64 *version; /* of a queue: changes when its entry gives way */
+	uint64 seen_version;	   /* what it was when the slot was filled */
 } IdemCounterSlot;
+
+/* What to do if a queue has no entry */
+typedef enum IdemMakeEntry
+{
+	IDEM_MAKE_NEVER,   /* nothing */
+	IDEM_MAKE_IF_FREE, /* make it if the database may take a free one */
+	IDEM_MAKE_ROOM	   /* or if another queue can give way (S2) */
+} IdemMakeEntry;
 
 /* Counters and histograms of a database or a queue, copied */
 typedef struct IdemStatsSnapshot
@@ -386,6 +397,7 @@ extern bool idem_keyskips_contains(const IdemKeySkip *skip, ItemPointer place);
 extern double idem_histogram_bound(int bucket);
 extern void idem_histogram_add(IdemHistogram *histogram, TimestampTz from, TimestampTz to);
 extern void idem_histogram_init(IdemHistogram *histograms);
+extern void idem_histogram_merge(IdemHistogram *histograms, IdemHistogram *added);
 extern void idem_histogram_copy(IdemHistogram *histograms, IdemHistogramCopy *copies);
 extern void idem_histogram_set(IdemHistogram *histograms, const IdemHistogramCopy *copies);
 extern uint64 idem_histogram_count(const IdemHistogramCopy *copy);
@@ -396,8 +408,11 @@ extern void idem_shmem_request(void);
 extern bool idem_shmem_attach(void);
 extern bool idem_shmem_exists(void);
 extern bool idem_shmem_is_full(void);
-extern uint32 idem_shmem_nforgotten(void);
-extern IdemCounterSlot idem_shmem_get_slot(Oid database, const text *queue);
+extern uint64 idem_shmem_nmade(void);
+extern IdemCounterSlot idem_shmem_get_database(void);
+extern bool idem_shmem_pin(const IdemCounterSlot *slot);
+extern void idem_shmem_unpin(const IdemCounterSlot *slot);
+extern IdemCounterSlot idem_shmem_pin_queue(const text *queue, IdemMakeEntry make);
 extern bool idem_shmem_take_use(void);
 extern bool idem_shmem_is_used(Oid database);
 extern IdemStatsSnapshot *idem_shmem_copy_counters(bool of_queues, int *n);
@@ -418,6 +433,7 @@ extern void idem_statsfile_save(void);
 extern void idem_statsfile_load(void);
 
 /* counters.c */
+extern void idem_counters_init(void);
 extern void idem_counters_note_use(void);
 extern void idem_counters_add(IdemDatabaseCounter counter);
 extern void idem_counters_add_queue(const text *queue, IdemQueueCounter counter);
@@ -426,7 +442,6 @@ extern void idem_counters_add_queue_time(const text *queue, IdemQueueCounter cou
 										 TimestampTz to);
 extern IdemSkips *idem_counters_get_skips(const text *queue, bool *is_shared);
 extern void idem_counters_buffer(void);
-extern void idem_counters_flush(bool committed);
 extern void idem_counters_log_duplicate(const char *kind, const char *outcome,
 										const text *name_space, const text *key);
 

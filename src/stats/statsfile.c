@@ -18,7 +18,7 @@
 #include "stats/stats.h"
 
 #define STATS_FILE	PGSTAT_STAT_PERMANENT_DIRECTORY "/idem.stat"
-#define STATS_MAGIC UINT64CONST(0x6964656d00000501) /* changes with the format of the file */
+#define STATS_MAGIC UINT64CONST(0x6964656d00000600) /* changes with the format of the file */
 
 typedef struct SavedFile
 {

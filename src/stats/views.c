@@ -204,7 +204,7 @@ put_counters(FunctionCallInfo fcinfo, IdemSignature *signature, bool of_queues)
 	if (!idem_shmem_exists())
 		return (Datum) 0;
 	/* make an entry, so that this database has a row even before the first count */
-	(void) idem_shmem_get_slot(MyDatabaseId, NULL);
+	(void) idem_shmem_get_database();
 	copies = idem_shmem_copy_counters(of_queues, &n);
 	for (int i = 0; i < n; i++)
 	{

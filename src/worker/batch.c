@@ -90,8 +90,8 @@ idem_batch_run(const char *activity, const IdemBatchTables *tables, void (*run)(
 
 	pgstat_report_activity(STATE_RUNNING, activity);
 	SetCurrentStatementStartTimestamp();
-	idem_counters_buffer();
 	StartTransactionCommand();
+	idem_counters_buffer();
 	PushActiveSnapshot(GetTransactionSnapshot());
 	result = lock_tables(tables, &owner);
 	if (result == IDEM_BATCH_DONE)
@@ -103,7 +103,6 @@ idem_batch_run(const char *activity, const IdemBatchTables *tables, void (*run)(
 	}
 	PopActiveSnapshot();
 	CommitTransactionCommand();
-	idem_counters_flush(true);
 	pgstat_report_stat(false);
 	pgstat_report_activity(STATE_IDLE, NULL);
 	return result;
@@ -123,7 +122,6 @@ idem_batch_recover(MemoryContext context, char *message)
 	FlushErrorState();
 	AbortOutOfAnyTransaction();
 	LWLockReleaseAll();
-	idem_counters_flush(false);
 	MemoryContextSwitchTo(context);
 	pgstat_report_activity(STATE_IDLE, NULL);
 	if (message[0] == '\0')

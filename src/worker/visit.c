@@ -355,7 +355,7 @@ clean_database(const IdemVisitRequest *request, Visit *visit)
 	if (!extension_exists())
 		return IDEM_VISIT_NOT_INSTALLED;
 	/* make an entry for the database */
-	(void) idem_shmem_get_slot(MyDatabaseId, NULL);
+	(void) idem_shmem_get_database();
 	/* if there are more ticks than fit into a visit, neither they nor cleanup starve (T6) */
 	idem_ticks_run(visit->until - (request->cleans ? MAX_VISIT / 2 : 0), request, &visit->ticks);
 	if (!request->cleans)
@@ -390,7 +390,7 @@ try_database(const IdemVisitRequest *request)
 		visit.ticks.failed = true;
 		strlcpy(visit.ticks.error, visit.error, IDEM_ERROR_TEXT_LEN);
 		memset(visit.batches, 0, sizeof(visit.batches));
-		(void) idem_shmem_get_slot(MyDatabaseId, NULL);
+		(void) idem_shmem_get_database();
 	}
 	PG_END_TRY();
 	report_outcome(outcome, &visit);

@@ -379,6 +379,8 @@ $node->reload;
 $node->poll_query_until('postgres', 'SHOW idem.log_duplicates', 'on')
   or die 'no reload';
 run('SELECT idem_stats_reset()');
+# S1: an answer that is rolled back counts for a queue that has an entry
+run(q{INSERT INTO answers SELECT q, outcome FROM unnest('{q1,q2}'::text[]) AS q, LATERAL idem_enqueue(q, key => 'leased')});
 my $offset = -s $node->logfile;
 
 ok( pgbench_run(
@@ -844,15 +846,15 @@ is(run("SELECT stats_reset > '$reset' FROM idem.stats WHERE datname = 'postgres'
 	't', 'S2: and says since when');
 
 # The content of a file with another length of the name of its last queue, and a checksum that is
-# right anyway.  An entry has 912 bytes: database, length, name, since when, counters, histograms.
+# right anyway.  An entry has 904 bytes: database, length, name, since when, counters, histograms.
 sub with_length
 {
 	my ($content, $length) = @_;
 	my $entries = substr($content, 0, -4);
 	my $crc = 0xffffffff;
 
-	(length($entries) - 16) % 912 == 0 or die 'the format of the file has changed';
-	substr($entries, length($entries) - 912 + 4, 4) = pack 'l', $length;
+	(length($entries) - 16) % 904 == 0 or die 'the format of the file has changed';
+	substr($entries, length($entries) - 904 + 4, 4) = pack 'l', $length;
 	foreach my $byte (unpack 'C*', $entries)
 	{
 		$crc ^= $byte;
@@ -963,16 +965,14 @@ is( run(
 		  CROSS JOIN (SELECT 1 AS enqueued) AS e WHERE outcome = 'absorbed'}),
 	'200|200',
 	'S2: not in another session either');
-my $entries = run(
-	'SELECT (SELECT count(*) FROM idem.stats) + (SELECT count(*) FROM idem.queue_stats)');
+my $entries = run('SELECT count(*) FROM idem.queue_stats');
 
-cmp_ok($entries, '<=', 75, 'S2: queues leave room for databases');
-cmp_ok($entries, '>', 70, 'S2: and use the rest');
-is( run(
-		q{SELECT count(*) FROM idem.queue_stats WHERE queue LIKE 'many %' AND (enqueued, absorbed) = (1, 1)}
-	),
-	run(q{SELECT count(*) FROM idem.queue_stats WHERE queue LIKE 'many %'}),
-	'S1: those that have an entry are counted right');
+# 75 entries are for queues, and four databases need some of them: a database that is alone has no
+# more than three times what it leaves free
+cmp_ok($entries, '<=', 3 * 71 / 4 + 2, 'S2: queues leave room for databases, and for the queues of others');
+cmp_ok($entries, '>', 50, 'S2: and use the rest');
+is( run(q{SELECT count(*) FROM idem.queue_stats WHERE queue LIKE 'many %' AND (enqueued, absorbed) NOT IN ((1, 1), (0, 1))}),
+	'0', 'S1: those that have an entry are counted right');
 is(doctor('statistics'), 'warn', 'H1: idem_doctor() says so');
 $node->safe_psql('postgres', 'CREATE DATABASE late');
 run('CREATE EXTENSION idem', db => 'late');
@@ -987,7 +987,7 @@ $node->restart;
 is(doctor('statistics'), 'ok', 'H1: the fix helps');
 is(counters(db => 'late'), 'claims=1 replays=1', 'S2: with more room nothing is lost');
 run(q{SELECT idem_enqueue('late')}, db => 'late');
-is(counters(db => 'late', queue => 'late'), 'enqueued=1', 'S1: and there is room for more');
+is(counters(db => 'late', queue => 'late'), 'enqueued=2', 'S2: its queue had room in spite of the others');
 
 # the other way round: databases are loaded first, and room for more of them is kept
 run(q{SELECT count(*) FROM generate_series(1, 200) AS i, LATERAL idem_enqueue('more ' || i)});
