@@ -202,6 +202,11 @@ SELECT status, detail, fix FROM idem_doctor() WHERE "check" = 'job numbers';
 SELECT fix FROM idem_doctor() WHERE "check" = 'job numbers' \gset
 :fix
 SELECT job_id / 1024 AS value FROM idem_enqueue('q');
+-- M6: no map if the values of the sequence are too high to carry slots
+CALL anew();
+SELECT setval('idem.jobs_job_id_seq', 18014398509481984);
+SELECT state, message FROM fails($$ SELECT idem_shard_set('{[0,1024)}') $$);
+SELECT count(*) AS maps FROM idem.shard;
 -- cached values from before the map are skipped
 CALL anew();
 ALTER SEQUENCE idem.jobs_job_id_seq CACHE 20;

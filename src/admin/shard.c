@@ -247,7 +247,7 @@ check_sequence(Change *change, int64 next)
 static int64
 next_number(void)
 {
-	return (idem_jobtable_last_value() + 1) * IDEM_SLOTS;
+	return idem_shard_first_number(idem_jobtable_last_value() + 1);
 }
 
 static Datum

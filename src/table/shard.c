@@ -374,6 +374,21 @@ idem_shard_last_plain(void)
 	return shard->exists ? shard->jobs_from / IDEM_SLOTS - 1 : -1;
 }
 
+/* The first of the numbers that carry slots and are made from this value of the sequence (M6) */
+int64
+idem_shard_first_number(int64 value)
+{
+	int64 number;
+
+	if (pg_mul_s64_overflow(value, IDEM_SLOTS, &number))
+		ereport(ERROR,
+				errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED),
+				errmsg("job numbers are used up"),
+				errdetail("The value of the sequence is multiplied by %d, because job numbers carry a slot.", IDEM_SLOTS),
+				errhint("Set the sequence idem.jobs_job_id_seq to a smaller value that is past all jobs."));
+	return number;
+}
+
 /*
  * The number of a job from a value of the sequence (M6).  A job without a key gets a slot of
  * this database; the slots take turns.
@@ -382,17 +397,10 @@ int64
 idem_shard_number(int64 value, int slot)
 {
 	const IdemShard *shard = idem_shard_get();
-	int64 number;
 
 	if (likely(!shard->exists))
 		return value;
 	if (slot == IDEM_NO_SLOT)
 		slot = shard->is_mapped ? shard->slots[value % shard->nslots] : value % IDEM_SLOTS;
-	if (pg_mul_s64_overflow(value, IDEM_SLOTS, &number))
-		ereport(ERROR,
-				errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED),
-				errmsg("job numbers are used up"),
-				errdetail("The value of the sequence is multiplied by %d, because job numbers carry a slot.", IDEM_SLOTS),
-				errhint("Set the sequence idem.jobs_job_id_seq to a smaller value that is past all jobs."));
-	return number + slot;
+	return idem_shard_first_number(value) + slot;
 }

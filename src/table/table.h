@@ -332,6 +332,7 @@ extern void idem_shard_check_job(int64 job_id);
 extern void idem_shard_check_job_shown(int64 job_id, Snapshot snapshot);
 extern int idem_shard_choose_slot(const text *scope, const text *key);
 extern int64 idem_shard_last_plain(void);
+extern int64 idem_shard_first_number(int64 value);
 extern int64 idem_shard_number(int64 value, int slot);
 
 /*
