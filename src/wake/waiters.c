@@ -8,8 +8,9 @@
  * the place.  A place that was woken is not in the list until its session puts it back.
  *
  * A7: half of the places are shared out among the processes that the server may have; a session
- * always gets its part of them, or one place if that is more.  Further places come from the
- * other half, first come, first served.  So a few sessions that wait for many queues leave room
+ * always gets its part of them.  If the half has less than one place for each process, a session
+ * gets one as long as there are any.  Further places come from the other half, first come, first
+ * served.  So a few sessions that wait for many queues leave room
  * for those that wait for a few.
  *
  * The lock of a bucket protects its list and the places in it; a spinlock protects the list
