@@ -243,6 +243,33 @@ check_sequence(Change *change, int64 next)
 		idem_jobtable_refuse_number();
 }
 
+/*
+ * M6: raise an error if the key of a job that is done has a number that would seem to carry a slot:
+ * a move would leave the key behind, and a duplicate would run elsewhere.  No index has the numbers
+ * in order, so every row is read.
+ */
+static void
+check_numbers_of_keys(int64 next)
+{
+	IdemTable keys;
+	TimestampTz now = idem_clock_now();
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	TableScanDesc scan;
+
+	idem_jobtable_open_keys(&keys, AccessShareLock);
+	scan = table_beginscan_strat(keys.heap, snapshot, 0, NULL, true, true);
+	while (table_scan_getnextslot(scan, ForwardScanDirection, keys.found))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (idem_row_int64(&keys, IDEM_JOB_KEYS_JOB_ID) >= next &&
+			idem_row_timestamp(&keys, IDEM_JOB_KEYS_EXPIRES_AT) > now)
+			idem_jobtable_refuse_number();
+	}
+	table_endscan(scan);
+	idem_table_close(&keys);
+	UnregisterSnapshot(snapshot);
+}
+
 /* M6: the first number that no job has yet, if numbers carry slots */
 static int64
 next_number(void)
@@ -507,7 +534,10 @@ idem_shard_set(PG_FUNCTION_ARGS)
 	}
 	to.jobs_from = same_rule ? change.from.jobs_from : next_number();
 	if (!same_rule)
+	{
 		check_sequence(&change, to.jobs_from);
+		check_numbers_of_keys(to.jobs_from);
+	}
 	for (int slot = 0; slot < IDEM_SLOTS && same_rule && to.is_mapped; slot++)
 	{
 		to.given[slot] = change.from.given[slot] && !to.has[slot];
