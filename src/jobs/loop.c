@@ -150,9 +150,13 @@ fail_at_exit(int code, Datum arg)
 	if (lock_tables_at_exit())
 		has_failed = idem_run_fail_later(&run, queue, &error);
 	CommitTransactionCommand();
-	if (has_failed)
-		idem_counters_add_queue_time(queue, IDEM_QUEUE_COUNTER_FAILED, IDEM_HISTOGRAM_RUN,
-									 run.time.from, run.time.to);
+	if (!has_failed)
+		return;
+	/* S1: counts are pending, and entries pinned, until a transaction ends */
+	StartTransactionCommand();
+	idem_counters_add_queue_time(queue, IDEM_QUEUE_COUNTER_FAILED, IDEM_HISTOGRAM_RUN,
+								 run.time.from, run.time.to);
+	CommitTransactionCommand();
 }
 
 static void

@@ -251,6 +251,16 @@ $app->query("BEGIN; SELECT count(idem_enqueue(q)) FROM unnest(ARRAY[$queues]) AS
 flood(30);
 is(entries('flood', "flood $nfloods %"), '0', 'S2: if all are in use, a new queue gets no entry');
 is(doctor('statistics'), 'warn', 'H1: idem_doctor() says so');
+
+# J21: a backend that exits counts the failed attempt after the transaction of the job
+run(q{CREATE FUNCTION ends_backend(jsonb) RETURNS jsonb LANGUAGE plpgsql AS
+		'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(60); END';
+	SELECT idem_enqueue('ends backend')}, db => 'flood');
+$node->psql('flood', q{CALL idem_work('ends backend', 'ends_backend')});
+ok( $node->poll_query_until('flood', q{SELECT attempt = 1 FROM idem.job_status WHERE queue = 'ends backend'}),
+	'J21: the attempt of a handler that ends its backend counts without an entry');
+is($app->query('SELECT 1'), '1', 'J21: the server goes on');
+
 run(q{SELECT count(idem_enqueue('in spite ' || i)) FROM generate_series(1, 20) AS i}, db => 'victim');
 is(entries('victim', 'in spite %'), '20', 'S2: queues of another database do');
 
