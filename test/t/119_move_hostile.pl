@@ -216,6 +216,45 @@ foreach my $case (@hostile)
 	}
 }
 
+#
+# tables of idem, on which a superuser has granted TRIGGER
+#
+
+foreach my $table ('jobs', 'schedules')
+{
+	anew();
+	on_source(q{SELECT idem_claim('k'); SELECT idem_queue_set('q'); SELECT idem_enqueue('q'); SELECT idem_schedule('s', 'q', '0 0 * * *')});
+	on_target(qq{GRANT USAGE ON SCHEMA idem TO bob; GRANT TRIGGER ON idem.$table TO bob; SET ROLE bob;
+		CREATE TRIGGER g BEFORE INSERT ON idem.$table FOR EACH ROW EXECUTE FUNCTION bob.evil_trigger()});
+	my $logged = evil_runs();
+
+	refused_ok(qr/trigger g on idem\.$table/, "a trigger on idem.$table", 'source', 'target', '{[0,1024)}', '--schedules');
+	is(maps(), '{[0,1024)}|{} / {}|{}', "a trigger on idem.$table: nothing was given up");
+	move('source', 'target', '{[0,1024)}', '--schedules', '--trust-owners');
+	is(evil_runs(), $logged, "a trigger on idem.$table has not fired");
+}
+
+#
+# tables of the target whose rows a crash would lose
+#
+
+foreach my $case (
+	[ 'a table', 'CREATE UNLOGGED TABLE public.t (k text)' ],
+	[ 'a partition', 'CREATE TABLE public.t (k text) PARTITION BY LIST (k); CREATE UNLOGGED TABLE public.p PARTITION OF public.t DEFAULT' ])
+{
+	my ($what, $sql) = @$case;
+
+	anew();
+	on_source(q{CREATE TABLE public.t (k text); INSERT INTO public.t VALUES ('a')});
+	on_target($sql);
+	refused_ok(qr/public\.t is unlogged/, "$what that is not logged in the target", 'source', 'target', '{[0,1024)}', '--table' => 'public.t:pg_catalog.idem_slot(k)');
+	is(maps(), '{[0,1024)}|{} / {}|{}', "$what that is not logged in the target: nothing was given up");
+}
+anew();
+on_source(q{CREATE UNLOGGED TABLE public.t (k text); INSERT INTO public.t VALUES ('a')});
+on_target('CREATE TABLE public.t (k text)');
+moved_ok('a table that is not logged in the source', 'source', 'target', '{[0,1024)}', '--table' => 'public.t:pg_catalog.idem_slot(k)');
+
 $node->stop;
 log_ok($node);
 done_testing();

@@ -242,7 +242,6 @@ purge_slots(void *argument)
 	if (!common_is_true(&step->other->server, "SELECT slots @> $1::int4multirange AND pg_catalog.idem_shard_id()::text = $2 FROM idem.shard", 2, ranges, step->other->id) ||
 		!common_is_true(server, "SELECT given @> $1::int4multirange AND receiver::text = $2 FROM idem.shard", 2, ranges, step->other->id))
 		common_die("the %s has not given up %s for the other database, or that one does not have them: nothing is deleted", server->name, ranges);
-	common_set(server, "session_replication_role", "replica", true);
 	for (int i = move.ntables - 1; i >= 0; i--)
 		delete_rows(server, move.tables[i].qualified,
 					maps_user_condition(&move.tables[i], step->slots));
@@ -658,7 +657,13 @@ read_arguments(int argc, char **argv, const char **from, const char **to)
 static void
 connect_to(Database *database, const char *name, const char *conninfo)
 {
-	common_connect(&database->server, name, conninfo, NULL);
+	/*
+	 * A row that moves is not new: triggers have seen it in the source.  This concerns the tables of
+	 * idem as well, on which a role can have TRIGGER.
+	 */
+	static const Setting settings[] = {{"session_replication_role", "replica"}, {NULL, NULL}};
+
+	common_connect(&database->server, name, conninfo, settings);
 	/* this program reads tables and system views; a table cannot turn into something else */
 	if (common_is_true(&database->server, "SELECT true FROM pg_settings WHERE name = 'restrict_nonsystem_relation_kind'", 0))
 		common_set(&database->server, "restrict_nonsystem_relation_kind", "view, foreign-table", false);
