@@ -49,7 +49,7 @@ static const char code_query[] =
 	"	SELECT 'pg_trigger'::regclass, t.oid, c.is_foreign, format('trigger %I, which is enabled ALWAYS or REPLICA', t.tgname)\n"
 	"	  FROM class AS c JOIN pg_trigger AS t ON t.tgrelid = c.oid WHERE t.tgenabled IN ('A', 'R')\n"
 	"	UNION ALL\n"
-	/* others do not fire, but the functions of idem refuse such a table when slots have been given */
+	/* others do not fire, but the functions of idem refuse such a table, half way */
 	"	SELECT 'pg_trigger'::regclass, t.oid, true, format('trigger %I on idem.%I', t.tgname, c.relname)\n"
 	"	  FROM class AS c JOIN pg_trigger AS t ON t.tgrelid = c.oid\n"
 	"	 WHERE t.tgenabled NOT IN ('A', 'R') AND c.relnamespace = 'idem'::regnamespace\n"
@@ -162,7 +162,8 @@ guard_lock(const Move *move, Server *server)
 	{
 		const UserTable *table = &move->tables[i];
 		char *oid = locked_oid(server, table);
-		char *kind = common_value(server, kind_query, 2, oid, server == &move->target.server ? "t" : "f");
+		const char *is_target = server == &move->target.server ? "t" : "f";
+		char *kind = common_value(server, kind_query, 2, oid, is_target);
 		char *columns;
 
 		if (kind != NULL)

@@ -657,19 +657,18 @@ read_arguments(int argc, char **argv, const char **from, const char **to)
 static void
 connect_to(Database *database, const char *name, const char *conninfo)
 {
-	/*
-	 * A row that moves is not new: triggers have seen it in the source.  This concerns the tables of
-	 * idem as well, on which a role can have TRIGGER.
-	 */
-	static const Setting settings[] = {{"session_replication_role", "replica"}, {NULL, NULL}};
-
-	common_connect(&database->server, name, conninfo, settings);
+	common_connect(&database->server, name, conninfo, NULL);
 	/* this program reads tables and system views; a table cannot turn into something else */
 	if (common_is_true(&database->server, "SELECT true FROM pg_settings WHERE name = 'restrict_nonsystem_relation_kind'", 0))
 		common_set(&database->server, "restrict_nonsystem_relation_kind", "view, foreign-table", false);
 	/* the server notices within a second that this program was killed; not every platform can */
 	PQclear(common_attempt(&database->server, "SELECT set_config('client_connection_check_interval', '1s', false)", 0));
 	check_server(&database->server);
+	/*
+	 * A row that moves is not new: triggers have seen it in the source.  This concerns the tables
+	 * of idem as well, on which a role can have TRIGGER.
+	 */
+	common_set(&database->server, "session_replication_role", "replica", false);
 	maps_read(database);
 }
 
