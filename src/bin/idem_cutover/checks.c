@@ -336,6 +336,12 @@ check_subscriber(Cutover *cutover)
 				" WHERE s.subname = $1 AND s.subdbid = " THIS_DATABASE " AND x.srsubstate <> 'r' LIMIT 20",
 				name, NULL);
 	check_subscribed(cutover);
+	expect_none(cutover, server, "subscriber: no table of the subscription is unlogged, which a crash would empty", ACCEPTED,
+				"SELECT c.oid::regclass FROM pg_subscription_rel AS x"
+				"  JOIN pg_subscription AS s ON s.oid = x.srsubid"
+				"  JOIN pg_class AS c ON c.oid = x.srrelid OR c.oid IN (SELECT p.relid FROM pg_partition_tree(x.srrelid) AS p)"
+				" WHERE s.subname = $1 AND s.subdbid = " THIS_DATABASE " AND c.relpersistence = 'u'",
+				name, NULL);
 	expect_none(cutover, server, "subscriber: idem is in shared_preload_libraries", STRICT,
 				"SELECT 'there is no worker' FROM idem_doctor() AS h WHERE h.\"check\" = 'preload' AND h.status <> 'ok'",
 				NULL, NULL);
