@@ -208,7 +208,7 @@ END;
 COMMENT ON FUNCTION idem_router.partitions IS 'numbers of the partitions of the server idem_router';
 
 /*
- * The connection string of a partition in parts; the value of user and password is null.  No row: libpq could not
+ * The connection string of a partition in parts; the values of user and secrets are null.  No row: libpq could not
  * parse the string.
  */
 CREATE FUNCTION idem_router.connection(shard integer)
@@ -219,7 +219,7 @@ BEGIN ATOMIC
 		SELECT o.option_value
 		  FROM pg_foreign_server AS s CROSS JOIN LATERAL pg_options_to_table(s.srvoptions) AS o
 		 WHERE s.srvname = 'idem_router' AND o.option_name = 'p' || connection.shard)
-	SELECT m.part[1], CASE WHEN m.part[1] NOT IN ('user', 'password', 'sslpassword') THEN m.part[2] END
+	SELECT m.part[1], CASE WHEN m.part[1] NOT IN ('user', 'password', 'sslpassword', 'oauth_client_secret', 'scram_client_key', 'scram_server_key') THEN m.part[2] END
 	  FROM c
 	 CROSS JOIN LATERAL regexp_matches(c.string, '(\w+)\s*=\s*(''(?:[^''\\]|\\.)*''|(?:[^\s''\\]|\\.)(?:[^\s\\]|\\.)*|)', 'g')
 					 WITH ORDINALITY AS m (part, n)
@@ -350,8 +350,8 @@ RETURN state = '57014' AND strpos(message, ' REMOTE ') = 0;
 COMMENT ON FUNCTION idem_router.is_own_cancel IS 'was this session cancelled, and not the one on the shard?';
 
 /*
- * The functions that are routed.  They have the names, arguments and results results of those of idem, so
- * they are made from them.  The functions that make them are dropped below. from them.  The functions that make them are dropped below.
+ * The functions that are routed.  They have the names, arguments and results of those of idem, so
+ * they are made from them.  The functions that make them are dropped below.
  */
 
 /* A type as an argument of a routed call: the handler exists on the shard only */

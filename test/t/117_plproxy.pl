@@ -308,6 +308,8 @@ is(router(q{SELECT count(*) FROM idem_router."check"() WHERE fix IS NOT NULL}), 
 router("ALTER SERVER idem_router OPTIONS (SET p1 '$connstrs[1] user=postgres')");
 is(findings() =~ /^\|passwords$/m, 1, 'check() finds a user in the options of the server');
 follow('a user in the options of the server', 'passwords');
+router("ALTER SERVER idem_router OPTIONS (SET p1 '$connstrs[1] oauth_client_secret=secret scram_client_key=secret scram_server_key=secret')");
+is(router(q{SELECT count(*) FILTER (WHERE value ~ 'secret') || ' of ' || count(*) FILTER (WHERE keyword ~ '^(oauth|scram)_') FROM idem_router.connection(1)}), '0 of 3', 'no part of a connection string shows a secret');
 router("ALTER SERVER idem_router OPTIONS (SET p1 '$connstrs[1] password = ''it\\''s dbname=secret'' application_name=x')");
 unlike(router(q{SELECT idem_router.name_of_shard(1) || string_agg(fix, '') FROM idem_router."check"()}), qr/secret|it\\/, 'no error and no fix shows a password');
 follow('a password in the options of the server', 'passwords');

@@ -216,6 +216,63 @@ foreach my $case (@hostile)
 	}
 }
 
+#
+# tables of idem, on which a superuser has granted TRIGGER
+#
+
+foreach my $case (
+	[ 'jobs', 'INSERT', 'bob.evil_trigger' ],
+	[ 'schedules', 'INSERT', 'bob.evil_trigger' ],
+	[ 'keys', 'UPDATE', 'pg_catalog.suppress_redundant_updates_trigger' ])
+{
+	my ($table, $event, $function) = @$case;
+
+	anew();
+	on_source(q{SELECT idem_claim('k'); SELECT idem_queue_set('q'); SELECT idem_enqueue('q'); SELECT idem_schedule('s', 'q', '0 0 * * *')});
+	on_target(qq{GRANT USAGE ON SCHEMA idem TO bob; GRANT TRIGGER ON idem.$table TO bob; SET ROLE bob;
+		CREATE TRIGGER g BEFORE $event ON idem.$table FOR EACH ROW EXECUTE FUNCTION $function()});
+	my $logged = evil_runs();
+
+	refused_ok(qr/trigger g on idem\.$table/, "a trigger on idem.$table", 'source', 'target', '{[0,1024)}', '--schedules');
+	is(maps(), '{[0,1024)}|{} / {}|{}', "a trigger on idem.$table: nothing was given up");
+	move('source', 'target', '{[0,1024)}', '--schedules', '--trust-owners');
+	is(evil_runs(), $logged, "a trigger on idem.$table has not fired");
+}
+
+#
+# tables of the target whose rows a crash would lose
+#
+
+foreach my $case (
+	[ 'a table', 'CREATE UNLOGGED TABLE public.t (k text)' ],
+	[ 'a partition', 'CREATE TABLE public.t (k text) PARTITION BY LIST (k); CREATE UNLOGGED TABLE public.p PARTITION OF public.t DEFAULT' ])
+{
+	my ($what, $sql) = @$case;
+
+	anew();
+	on_source(q{CREATE TABLE public.t (k text); INSERT INTO public.t VALUES ('a')});
+	on_target($sql);
+	refused_ok(qr/public\.t is unlogged/, "$what that is not logged in the target", 'source', 'target', '{[0,1024)}', '--table' => 'public.t:pg_catalog.idem_slot(k)');
+	is(maps(), '{[0,1024)}|{} / {}|{}', "$what that is not logged in the target: nothing was given up");
+}
+anew();
+on_source(q{CREATE UNLOGGED TABLE public.t (k text); INSERT INTO public.t VALUES ('a')});
+on_target('CREATE TABLE public.t (k text)');
+moved_ok('a table that is not logged in the source', 'source', 'target', '{[0,1024)}', '--table' => 'public.t:pg_catalog.idem_slot(k)');
+
+#
+# a type of the same name, whose text means other values
+#
+
+foreach my $type ('public.c', 'public.c[]', 'public.outside')
+{
+	anew();
+	run(qq{CREATE TYPE public.c AS ($_->[1]); CREATE TYPE public.outside AS (c public.c); CREATE TABLE public.t (k text, v $type)}, db => $_->[0])
+	  foreach [ 'source', 'a int, b int' ], [ 'target', 'b int, a int' ];
+	refused_ok(qr/composite types \(.*public\.c \(a integer, b integer\).*public\.c \(b integer, a integer\)/, "columns of $type in another order",
+		'source', 'target', '{[0,1024)}', '--table' => 'public.t:pg_catalog.idem_slot(k)');
+}
+
 $node->stop;
 log_ok($node);
 done_testing();

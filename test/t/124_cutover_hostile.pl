@@ -149,13 +149,38 @@ harmless('the owner alone', '');
 # names
 #
 
+on(0, 'ALTER SCHEMA idem_cutover OWNER TO CURRENT_USER');
 prints_ok(0, qr/Nothing is missing/, '--check', '--check');
 on(0, "CREATE SEQUENCE $name.missing; ALTER ROLE $name_line SET default_transaction_read_only = off");
 prints_ok(1, qr/MISSING .*read_only: "; \\! x \\x1b\[2J.*\nMISSING .*all sequences of the publisher: """; \\! x \\x0a.*\.missing\n/s,
 	'names of roles, schemas and sequences', '--check');
 on(0, "DROP SEQUENCE $name.missing; ALTER ROLE $name_line RESET ALL; ALTER SCHEMA idem_cutover OWNER TO $name_line");
 prints_ok(1, qr/MISSING .*no other role has made the schema idem_cutover: it belongs to "; /, 'a mark that another role can make', '--check');
+
+# The owner of the database has made the schema, and writes marks as if a run had been killed in step 5.
 on(0, 'ALTER SCHEMA idem_cutover OWNER TO hostile');
+prints_ok(1, qr/MISSING .*no other role has made the schema idem_cutover: it belongs to hostile/, 'a mark that the owner can make', '--check');
+{
+	my $database = on(1, q{SELECT system_identifier || '/' || d.oid FROM pg_control_system(), pg_database AS d WHERE datname = current_database()});
+	my $progress = q{SELECT COALESCE(pg_replication_origin_progress('pg_' || oid, true), '0/0') < 'FFFFFFFF/0' FROM pg_subscription};
+
+	on(0, "SET ROLE hostile; ALTER DATABASE $name_line SET default_transaction_read_only = on");
+	on(1, "ALTER SUBSCRIPTION $name DISABLE; ALTER SUBSCRIPTION $name SET (slot_name = NONE)");
+	$publisher->poll_query_until('postgres', 'SELECT NOT active FROM pg_replication_slots') or die 'the slot is in use';
+	on(0, "SET ROLE hostile; COMMENT ON SCHEMA idem_cutover IS E'idem_cutover of subscription "
+		  . $evil =~ s/([\\'])/\\$1/gr . " in database $database: slot the_slot, received up to FFFFFFFF/FFFFFFFF'");
+	foreach my $arguments ([], ['--abort'])
+	{
+		prints_ok(3, qr/belongs to role hostile/, "a false position @$arguments", @$arguments);
+		is(on(1, $progress), 't', "a false position @$arguments: no changes are skipped");
+	}
+	on(0, qq{SET ROLE hostile; COMMENT ON SCHEMA idem_cutover IS E'idem_cutover of subscription gone in database $database: slot the_slot, received up to 0/1'});
+	prints_ok(3, qr/belongs to role hostile/, 'a mark of a subscription that was never there', '--subscription', 'gone');
+	is(on(0, 'SELECT slot_name FROM pg_replication_slots'), 'the_slot', 'no slot was dropped');
+	on(0, "ALTER DATABASE $name_line RESET default_transaction_read_only; DROP SCHEMA idem_cutover CASCADE");
+	on(1, "ALTER SUBSCRIPTION $name SET (slot_name = 'the_slot'); ALTER SUBSCRIPTION $name ENABLE");
+	$publisher->poll_query_until('postgres', 'SELECT active FROM pg_replication_slots') or die 'the subscription does not work';
+}
 prints_ok(1, qr/no subscription \\x1b\\xc2\\x9b/, 'another subscription', '--check', '--subscription', "\e\xc2\x9b");
 prints_ok(2, qr/every user of this machine/, 'a password in a connection string', '--publisher', 'password=secret');
 

@@ -92,6 +92,7 @@ my @cases = (
 	[ 'a setting', 0, q{ALTER ROLE app SET idem.scope = 'tenant'}, 'ALTER ROLE app RESET ALL', qr/idem\.scope of the publisher: app idem\.scope=tenant$/m ],
 	[ 'a large object', 0, 'SELECT lo_create(42)', 'SELECT lo_unlink(42)', qr/no large objects.*: 1 large objects$/m, 1 ],
 	[ 'a sequence is missing', 1, 'DROP SEQUENCE up', 'CREATE SEQUENCE up', qr/all sequences of the publisher: public\.up$/m ],
+	[ 'a table that a crash would empty', 1, 'ALTER TABLE with_identity SET UNLOGGED', 'ALTER TABLE with_identity SET LOGGED', qr/is unlogged.*: public\.with_identity$/m, 1 ],
 	[ 'the subscription is disabled', 1, 'ALTER SUBSCRIPTION sub DISABLE', 'ALTER SUBSCRIPTION sub ENABLE', qr/not binary: it is disabled$/m ],
 	[ 'and so its slot is not in use', 0, '', '', qr/there is no active slot sub of this database/ ],
 	[ 'a failure that the doctor reports', 1, 'ALTER TABLE idem.keys SET (autovacuum_enabled = off)', 'ALTER TABLE idem.keys RESET (autovacuum_enabled)', qr/idem_doctor\(\) reports no failure: autovacuum/ ],
@@ -113,7 +114,7 @@ foreach my $case (@cases)
 }
 # the two tables are in one line
 is(scalar(() = $missing =~ /^MISSING/mg), @cases - 1, '--check: nothing else');
-refused_ok(1, qr/14 things are missing/, 'the cutover');
+refused_ok(1, qr/15 things are missing/, 'the cutover');
 is(is_read_only(), '0', 'the publisher is as before');
 on($_->[1], $_->[3]) foreach reverse grep { $_->[3] } @cases;
 

@@ -40,7 +40,14 @@ mark_prefix(Cutover *cutover)
 	return prefix;
 }
 
-/* The comment on the schema, if a role has made it that may run the steps; otherwise NULL */
+/*
+ * The mark says which slot is dropped, and from which position on the subscriber receives changes.
+ * So it has to be that of a role that could do all this itself: the owner of the database cannot,
+ * and may have made the schema before.
+ */
+#define IS_TRUSTED "(r.rolsuper OR r.rolname = current_user)"
+
+/* The comment on the schema, if a role has made it that is trusted; otherwise NULL */
 char *
 drop_read_mark(Cutover *cutover)
 {
@@ -48,10 +55,25 @@ drop_read_mark(Cutover *cutover)
 		&cutover->publisher,
 		"SELECT obj_description(n.oid, 'pg_namespace')"
 		"  FROM pg_namespace AS n JOIN pg_roles AS r ON r.oid = n.nspowner"
-		" WHERE n.nspname = 'idem_cutover'"
-		"   AND (r.rolsuper OR r.rolname = current_user"
-		"        OR r.oid = (SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database()))",
+		" WHERE n.nspname = 'idem_cutover' AND " IS_TRUSTED,
 		0);
+}
+
+/* Another role has made the schema: it may have run this program, or be up to something. */
+void
+drop_refuse_foreign_mark(Cutover *cutover)
+{
+	char *owner = common_value(
+		&cutover->publisher,
+		"SELECT r.rolname FROM pg_namespace AS n JOIN pg_roles AS r ON r.oid = n.nspowner"
+		" WHERE n.nspname = 'idem_cutover' AND NOT " IS_TRUSTED,
+		0);
+
+	if (owner == NULL)
+		return;
+	common_warn("the schema idem_cutover of the publisher belongs to role %s, so what it says of an earlier run is not believed", owner);
+	common_print(stderr, "If that role has run idem_cutover, go on as that role. Otherwise drop the schema.");
+	idem_cutover_stop();
 }
 
 /*

@@ -286,6 +286,7 @@ abort_cutover(Cutover *cutover)
 
 	if (was_read_only)
 		cutover->status = EXIT_READ_ONLY;
+	drop_refuse_foreign_mark(cutover);
 	if (cutover->subscriber.conn == NULL)
 	{
 		if (drop_read_mark(cutover) != NULL)
@@ -341,6 +342,7 @@ make_cutover(Cutover *cutover)
 	take_over(cutover, &cutover->subscriber);
 	if (steps_is_read_only(cutover))
 		cutover->status = EXIT_READ_ONLY;
+	drop_refuse_foreign_mark(cutover);
 	slot = drop_marked_slot(cutover, &lsn);
 	if (!find_subscription(cutover))
 	{

@@ -78,6 +78,7 @@ extern void sequences_copy(Cutover *cutover, int *count);
 
 /* drop.c */
 extern char *drop_read_mark(Cutover *cutover);
+extern void drop_refuse_foreign_mark(Cutover *cutover);
 extern char *drop_marked_slot(Cutover *cutover, char **lsn);
 extern void drop_remove_mark(Cutover *cutover);
 extern bool drop_exists_slot(Cutover *cutover, const char *slot);

@@ -122,12 +122,38 @@ static const char columns_query[] =
 	" (SELECT array_agg(e.enumlabel ORDER BY e.enumlabel) FROM pg_enum AS e WHERE e.enumtypid = a.atttypid)), ', ' ORDER BY a.attname COLLATE \"C\")"
 	" FROM pg_attribute AS a WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''";
 
+/* The text of a composite value means what the order of its fields says. */
+static const char types_query[] =
+	"WITH RECURSIVE type (oid) AS (\n"
+	"	SELECT a.atttypid FROM pg_attribute AS a WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped\n"
+	"	UNION\n"
+	"	SELECT part.oid FROM type AS y JOIN pg_type AS t ON t.oid = y.oid CROSS JOIN LATERAL (\n"
+	"		SELECT t.typelem UNION ALL SELECT t.typbasetype\n"
+	"		UNION ALL SELECT r.rngsubtype FROM pg_range AS r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)\n"
+	"		UNION ALL SELECT a.atttypid FROM pg_attribute AS a WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) AS part (oid)\n"
+	"	 WHERE part.oid <> 0)\n"
+	"SELECT COALESCE(string_agg(c.text, ', ' ORDER BY c.text COLLATE \"C\"), 'none') FROM (\n"
+	"	SELECT format('%s (%s)', t.oid::regtype, string_agg(concat_ws(' ', quote_ident(a.attname), format_type(a.atttypid, a.atttypmod)), ', ' ORDER BY a.attnum))\n"
+	"	  FROM type AS y JOIN pg_type AS t ON t.oid = y.oid JOIN pg_attribute AS a ON a.attrelid = t.typrelid\n"
+	"	 WHERE a.attnum > 0 AND NOT a.attisdropped GROUP BY t.oid) AS c (text)";
+
+static void
+compare_tables(Move *move, const UserTable *table, const char *what, const char *sql)
+{
+	char *here = common_value(&move->source.server, sql, 1, table->qualified);
+	char *there = common_value(&move->target.server, sql, 1, table->qualified);
+
+	if (here == NULL || there == NULL)
+		common_die("table %s has no columns", table->shown);
+	if (strcmp(here, there) != 0)
+		common_die("table %s has the %s (%s) in the source, and (%s) in the target", table->shown, what, here, there);
+	free(here);
+	free(there);
+}
+
 static void
 resolve_table(Move *move, UserTable *table)
 {
-	char *here;
-	char *there;
-
 	table->schema = common_value(&move->source.server, "SELECT (parse_ident($1))[1]", 1, table->qualified);
 	table->name = common_value(&move->source.server, "SELECT (parse_ident($1))[2]", 1, table->qualified);
 	if (table->name == NULL || common_is_true(&move->source.server, "SELECT cardinality(parse_ident($1)) > 2", 1, table->qualified))
@@ -135,15 +161,9 @@ resolve_table(Move *move, UserTable *table)
 	table->qualified = common_format("%s.%s", common_quote_name(&move->source.server, table->schema),
 									 common_quote_name(&move->source.server, table->name));
 	table->shown = common_format("%s.%s", table->schema, table->name);
-	here = common_value(&move->source.server, columns_query, 1, table->qualified);
-	there = common_value(&move->target.server, columns_query, 1, table->qualified);
-	if (here == NULL || there == NULL)
-		common_die("table %s has no columns", table->shown);
-	if (strcmp(here, there) != 0)
-		common_die("table %s has the columns (%s) in the source, and (%s) in the target", table->shown, here, there);
+	compare_tables(move, table, "columns", columns_query);
+	compare_tables(move, table, "composite types", types_query);
 	table->columns = guard_columns(&move->source.server, table->qualified);
-	free(here);
-	free(there);
 }
 
 /* The commands of a move, for no rows: are they valid, and allowed? */

@@ -268,8 +268,6 @@ copy_tables(Move *move, const Slots *slots, uint64_t *rows)
 		free(from);
 		free(to);
 	}
-	/* a row that moves is not new: triggers have seen it in the source */
-	common_set(&move->target.server, "session_replication_role", "replica", true);
 	for (int i = 0; i < move->ntables; i++)
 	{
 		const UserTable *table = &move->tables[i];
@@ -281,7 +279,6 @@ copy_tables(Move *move, const Slots *slots, uint64_t *rows)
 		sum += rows[NTABLES + i];
 		free(condition);
 	}
-	common_set(&move->target.server, "session_replication_role", "origin", true);
 }
 
 /* The schedules go with the last slots: a database without slots cannot number their jobs. */

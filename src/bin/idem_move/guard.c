@@ -49,6 +49,11 @@ static const char code_query[] =
 	"	SELECT 'pg_trigger'::regclass, t.oid, c.is_foreign, format('trigger %I, which is enabled ALWAYS or REPLICA', t.tgname)\n"
 	"	  FROM class AS c JOIN pg_trigger AS t ON t.tgrelid = c.oid WHERE t.tgenabled IN ('A', 'R')\n"
 	"	UNION ALL\n"
+	/* others do not fire, but the functions of idem refuse such a table, half way */
+	"	SELECT 'pg_trigger'::regclass, t.oid, true, format('trigger %I on idem.%I', t.tgname, c.relname)\n"
+	"	  FROM class AS c JOIN pg_trigger AS t ON t.tgrelid = c.oid\n"
+	"	 WHERE t.tgenabled NOT IN ('A', 'R') AND c.relnamespace = 'idem'::regnamespace\n"
+	"	UNION ALL\n"
 	"	SELECT 'pg_constraint'::regclass, k.oid, c.is_foreign, format('check constraint %I', k.conname)\n"
 	"	  FROM class AS c JOIN pg_constraint AS k ON k.conrelid = c.oid WHERE k.contype = 'c'\n"
 	"	UNION ALL\n"
@@ -95,7 +100,9 @@ static const char kind_query[] =
 	"			THEN 'has tables that inherit from it; name these instead'\n"
 	"			WHEN c.relkind = 'p' AND EXISTS (SELECT FROM pg_partition_tree(c.oid) AS p JOIN pg_class AS l ON l.oid = p.relid WHERE l.relkind NOT IN ('r', 'p'))\n"
 	"			THEN 'has a partition that is not a table'\n"
-	"			WHEN c.relpersistence = 't' THEN 'is temporary' END\n"
+	"			WHEN c.relpersistence = 't' THEN 'is temporary'\n"
+	"			WHEN $2::boolean AND EXISTS (SELECT FROM pg_class AS l WHERE l.relpersistence = 'u' AND (l.oid = c.oid OR l.oid IN (SELECT p.relid FROM pg_partition_tree(c.oid) AS p)))\n"
+	"			THEN 'is unlogged: a crash would empty it, when the source has its rows no more' END\n"
 	"  FROM pg_class AS c WHERE c.oid = $1::oid";
 
 static void
@@ -155,7 +162,8 @@ guard_lock(const Move *move, Server *server)
 	{
 		const UserTable *table = &move->tables[i];
 		char *oid = locked_oid(server, table);
-		char *kind = common_value(server, kind_query, 1, oid);
+		const char *is_target = server == &move->target.server ? "t" : "f";
+		char *kind = common_value(server, kind_query, 2, oid, is_target);
 		char *columns;
 
 		if (kind != NULL)
@@ -169,7 +177,10 @@ guard_lock(const Move *move, Server *server)
 		free(columns);
 		free(oid);
 	}
-	/* a superuser owns these, but can have granted TRIGGER on them, or have added something */
+	/*
+	 * A superuser owns these, but can have granted TRIGGER on them, or have added something.  What
+	 * is added from now on does not fire, see connect_to().
+	 */
 	if (!move->trust_owners)
 		refuse_code(server, "of idem", common_value(server, "SELECT array_agg(c.oid) FROM pg_class AS c WHERE c.relnamespace = 'idem'::regnamespace AND c.relkind = 'r'", 0));
 }

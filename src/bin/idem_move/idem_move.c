@@ -242,7 +242,6 @@ purge_slots(void *argument)
 	if (!common_is_true(&step->other->server, "SELECT slots @> $1::int4multirange AND pg_catalog.idem_shard_id()::text = $2 FROM idem.shard", 2, ranges, step->other->id) ||
 		!common_is_true(server, "SELECT given @> $1::int4multirange AND receiver::text = $2 FROM idem.shard", 2, ranges, step->other->id))
 		common_die("the %s has not given up %s for the other database, or that one does not have them: nothing is deleted", server->name, ranges);
-	common_set(server, "session_replication_role", "replica", true);
 	for (int i = move.ntables - 1; i >= 0; i--)
 		delete_rows(server, move.tables[i].qualified,
 					maps_user_condition(&move.tables[i], step->slots));
@@ -665,6 +664,11 @@ connect_to(Database *database, const char *name, const char *conninfo)
 	/* the server notices within a second that this program was killed; not every platform can */
 	PQclear(common_attempt(&database->server, "SELECT set_config('client_connection_check_interval', '1s', false)", 0));
 	check_server(&database->server);
+	/*
+	 * A row that moves is not new: triggers have seen it in the source.  This concerns the tables
+	 * of idem as well, on which a role can have TRIGGER.
+	 */
+	common_set(&database->server, "session_replication_role", "replica", false);
 	maps_read(database);
 }
 
