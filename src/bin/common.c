@@ -65,9 +65,10 @@ printable_length(const unsigned char *text)
 			return 0;
 		code = code << 6 | (text[i] & 0x3f);
 	}
-	/* control characters of 7 and 8 bits; characters that turn the direction of the text */
-	if (code < 0x20 || (code >= 0x7f && code < 0xa0) || (code >= 0x202a && code <= 0x202e) ||
-		(code >= 0x2066 && code <= 0x2069))
+	/* control characters of 7 and 8 bits; characters that draw nothing or turn the direction */
+	if (code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x61c ||
+		(code >= 0x200b && code <= 0x200f) || (code >= 0x2028 && code <= 0x202e) ||
+		(code >= 0x2060 && code <= 0x2069) || code == 0xfeff)
 		return 0;
 	return length;
 }
