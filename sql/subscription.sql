@@ -42,6 +42,12 @@ SELECT idem_cleanup();
 SELECT * FROM counted;
 -- H3: why a job does not run
 SELECT reason, detail, fix FROM idem_why((SELECT min(job_id) FROM idem.jobs));
+CALL subscribe();
+SELECT job_id AS due FROM idem_enqueue('why_due') \gset
+SELECT reason FROM idem_why(:due);
+CALL subscribe('idem.jobs');
+SELECT reason FROM idem_why(:due);
+DELETE FROM idem.jobs WHERE job_id = :due;
 -- a job that becomes dead is written to the history
 CALL subscribe('idem.job_log');
 BEGIN;
