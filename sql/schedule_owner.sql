@@ -18,7 +18,7 @@ GRANT SELECT ON status, keys TO PUBLIC;
 CALL set_clock('2050-01-01 00:00');
 
 --
--- Who is the owner
+-- The role that declares a schedule last is its owner
 --
 SET ROLE idem_owner_app;
 SELECT idem_schedule('a', 'q', '@hourly', payload => '1');

@@ -14,6 +14,10 @@ client ends when it has done enough on the second server.
 
 =over
 
+=item cutover_nodes()
+
+Two servers, a publisher and a subscriber; IDEM_SUBSCRIBER is the installation of the second one.
+
 =item idem_cutover($publisher, $subscriber, @arguments)
 
 Runs the program for subscription sub; returns its exit status and what it printed.
@@ -33,7 +37,21 @@ use POSIX ();
 use Test::More;
 use Time::HiRes qw(usleep);
 
-our @EXPORT = qw(cutover_command idem_cutover);
+our @EXPORT = qw(cutover_command cutover_nodes idem_cutover);
+
+sub cutover_nodes
+{
+	my $conf = q{
+shared_preload_libraries = 'idem'
+idem.cleanup_naptime = 1s
+wal_retrieve_retry_interval = 100ms
+max_connections = 40
+};
+
+	return (
+		new_node('publisher', init => { allows_streaming => 'logical' }, conf => $conf),
+		new_node('subscriber', install => $ENV{IDEM_SUBSCRIBER}, conf => $conf));
+}
 
 sub cutover_command
 {

@@ -168,15 +168,19 @@ run(q{
 		EXECUTE format($q$ EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM idem_fetch(%L, lease => '1 h') $q$, q) INTO plan;
 		RETURN (plan #>> '{0,Plan,Shared Hit Blocks}')::bigint + (plan #>> '{0,Plan,Shared Read Blocks}')::bigint;
 	END $$;
-	CREATE PROCEDURE pass(secs float) LANGUAGE plpgsql AS $$
-	DECLARE
-		until timestamptz := clock_timestamp() + secs * interval '1 s';
-	BEGIN
-		WHILE clock_timestamp() < until LOOP
-			PERFORM pg_sleep(0.01);
-		END LOOP;
-	END $$;
 });
+
+# What a range promises depends on the time since the walk: waits until that has passed on the clock of
+# the server.
+sub wait_for_clock
+{
+	my ($since, $span) = @_;
+
+	$node->poll_query_until('postgres', "SELECT clock_timestamp() > timestamptz '$since' + interval '$span'")
+	  or die 'the time does not pass';
+	return;
+}
+
 my $locker = session($node);
 my $walker = session($node);
 my $poller = session($node);
@@ -188,10 +192,11 @@ run("CALL spend('long', 50)");
 $walker->send(q{SELECT got('long')});
 wait_until_blocked($node, $walker, 'relation');
 # by then the walk has lasted for more than 0.6 seconds, so its ranges live for at least 15
-$poller->query('CALL pass(0.6)');
+wait_for_clock(run("SELECT query_start FROM pg_stat_activity WHERE pid = $walker->{pid}"), '600 ms');
 $locker->query('COMMIT');
 is($walker->receive, 'nothing', 'a walk that lasts long');
 my $walked = Time::HiRes::time();
+my $walked_at = run('SELECT clock_timestamp()');
 run(q{INSERT INTO idem.jobs (job_id, run_at, enqueued_at, priority, queue, payload) VALUES (1000000, t(10.5), now(), 0, 'long', '"by hand"')});
 
 # every change by a function is noticed at once
@@ -216,7 +221,7 @@ foreach (
 }
 
 # A row that bypasses the functions is not noticed, but it comes
-$poller->query('CALL pass(1.2)');
+wait_for_clock($walked_at, '1200 ms');
 my @got = $poller->query(q{SELECT got('long')});
 SKIP:
 {
@@ -225,7 +230,7 @@ SKIP:
 }
 ok( grep({ $_ eq 'by hand' } @got) ||
 	  $node->poll_query_until('postgres', q{SELECT got('long')}, 'by hand'),
-	'but not for ever');
+	'but not without end');
 
 # A fetch that fails in the middle does not keep others from collecting
 foreach (
@@ -272,7 +277,7 @@ run(q{
 $walked = Time::HiRes::time();
 my ($pages, $secs) = split /\|/, $poller->query(q{SELECT * FROM enqueue_pages('k')});
 cmp_ok($pages, '>', 1000, 'an enqueue looks at many ended jobs of its key');
-$poller->query('CALL pass(1.2)');
+wait_for_clock(run('SELECT clock_timestamp()'), '1200 ms');
 my ($late) = split /\|/, $poller->query(q{SELECT * FROM enqueue_pages('k')});
 SKIP:
 {

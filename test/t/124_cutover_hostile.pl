@@ -22,14 +22,7 @@ use Test::More;
 my $evil = qq{"; \\! x \n\e[2J\$(x)' OR s() |};
 # 19 refuses line breaks in names of databases and roles
 my $evil_line = $evil =~ s/\n//r;
-my $conf = q{
-shared_preload_libraries = 'idem'
-idem.cleanup_naptime = 1s
-wal_retrieve_retry_interval = 100ms
-max_connections = 40
-};
-my $publisher = new_node('publisher', init => { allows_streaming => 'logical' }, conf => $conf);
-my $subscriber = new_node('subscriber', install => $ENV{IDEM_SUBSCRIBER}, conf => $conf);
+my ($publisher, $subscriber) = cutover_nodes();
 my @nodes = ($publisher, $subscriber);
 
 # As an identifier and as a literal

@@ -17,14 +17,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $conf = q{
-shared_preload_libraries = 'idem'
-idem.cleanup_naptime = 1s
-wal_retrieve_retry_interval = 100ms
-max_connections = 40
-};
-my $publisher = new_node('publisher', init => { allows_streaming => 'logical' }, conf => $conf);
-my $subscriber = new_node('subscriber', install => $ENV{IDEM_SUBSCRIBER}, conf => $conf);
+my ($publisher, $subscriber) = cutover_nodes();
 my @nodes = ($publisher, $subscriber);
 my $id = 0;
 

@@ -135,7 +135,7 @@ leave_mark(Cutover *cutover)
 	/* another role may just have made the schema */
 	slot = drop_marked_slot(cutover, &lsn);
 	if (slot == NULL || strcmp(slot, cutover->slot) != 0)
-		common_die("could not leave a mark on the publisher: who has made the schema idem_cutover?");
+		common_die("could not leave a mark on the publisher: another role has just made the schema idem_cutover there");
 	free(slot);
 	free(lsn);
 	free(comment);
