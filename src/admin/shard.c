@@ -76,8 +76,8 @@ does_key_leave(IdemTable *keys, const Leaving *leaving, int *slot)
 {
 	if (idem_keyrow_judge(keys, 0) == IDEM_KEY_GONE)
 		return false;
-	*slot = idem_shard_slot(leaving->to, idem_row_text(keys, IDEM_KEYS_SCOPE),
-							idem_row_text(keys, IDEM_KEYS_KEY));
+	*slot = idem_shard_slot(leaving->to, idem_row_text(keys->found, IDEM_KEYS_SCOPE),
+							idem_row_text(keys->found, IDEM_KEYS_KEY));
 	return leaving->gone[*slot];
 }
 
@@ -95,22 +95,22 @@ does_number_leave(int64 job_id, bool has_key, const Leaving *leaving, int *slot)
 static bool
 does_job_leave(IdemTable *jobs, const Leaving *leaving, int *slot)
 {
-	return does_number_leave(idem_row_int64(jobs, IDEM_JOBS_JOB_ID),
-							 !idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH), leaving, slot);
+	return does_number_leave(idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID),
+							 !idem_row_isnull(jobs->found, IDEM_JOBS_KEY_HASH), leaving, slot);
 }
 
 static bool
 does_job_key_leave(IdemTable *keys, const Leaving *leaving, int *slot)
 {
-	return idem_row_timestamp(keys, IDEM_JOB_KEYS_EXPIRES_AT) > leaving->now &&
-		does_number_leave(idem_row_int64(keys, IDEM_JOB_KEYS_JOB_ID), true, leaving, slot);
+	return idem_row_timestamp(keys->found, IDEM_JOB_KEYS_EXPIRES_AT) > leaving->now &&
+		does_number_leave(idem_row_int64(keys->found, IDEM_JOB_KEYS_JOB_ID), true, leaving, slot);
 }
 
 static bool
 does_history_leave(IdemTable *log, const Leaving *leaving, int *slot)
 {
-	return idem_row_timestamp(log, IDEM_JOB_LOG_EXPIRES_AT) > leaving->now &&
-		does_number_leave(idem_row_int64(log, IDEM_JOB_LOG_JOB_ID), false, leaving, slot);
+	return idem_row_timestamp(log->found, IDEM_JOB_LOG_EXPIRES_AT) > leaving->now &&
+		does_number_leave(idem_row_int64(log->found, IDEM_JOB_LOG_JOB_ID), false, leaving, slot);
 }
 
 pg_noreturn static void
@@ -220,7 +220,7 @@ find_highest_number(IdemTable *table)
 	index_rescan(scan, NULL, 0, NULL, 0);
 	/* both tables begin with the number */
 	if (index_getnext_slot(scan, BackwardScanDirection, table->found))
-		number = idem_row_int64(table, 1);
+		number = idem_row_int64(table->found, 1);
 	index_endscan(scan);
 	UnregisterSnapshot(snapshot);
 	return number;
@@ -261,8 +261,8 @@ check_numbers_of_keys(int64 next)
 	while (table_scan_getnextslot(scan, ForwardScanDirection, keys.found))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (idem_row_int64(&keys, IDEM_JOB_KEYS_JOB_ID) >= next &&
-			idem_row_timestamp(&keys, IDEM_JOB_KEYS_EXPIRES_AT) > now)
+		if (idem_row_int64(keys.found, IDEM_JOB_KEYS_JOB_ID) >= next &&
+			idem_row_timestamp(keys.found, IDEM_JOB_KEYS_EXPIRES_AT) > now)
 			idem_jobtable_refuse_number();
 	}
 	table_endscan(scan);
@@ -315,9 +315,9 @@ is_same_id(const pg_uuid_t *a, const pg_uuid_t *b)
 static void
 read_identity(IdemTable *table, Identity *identity)
 {
-	identity->system_identifier = idem_row_int64(table, IDEM_SHARD_SYSTEM_IDENTIFIER);
-	identity->database_oid = idem_row_oid(table, IDEM_SHARD_DATABASE_OID);
-	identity->id = *idem_row_uuid(table, IDEM_SHARD_DATABASE_ID);
+	identity->system_identifier = idem_row_int64(table->found, IDEM_SHARD_SYSTEM_IDENTIFIER);
+	identity->database_oid = idem_row_oid(table->found, IDEM_SHARD_DATABASE_OID);
+	identity->id = *idem_row_uuid(table->found, IDEM_SHARD_DATABASE_ID);
 }
 
 /*
@@ -422,8 +422,8 @@ begin_change(Change *change)
 		return;
 	idem_shard_read(&change->table, &change->from);
 	read_identity(&change->table, &change->identity);
-	change->receiver = idem_row_uuid(&change->table, IDEM_SHARD_RECEIVER);
-	change->sender = idem_row_uuid(&change->table, IDEM_SHARD_SENDER);
+	change->receiver = idem_row_uuid(change->table.found, IDEM_SHARD_RECEIVER);
+	change->sender = idem_row_uuid(change->table.found, IDEM_SHARD_SENDER);
 }
 
 static void
@@ -648,7 +648,7 @@ note_jobs(IdemTable *jobs, const IdemShard *shard, const bool *slots)
 
 	while (table_scan_getnextslot(scan, ForwardScanDirection, jobs->found))
 	{
-		int slot = idem_shard_slot_of_job(shard, idem_row_int64(jobs, IDEM_JOBS_JOB_ID));
+		int slot = idem_shard_slot_of_job(shard, idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID));
 
 		CHECK_FOR_INTERRUPTS();
 		if (slot != IDEM_NO_SLOT && slots[slot])

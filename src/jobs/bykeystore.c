@@ -59,7 +59,7 @@ find_live(IdemTable *jobs, const IdemJobKey *key, int64 key_hash, Snapshot snaps
 
 	while (index_getnext_slot(scan, ForwardScanDirection, jobs->found))
 	{
-		int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
+		int64 job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID);
 
 		CHECK_FOR_INTERRUPTS();
 		if (idem_shard_has_job(shard, job_id) &&
@@ -174,7 +174,7 @@ list_ended(const IdemJobKey *key, int max_jobs, void (*put)(const IdemJobInfo *i
 		IdemJobInfo info;
 
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_shard_has_job(shard, idem_row_int64(&log, IDEM_JOB_LOG_JOB_ID)) ||
+		if (!idem_shard_has_job(shard, idem_row_int64(log.found, IDEM_JOB_LOG_JOB_ID)) ||
 			!idem_jobrow_has_key(&log, IDEM_JOB_LOG_QUEUE, key->queue, key->key, NULL))
 			continue;
 		idem_jobstore_read_log(&log, &queue, &info);

@@ -154,18 +154,18 @@ idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id)
 void
 idem_change_note_found(IdemTable *jobs)
 {
-	text *queue = idem_row_text(jobs, IDEM_JOBS_QUEUE);
+	text *queue = idem_row_text(jobs->found, IDEM_JOBS_QUEUE);
 	IdemPosition position = {
-		.priority = idem_row_int32(jobs, IDEM_JOBS_PRIORITY),
-		.run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT),
-		.job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID)};
+		.priority = idem_row_int32(jobs->found, IDEM_JOBS_PRIORITY),
+		.run_at = idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT),
+		.job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID)};
 
-	TimestampTz due = Max(position.run_at, idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL));
+	TimestampTz due = Max(position.run_at, idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL));
 
 	if (idem_jobrow_holds_key(jobs))
-		idem_jobrow_note_place(queue, idem_row_int64(jobs, IDEM_JOBS_KEY_HASH),
+		idem_jobrow_note_place(queue, idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH),
 							   &jobs->found->tts_tid);
-	note_change(queue, &position, due, !idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB));
+	note_change(queue, &position, due, !idem_row_isnull(jobs->found, IDEM_JOBS_AFTER_JOB));
 	pfree(queue);
 }
 
@@ -174,9 +174,9 @@ static void
 note_follower(IdemTable *jobs, const text *queue)
 {
 	IdemPosition position = {
-		.priority = idem_row_int32(jobs, IDEM_JOBS_PRIORITY),
-		.run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT),
-		.job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID)};
+		.priority = idem_row_int32(jobs->found, IDEM_JOBS_PRIORITY),
+		.run_at = idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT),
+		.job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID)};
 
 	note_position(queue, &position, position.run_at);
 }
@@ -202,7 +202,7 @@ note_followers(IdemTable *jobs, const text *queue, int64 job_id, int64 key_hash)
 		n++;
 		do
 		{
-			if (idem_leaf_fetch(&walk) && idem_row_int64(jobs, IDEM_JOBS_AFTER_JOB) == job_id)
+			if (idem_leaf_fetch(&walk) && idem_row_int64(jobs->found, IDEM_JOBS_AFTER_JOB) == job_id)
 				note_follower(jobs, queue);
 		} while (walk.again);
 	}
@@ -223,12 +223,12 @@ idem_change_note_end(IdemTable *jobs, const text *queue)
 
 	idem_touched_done(queue, has_key, idem_jobrow_was_fetched_here(jobs));
 	idem_change_note_unfetched(jobs);
-	idem_touched_end(idem_waiters_job(idem_row_int64(jobs, IDEM_JOBS_JOB_ID)));
+	idem_touched_end(idem_waiters_job(idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID)));
 	if (!has_key)
 		return;
 	skips = idem_counters_get_skips(queue, &is_shared);
 	if (idem_skips_has_blocked(skips) &&
-		!note_followers(jobs, queue, idem_row_int64(jobs, IDEM_JOBS_JOB_ID),
-						idem_row_int64(jobs, IDEM_JOBS_KEY_HASH)))
+		!note_followers(jobs, queue, idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID),
+						idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH)))
 		idem_skips_drop_blocked(skips);
 }

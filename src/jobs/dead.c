@@ -21,8 +21,8 @@
 bool
 idem_dead_make(IdemTable *jobs, const IdemQueue *queue, text *error, TransactionId *in_the_way)
 {
-	Jsonb *errors = idem_errors_add(idem_row_jsonb(jobs, IDEM_JOBS_ERRORS),
-									idem_row_int32(jobs, IDEM_JOBS_ATTEMPT), error);
+	Jsonb *errors = idem_errors_add(idem_row_jsonb(jobs->found, IDEM_JOBS_ERRORS),
+									idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT), error);
 
 	if (!idem_joblog_move(jobs, queue, "dead", errors, in_the_way))
 		return false;
@@ -54,6 +54,6 @@ idem_dead_make_if_spent(IdemTable *jobs, const IdemQueue *queue, TransactionId *
 	if (in_the_way != NULL)
 		*in_the_way = changer;
 	else
-		idem_joblog_warn_skipped(idem_row_int64(jobs, IDEM_JOBS_JOB_ID));
+		idem_joblog_warn_skipped(idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID));
 	return IDEM_DEAD_SKIPPED;
 }

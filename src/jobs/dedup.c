@@ -166,14 +166,14 @@ find_done(const IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 	idem_probe_walk(&walk, keys, &lookup, &dirty);
 	while (!found && idem_leaf_next_row(&walk))
 		found = !TransactionIdIsValid(dirty.xmin) &&
-			idem_row_timestamp(keys, IDEM_JOB_KEYS_EXPIRES_AT) > keyed->enqueue->now &&
+			idem_row_timestamp(keys->found, IDEM_JOB_KEYS_EXPIRES_AT) > keyed->enqueue->now &&
 			idem_jobrow_has_key(keys, IDEM_JOB_KEYS_QUEUE, keyed->enqueue->queue.name,
 								keyed->job->key, keyed->others);
 	if (found)
 	{
-		answer->job_id = idem_row_int64(keys, IDEM_JOB_KEYS_JOB_ID);
+		answer->job_id = idem_row_int64(keys->found, IDEM_JOB_KEYS_JOB_ID);
 		answer->outcome = IDEM_OUTCOME_DONE;
-		answer->result = idem_row_jsonb(keys, IDEM_JOB_KEYS_RESULT);
+		answer->result = idem_row_jsonb(keys->found, IDEM_JOB_KEYS_RESULT);
 	}
 	idem_leaf_end(&walk);
 	return found;
@@ -248,7 +248,7 @@ make_spent_dead(IdemTable *jobs, const IdemKeyedEnqueue *keyed, IdemKeyScan *sca
 	}
 	if (result != TM_WouldBlock)
 		return true;
-	scan->in_the_way = idem_row_locker(jobs);
+	scan->in_the_way = idem_row_locker(jobs->found);
 	return false;
 }
 
@@ -279,7 +279,7 @@ scan_or_insert(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, IdemKey
 	{
 		scan->lock_result = idem_table_lock_row(jobs, scan->tid, LockTupleKeyShare, LockWaitSkip);
 		/* a row of this transaction was noted when it was written */
-		if (scan->lock_result == TM_Ok && !idem_row_is_mine(jobs))
+		if (scan->lock_result == TM_Ok && !idem_row_is_mine(jobs->found))
 			idem_touched_held(keyed->enqueue->queue.name, true);
 	}
 	idem_table_unlock_hash(jobs, keyed->key_hash);
@@ -294,9 +294,9 @@ scan_or_insert(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, IdemKey
 static int
 choose_priority(IdemTable *jobs, const IdemEnqueue *enqueue)
 {
-	int priority = idem_row_int32(jobs, IDEM_JOBS_PRIORITY);
+	int priority = idem_row_int32(jobs->found, IDEM_JOBS_PRIORITY);
 
-	return idem_row_isnull(jobs, IDEM_JOBS_TOKEN) ? Min(priority, enqueue->priority) : priority;
+	return idem_row_isnull(jobs->found, IDEM_JOBS_TOKEN) ? Min(priority, enqueue->priority) : priority;
 }
 
 /* J1, J4: what becomes of a duplicate that the waiting job found absorbs */
@@ -316,9 +316,9 @@ choose_outcome(IdemTable *jobs, const IdemEnqueue *enqueue)
 static TimestampTz
 choose_run_at(IdemTable *jobs, const IdemEnqueue *enqueue, IdemOutcome outcome)
 {
-	TimestampTz run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
+	TimestampTz run_at = idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT);
 	TimestampTz latest =
-		idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT) + enqueue->queue.debounce_max;
+		idem_row_timestamp(jobs->found, IDEM_JOBS_ENQUEUED_AT) + enqueue->queue.debounce_max;
 
 	if (outcome == IDEM_OUTCOME_POSTPONED)
 		return Max(run_at, Min(enqueue->run_at, latest));
@@ -326,7 +326,7 @@ choose_run_at(IdemTable *jobs, const IdemEnqueue *enqueue, IdemOutcome outcome)
 	 * An earlier time counts unless a worker has fetched the job.  Moving a job that is already
 	 * due would write a row for nothing.
 	 */
-	if (!idem_row_isnull(jobs, IDEM_JOBS_TOKEN) || run_at <= enqueue->now)
+	if (!idem_row_isnull(jobs->found, IDEM_JOBS_TOKEN) || run_at <= enqueue->now)
 		return run_at;
 	return Min(run_at, enqueue->run_at);
 }
@@ -339,7 +339,7 @@ static bool
 change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
 			   IdemOutcome *outcome)
 {
-	TimestampTz run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
+	TimestampTz run_at = idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT);
 	TimestampTz new_run_at;
 	int priority = choose_priority(jobs, enqueue);
 	bool new_payload;
@@ -349,7 +349,7 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 	new_payload = *outcome != IDEM_OUTCOME_ABSORBED;
 	new_run_at = choose_run_at(jobs, enqueue, *outcome);
 	if (!new_payload && new_run_at == run_at &&
-		priority == idem_row_int32(jobs, IDEM_JOBS_PRIORITY))
+		priority == idem_row_int32(jobs->found, IDEM_JOBS_PRIORITY))
 		return false;
 
 	slot = idem_write_copy_row(jobs);

@@ -166,7 +166,7 @@ is_unblocked(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
 static bool
 is_free(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
 {
-	if (idem_row_isnull(fetch->jobs, IDEM_JOBS_AFTER_JOB) || is_unblocked(fetch, outcome, skip))
+	if (idem_row_isnull(fetch->jobs->found, IDEM_JOBS_AFTER_JOB) || is_unblocked(fetch, outcome, skip))
 		return true;
 	if (fetch->look != NULL)
 		fetch->look->blocked = true;
@@ -185,16 +185,16 @@ is_due(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
 	IdemTable *jobs = fetch->jobs;
 
 	*outcome = OUTCOME_HELD;
-	if (unlikely(!idem_shard_has_job(fetch->shard, idem_row_int64(jobs, IDEM_JOBS_JOB_ID))))
+	if (unlikely(!idem_shard_has_job(fetch->shard, idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID))))
 		return false;
 	if (TransactionIdIsValid(fetch->dirty.xmin) || TransactionIdIsValid(fetch->dirty.xmax))
 		return false;
-	if (idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT) > fetch->now)
+	if (idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT) > fetch->now)
 		return false;
-	skip->is_mine = idem_row_is_mine(jobs);
+	skip->is_mine = idem_row_is_mine(jobs->found);
 	if (idem_jobrow_is_leased(jobs))
 	{
-		TimestampTz lease_until = idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
+		TimestampTz lease_until = idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL);
 
 		if (!skip->is_mine && lease_until <= fetch->now)
 			return true;
@@ -218,7 +218,7 @@ update_job(Fetch *fetch, IdemFetched *job)
 
 	if (idem_jobrow_is_leased(jobs))
 		idem_row_set(slot, IDEM_JOBS_ERRORS,
-					 JsonbPGetDatum(idem_errors_add(idem_row_jsonb(jobs, IDEM_JOBS_ERRORS),
+					 JsonbPGetDatum(idem_errors_add(idem_row_jsonb(jobs->found, IDEM_JOBS_ERRORS),
 													job->attempt - 1,
 													cstring_to_text("The worker has not said how this attempt ended."))));
 	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(job->attempt));
@@ -270,18 +270,18 @@ take_job(Fetch *fetch, IdemFetched *job)
 	if (end_if_spent(fetch))
 		return false;
 	advance_clock(fetch);
-	job->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) + 1;
-	job->job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
-	job->token = idem_clock_next_token(idem_row_int64(jobs, IDEM_JOBS_TOKEN), fetch->now);
+	job->attempt = idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT) + 1;
+	job->job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID);
+	job->token = idem_clock_next_token(idem_row_int64(jobs->found, IDEM_JOBS_TOKEN), fetch->now);
 	job->max_attempts = idem_jobrow_max_attempts(jobs, &fetch->args->queue);
 	job->queue = fetch->args->queue.name;
-	job->payload = idem_row_jsonb(jobs, IDEM_JOBS_PAYLOAD);
-	job->key = idem_row_text(jobs, IDEM_JOBS_KEY);
-	job->enqueued_at = idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT);
+	job->payload = idem_row_jsonb(jobs->found, IDEM_JOBS_PAYLOAD);
+	job->key = idem_row_text(jobs->found, IDEM_JOBS_KEY);
+	job->enqueued_at = idem_row_timestamp(jobs->found, IDEM_JOBS_ENQUEUED_AT);
 	job->due_since = idem_jobrow_due_since(jobs);
-	job->progress = idem_row_jsonb(jobs, IDEM_JOBS_PROGRESS);
-	job->headers = idem_row_jsonb(jobs, IDEM_JOBS_HEADERS);
-	job->links = idem_row_jsonb(jobs, IDEM_JOBS_LINKS);
+	job->progress = idem_row_jsonb(jobs->found, IDEM_JOBS_PROGRESS);
+	job->headers = idem_row_jsonb(jobs->found, IDEM_JOBS_HEADERS);
+	job->links = idem_row_jsonb(jobs->found, IDEM_JOBS_LINKS);
 	update_job(fetch, job);
 	idem_touched_fetched(job->queue, fetch->args->lease, fetch->now + fetch->args->lease);
 	if (fetch->args->lease == 0)
@@ -300,7 +300,7 @@ may_take_job(Fetch *fetch)
 	if (idem_jobrow_is_leased(fetch->jobs) && idem_clock_steady() < pass_spent_until &&
 		idem_jobrow_has_no_attempts_left(fetch->jobs, &fetch->args->queue))
 		return false;
-	idem_row_lockers(fetch->jobs, &lockers);
+	idem_row_lockers(fetch->jobs->found, &lockers);
 	return !TransactionIdIsValid(lockers.shared) && !TransactionIdIsValid(lockers.exclusive);
 }
 

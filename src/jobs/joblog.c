@@ -109,7 +109,7 @@ make_room(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_
 		warn_replaced(table, job_id);
 	if (result != TM_WouldBlock)
 		return true;
-	*in_the_way = idem_row_locker(table);
+	*in_the_way = idem_row_locker(table->found);
 	/* it may have ended since */
 	return !TransactionIdIsValid(*in_the_way);
 }
@@ -134,33 +134,33 @@ insert_over(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *i
 static void
 fill_log(IdemTable *jobs, TupleTableSlot *slot, const char *state, TimestampTz now, int64 keep)
 {
-	idem_row_copy_column(jobs, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_LOG_JOB_ID);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_LOG_JOB_ID);
 	idem_row_set(slot, IDEM_JOB_LOG_ENDED_AT, TimestampTzGetDatum(now));
 	idem_row_set(slot, IDEM_JOB_LOG_EXPIRES_AT, TimestampTzGetDatum(now + keep));
-	idem_row_copy_column(jobs, IDEM_JOBS_ENQUEUED_AT, slot, IDEM_JOB_LOG_ENQUEUED_AT);
-	idem_row_copy_column(jobs, IDEM_JOBS_PRIORITY, slot, IDEM_JOB_LOG_PRIORITY);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_ENQUEUED_AT, slot, IDEM_JOB_LOG_ENQUEUED_AT);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_PRIORITY, slot, IDEM_JOB_LOG_PRIORITY);
 	idem_row_set(slot, IDEM_JOB_LOG_ATTEMPT,
-				 Int32GetDatum(idem_row_int32(jobs, IDEM_JOBS_ATTEMPT)));
-	idem_row_copy_column(jobs, IDEM_JOBS_MAX_ATTEMPTS, slot, IDEM_JOB_LOG_MAX_ATTEMPTS);
-	idem_row_copy_column(jobs, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_LOG_KEY_UNTIL);
+				 Int32GetDatum(idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT)));
+	idem_row_copy_column(jobs->found, IDEM_JOBS_MAX_ATTEMPTS, slot, IDEM_JOB_LOG_MAX_ATTEMPTS);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_LOG_KEY_UNTIL);
 	if (idem_jobrow_is_leased(jobs))
 		idem_row_set(slot, IDEM_JOB_LOG_STARTED_AT,
 					 TimestampTzGetDatum(idem_jobrow_started_at(jobs)));
 	if (idem_jobrow_holds_key(jobs))
 		idem_row_set(slot, IDEM_JOB_LOG_TOOK_KEY, BoolGetDatum(true));
-	if (!idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH))
+	if (!idem_row_isnull(jobs->found, IDEM_JOBS_KEY_HASH))
 		idem_row_set(slot, IDEM_JOB_LOG_KEY_HASH, Int64GetDatum(idem_jobrow_key_hash(jobs)));
 	if (strcmp(state, "done") != 0)
 		idem_row_set(slot, IDEM_JOB_LOG_RETRYABLE, BoolGetDatum(true));
 	idem_row_set(slot, IDEM_JOB_LOG_STATE, CStringGetTextDatum(state));
-	idem_row_copy_column(jobs, IDEM_JOBS_QUEUE, slot, IDEM_JOB_LOG_QUEUE);
-	idem_row_copy_column(jobs, IDEM_JOBS_KEY, slot, IDEM_JOB_LOG_KEY);
-	idem_row_copy_column(jobs, IDEM_JOBS_WORKER, slot, IDEM_JOB_LOG_WORKER);
-	idem_row_copy_column(jobs, IDEM_JOBS_PAYLOAD, slot, IDEM_JOB_LOG_PAYLOAD);
-	idem_row_copy_column(jobs, IDEM_JOBS_HEADERS, slot, IDEM_JOB_LOG_HEADERS);
-	idem_row_copy_column(jobs, IDEM_JOBS_LINKS, slot, IDEM_JOB_LOG_LINKS);
-	idem_row_copy_column(jobs, IDEM_JOBS_ERRORS, slot, IDEM_JOB_LOG_ERRORS);
-	idem_row_copy_column(jobs, IDEM_JOBS_PROGRESS, slot, IDEM_JOB_LOG_PROGRESS);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_QUEUE, slot, IDEM_JOB_LOG_QUEUE);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_KEY, slot, IDEM_JOB_LOG_KEY);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_WORKER, slot, IDEM_JOB_LOG_WORKER);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_PAYLOAD, slot, IDEM_JOB_LOG_PAYLOAD);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_HEADERS, slot, IDEM_JOB_LOG_HEADERS);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_LINKS, slot, IDEM_JOB_LOG_LINKS);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_ERRORS, slot, IDEM_JOB_LOG_ERRORS);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_PROGRESS, slot, IDEM_JOB_LOG_PROGRESS);
 }
 
 /*
@@ -174,7 +174,7 @@ bool
 idem_joblog_write(IdemTable *jobs, const char *state, TimestampTz now, int64 keep, Jsonb *result,
 				  Jsonb *errors, TransactionId *in_the_way)
 {
-	int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
+	int64 job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID);
 	IdemTable log;
 	IdemLookup lookup;
 	TupleTableSlot *slot;
@@ -216,31 +216,31 @@ idem_joblog_move(IdemTable *jobs, const IdemQueue *queue, const char *state, Jso
 static bool
 has_job_id(IdemTable *keys, IdemLookup *lookup)
 {
-	return idem_row_int64(keys, IDEM_JOB_KEYS_JOB_ID) == *(const int64 *) lookup->key;
+	return idem_row_int64(keys->found, IDEM_JOB_KEYS_JOB_ID) == *(const int64 *) lookup->key;
 }
 
 /* J5: keep the key of a job that is done, so that it absorbs duplicates until its ttl has passed */
 void
 idem_joblog_keep_key(IdemTable *jobs, TimestampTz now, Jsonb *result)
 {
-	int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
+	int64 job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID);
 	IdemTable keys;
 	IdemLookup lookup;
 	TupleTableSlot *slot;
 
-	if (idem_row_isnull(jobs, IDEM_JOBS_KEY_UNTIL) ||
-		idem_row_timestamp(jobs, IDEM_JOBS_KEY_UNTIL) <= now)
+	if (idem_row_isnull(jobs->found, IDEM_JOBS_KEY_UNTIL) ||
+		idem_row_timestamp(jobs->found, IDEM_JOBS_KEY_UNTIL) <= now)
 		return;
 	idem_jobtable_open_keys(&keys, RowExclusiveLock);
 	slot = idem_write_new_row(&keys);
-	idem_row_copy_column(jobs, IDEM_JOBS_KEY_HASH, slot, IDEM_JOB_KEYS_KEY_HASH);
-	idem_row_copy_column(jobs, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_KEYS_EXPIRES_AT);
-	idem_row_copy_column(jobs, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_KEYS_JOB_ID);
-	idem_row_copy_column(jobs, IDEM_JOBS_QUEUE, slot, IDEM_JOB_KEYS_QUEUE);
-	idem_row_copy_column(jobs, IDEM_JOBS_KEY, slot, IDEM_JOB_KEYS_KEY);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_KEY_HASH, slot, IDEM_JOB_KEYS_KEY_HASH);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_KEYS_EXPIRES_AT);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_KEYS_JOB_ID);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_QUEUE, slot, IDEM_JOB_KEYS_QUEUE);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_KEY, slot, IDEM_JOB_KEYS_KEY);
 	if (result != NULL)
 		idem_row_set(slot, IDEM_JOB_KEYS_RESULT, JsonbPGetDatum(result));
-	lookup = idem_jobtable_by_key(&keys, keys.pkey, idem_row_int64(jobs, IDEM_JOBS_KEY_HASH));
+	lookup = idem_jobtable_by_key(&keys, keys.pkey, idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH));
 	lookup.matches = has_job_id;
 	lookup.key = &job_id;
 	(void) insert_over(&keys, &lookup, job_id, NULL);

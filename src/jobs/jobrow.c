@@ -26,8 +26,8 @@ const char *const idem_jobrow_state_words[] = {
 static bool
 is_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key)
 {
-	return idem_row_varlena_equals(table, queue_attno + 1, key) &&
-		idem_row_varlena_equals(table, queue_attno, queue);
+	return idem_row_varlena_equals(table->found, queue_attno + 1, key) &&
+		idem_row_varlena_equals(table->found, queue_attno, queue);
 }
 
 /*
@@ -43,15 +43,15 @@ idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text 
 {
 	if (is_key(table, queue_attno, queue, key))
 		return true;
-	if (others == NULL || idem_row_isnull(table, queue_attno + 1))
+	if (others == NULL || idem_row_isnull(table->found, queue_attno + 1))
 		return false;
 	for (int i = 0; i < others->n; i++)
 	{
 		if (is_key(table, queue_attno, others->queues[i], others->keys[i]))
 			return false;
 	}
-	others->queues[others->n] = idem_row_text(table, queue_attno);
-	others->keys[others->n] = idem_row_text(table, queue_attno + 1);
+	others->queues[others->n] = idem_row_text(table->found, queue_attno);
+	others->keys[others->n] = idem_row_text(table->found, queue_attno + 1);
 	if (++others->n == IDEM_MAX_SAME_HASH)
 		ereport(ERROR,
 				errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
@@ -88,15 +88,15 @@ idem_jobrow_set_key(TupleTableSlot *slot, text *key, int64 key_hash, bool holds_
 bool
 idem_jobrow_holds_key(IdemTable *jobs)
 {
-	return !idem_row_isnull(jobs, IDEM_JOBS_KEY_HASH) &&
-		idem_row_isnull(jobs, IDEM_JOBS_IGNORES_KEY);
+	return !idem_row_isnull(jobs->found, IDEM_JOBS_KEY_HASH) &&
+		idem_row_isnull(jobs->found, IDEM_JOBS_IGNORES_KEY);
 }
 
 /* The hash of queue and key of the job found, whether it holds its key or not */
 int64
 idem_jobrow_key_hash(IdemTable *jobs)
 {
-	int64 key_hash = idem_row_int64(jobs, IDEM_JOBS_KEY_HASH);
+	int64 key_hash = idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH);
 
 	return idem_jobrow_holds_key(jobs) ? key_hash : idem_jobrow_ignored_hash(key_hash);
 }
@@ -108,7 +108,7 @@ idem_jobrow_key_hash(IdemTable *jobs)
 bool
 idem_jobrow_is_leased(IdemTable *jobs)
 {
-	return !idem_row_isnull(jobs, IDEM_JOBS_LEASE_UNTIL);
+	return !idem_row_isnull(jobs->found, IDEM_JOBS_LEASE_UNTIL);
 }
 
 /*
@@ -121,7 +121,7 @@ idem_jobrow_started_at(IdemTable *jobs)
 {
 	if (!idem_jobrow_is_leased(jobs))
 		return 0;
-	return idem_clock_token_time(idem_row_int64(jobs, IDEM_JOBS_TOKEN));
+	return idem_clock_token_time(idem_row_int64(jobs->found, IDEM_JOBS_TOKEN));
 }
 
 /*
@@ -132,33 +132,33 @@ TimestampTz
 idem_jobrow_due_since(IdemTable *jobs)
 {
 	if (idem_jobrow_is_leased(jobs))
-		return idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
-	return Max(idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT),
-			   idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT));
+		return idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL);
+	return Max(idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT),
+			   idem_row_timestamp(jobs->found, IDEM_JOBS_ENQUEUED_AT));
 }
 
 /* Length of the last lease or renewal of the job found; 0: it was fetched without a lease */
 int64
 idem_jobrow_lease(IdemTable *jobs)
 {
-	if (idem_row_isnull(jobs, IDEM_JOBS_LEASED_AT))
+	if (idem_row_isnull(jobs->found, IDEM_JOBS_LEASED_AT))
 		return 0;
-	return idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) -
-		idem_row_timestamp(jobs, IDEM_JOBS_LEASED_AT);
+	return idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL) -
+		idem_row_timestamp(jobs->found, IDEM_JOBS_LEASED_AT);
 }
 
 /* Has this transaction fetched the job found without a lease, and not leased it since? */
 bool
 idem_jobrow_was_fetched_here(IdemTable *jobs)
 {
-	return idem_row_is_mine(jobs) && idem_jobrow_is_leased(jobs) &&
-		idem_row_isnull(jobs, IDEM_JOBS_LEASED_AT);
+	return idem_row_is_mine(jobs->found) && idem_jobrow_is_leased(jobs) &&
+		idem_row_isnull(jobs->found, IDEM_JOBS_LEASED_AT);
 }
 
 int
 idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue)
 {
-	int max_attempts = idem_row_int32(jobs, IDEM_JOBS_MAX_ATTEMPTS);
+	int max_attempts = idem_row_int32(jobs->found, IDEM_JOBS_MAX_ATTEMPTS);
 
 	return max_attempts != 0 ? max_attempts : queue->max_attempts;
 }
@@ -167,7 +167,7 @@ idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue)
 bool
 idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue)
 {
-	return idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) >= idem_jobrow_max_attempts(jobs, queue);
+	return idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT) >= idem_jobrow_max_attempts(jobs, queue);
 }
 
 /* Is it a follow-up job, and does the snapshot show the job that it follows? (J4) */
@@ -179,9 +179,9 @@ waits_by_snapshot(IdemTable *jobs, Snapshot snapshot)
 	IndexScanDesc scan;
 	bool found;
 
-	if (idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB))
+	if (idem_row_isnull(jobs->found, IDEM_JOBS_AFTER_JOB))
 		return false;
-	lookup = idem_jobtable_by_id(jobs, idem_row_int64(jobs, IDEM_JOBS_AFTER_JOB));
+	lookup = idem_jobtable_by_id(jobs, idem_row_int64(jobs->found, IDEM_JOBS_AFTER_JOB));
 	slot = table_slot_create(jobs->heap, NULL);
 	scan = idem_probe_begin(jobs, &lookup, snapshot);
 	found = index_getnext_slot(scan, ForwardScanDirection, slot);
@@ -197,7 +197,7 @@ idem_jobrow_waits_for_other(IdemTable *jobs)
 	Snapshot snapshot;
 	bool waits;
 
-	if (idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB))
+	if (idem_row_isnull(jobs->found, IDEM_JOBS_AFTER_JOB))
 		return false;
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	waits = waits_by_snapshot(jobs, snapshot);
@@ -217,14 +217,14 @@ idem_jobrow_is_blocked(IdemTable *jobs)
 	IdemProbeResult probe;
 	bool is_settled;
 
-	if (idem_row_isnull(jobs, IDEM_JOBS_AFTER_JOB))
+	if (idem_row_isnull(jobs->found, IDEM_JOBS_AFTER_JOB))
 		return IDEM_BLOCKED_NOT;
-	lookup = idem_jobtable_by_id(jobs, idem_row_int64(jobs, IDEM_JOBS_AFTER_JOB));
+	lookup = idem_jobtable_by_id(jobs, idem_row_int64(jobs->found, IDEM_JOBS_AFTER_JOB));
 	/* the job found stays in its slot */
 	jobs->found = table_slot_create(jobs->heap, NULL);
 	idem_probe(jobs, &lookup, &probe);
 	is_settled = probe.found == IDEM_FOUND_ROW && !TransactionIdIsValid(probe.xwait) &&
-		!idem_row_is_mine(jobs);
+		!idem_row_is_mine(jobs->found);
 	ExecDropSingleTupleTableSlot(jobs->found);
 	jobs->found = found;
 	if (is_settled)
@@ -256,7 +256,7 @@ idem_jobrow_store(IdemTable *jobs)
 {
 	if (idem_jobrow_holds_key(jobs))
 	{
-		int64 key_hash = idem_row_int64(jobs, IDEM_JOBS_KEY_HASH);
+		int64 key_hash = idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH);
 
 		idem_write_update_locked(jobs, key_hash);
 		if (jobs->has_moved)
@@ -278,11 +278,11 @@ IdemJobState
 idem_jobrow_state(IdemTable *jobs, Snapshot snapshot, TimestampTz now)
 {
 	if (idem_jobrow_is_leased(jobs))
-		return idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) > now ? IDEM_JOB_RUNNING :
-																	   IDEM_JOB_EXPIRED;
+		return idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL) > now ? IDEM_JOB_RUNNING :
+																			  IDEM_JOB_EXPIRED;
 	if (waits_by_snapshot(jobs, snapshot))
 		return IDEM_JOB_BLOCKED;
-	return idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT) > now ? IDEM_JOB_SCHEDULED : IDEM_JOB_WAITING;
+	return idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT) > now ? IDEM_JOB_SCHEDULED : IDEM_JOB_WAITING;
 }
 
 /* Name of the state, by the snapshot of the statement */

@@ -70,25 +70,25 @@ bool
 idem_jobstore_insert_again(IdemTable *jobs, IdemTable *log)
 {
 	TimestampTz now = idem_clock_now();
-	bool takes_key = idem_row_bool(log, IDEM_JOB_LOG_TOOK_KEY);
-	text *queue = idem_row_text(log, IDEM_JOB_LOG_QUEUE);
-	text *key = idem_row_text(log, IDEM_JOB_LOG_KEY);
+	bool takes_key = idem_row_bool(log->found, IDEM_JOB_LOG_TOOK_KEY);
+	text *queue = idem_row_text(log->found, IDEM_JOB_LOG_QUEUE);
+	text *key = idem_row_text(log->found, IDEM_JOB_LOG_KEY);
 	int64 key_hash = key != NULL ? idem_hash_name(queue, key) : 0;
 	TupleTableSlot *slot = idem_write_new_row(jobs);
 	bool inserted;
 
-	idem_row_copy_column(log, IDEM_JOB_LOG_JOB_ID, slot, IDEM_JOBS_JOB_ID);
+	idem_row_copy_column(log->found, IDEM_JOB_LOG_JOB_ID, slot, IDEM_JOBS_JOB_ID);
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(now));
-	idem_row_copy_column(log, IDEM_JOB_LOG_ENQUEUED_AT, slot, IDEM_JOBS_ENQUEUED_AT);
-	idem_row_copy_column(log, IDEM_JOB_LOG_PRIORITY, slot, IDEM_JOBS_PRIORITY);
-	idem_row_copy_column(log, IDEM_JOB_LOG_QUEUE, slot, IDEM_JOBS_QUEUE);
-	idem_row_copy_column(log, IDEM_JOB_LOG_PAYLOAD, slot, IDEM_JOBS_PAYLOAD);
-	idem_row_copy_column(log, IDEM_JOB_LOG_MAX_ATTEMPTS, slot, IDEM_JOBS_MAX_ATTEMPTS);
-	idem_row_copy_column(log, IDEM_JOB_LOG_KEY_UNTIL, slot, IDEM_JOBS_KEY_UNTIL);
-	idem_row_copy_column(log, IDEM_JOB_LOG_HEADERS, slot, IDEM_JOBS_HEADERS);
-	idem_row_copy_column(log, IDEM_JOB_LOG_LINKS, slot, IDEM_JOBS_LINKS);
-	idem_row_copy_column(log, IDEM_JOB_LOG_ERRORS, slot, IDEM_JOBS_ERRORS);
-	idem_row_copy_column(log, IDEM_JOB_LOG_PROGRESS, slot, IDEM_JOBS_PROGRESS);
+	idem_row_copy_column(log->found, IDEM_JOB_LOG_ENQUEUED_AT, slot, IDEM_JOBS_ENQUEUED_AT);
+	idem_row_copy_column(log->found, IDEM_JOB_LOG_PRIORITY, slot, IDEM_JOBS_PRIORITY);
+	idem_row_copy_column(log->found, IDEM_JOB_LOG_QUEUE, slot, IDEM_JOBS_QUEUE);
+	idem_row_copy_column(log->found, IDEM_JOB_LOG_PAYLOAD, slot, IDEM_JOBS_PAYLOAD);
+	idem_row_copy_column(log->found, IDEM_JOB_LOG_MAX_ATTEMPTS, slot, IDEM_JOBS_MAX_ATTEMPTS);
+	idem_row_copy_column(log->found, IDEM_JOB_LOG_KEY_UNTIL, slot, IDEM_JOBS_KEY_UNTIL);
+	idem_row_copy_column(log->found, IDEM_JOB_LOG_HEADERS, slot, IDEM_JOBS_HEADERS);
+	idem_row_copy_column(log->found, IDEM_JOB_LOG_LINKS, slot, IDEM_JOBS_LINKS);
+	idem_row_copy_column(log->found, IDEM_JOB_LOG_ERRORS, slot, IDEM_JOBS_ERRORS);
+	idem_row_copy_column(log->found, IDEM_JOB_LOG_PROGRESS, slot, IDEM_JOBS_PROGRESS);
 	/* so that no earlier token matches (J11) */
 	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(idem_clock_next_token(0, now)));
 	if (key != NULL)
@@ -132,7 +132,7 @@ idem_jobstore_retry(IdemTable *jobs, int64 job_id)
 		if (found)
 		{
 			idem_queuestore_use_of_row(&log, IDEM_JOB_LOG_QUEUE, &queue);
-			found = idem_row_bool(&log, IDEM_JOB_LOG_RETRYABLE);
+			found = idem_row_bool(log.found, IDEM_JOB_LOG_RETRYABLE);
 		}
 		removed = found && idem_write_delete(&log, true) == TM_Ok;
 	} while (found && !removed);
@@ -171,49 +171,49 @@ static void
 read_job(IdemTable *jobs, const IdemQueue *queue, IdemJobInfo *info)
 {
 	memset(info, 0, sizeof(*info));
-	info->job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
+	info->job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID);
 	info->queue = queue->name;
 	info->state = idem_jobrow_state_name(jobs);
-	info->key = idem_row_text(jobs, IDEM_JOBS_KEY);
-	info->payload = idem_row_jsonb(jobs, IDEM_JOBS_PAYLOAD);
-	info->priority = idem_row_int32(jobs, IDEM_JOBS_PRIORITY);
-	info->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT);
+	info->key = idem_row_text(jobs->found, IDEM_JOBS_KEY);
+	info->payload = idem_row_jsonb(jobs->found, IDEM_JOBS_PAYLOAD);
+	info->priority = idem_row_int32(jobs->found, IDEM_JOBS_PRIORITY);
+	info->attempt = idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT);
 	info->max_attempts = idem_jobrow_max_attempts(jobs, queue);
-	info->worker = idem_row_text(jobs, IDEM_JOBS_WORKER);
-	info->errors = idem_row_jsonb(jobs, IDEM_JOBS_ERRORS);
-	info->headers = idem_row_jsonb(jobs, IDEM_JOBS_HEADERS);
-	info->links = idem_row_jsonb(jobs, IDEM_JOBS_LINKS);
-	info->progress = idem_row_jsonb(jobs, IDEM_JOBS_PROGRESS);
-	info->enqueued_at = idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT);
-	info->run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
+	info->worker = idem_row_text(jobs->found, IDEM_JOBS_WORKER);
+	info->errors = idem_row_jsonb(jobs->found, IDEM_JOBS_ERRORS);
+	info->headers = idem_row_jsonb(jobs->found, IDEM_JOBS_HEADERS);
+	info->links = idem_row_jsonb(jobs->found, IDEM_JOBS_LINKS);
+	info->progress = idem_row_jsonb(jobs->found, IDEM_JOBS_PROGRESS);
+	info->enqueued_at = idem_row_timestamp(jobs->found, IDEM_JOBS_ENQUEUED_AT);
+	info->run_at = idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT);
 	info->started_at = idem_jobrow_started_at(jobs);
-	info->lease_until = idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
+	info->lease_until = idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL);
 }
 
 /* Read the row found in the history; queue: the settings of its queue */
 void
 idem_jobstore_read_log(IdemTable *log, const IdemQueue *queue, IdemJobInfo *info)
 {
-	int max_attempts = idem_row_int32(log, IDEM_JOB_LOG_MAX_ATTEMPTS);
+	int max_attempts = idem_row_int32(log->found, IDEM_JOB_LOG_MAX_ATTEMPTS);
 
 	memset(info, 0, sizeof(*info));
-	info->job_id = idem_row_int64(log, IDEM_JOB_LOG_JOB_ID);
+	info->job_id = idem_row_int64(log->found, IDEM_JOB_LOG_JOB_ID);
 	info->queue = queue->name;
-	info->state = text_to_cstring(idem_row_text(log, IDEM_JOB_LOG_STATE));
-	info->key = idem_row_text(log, IDEM_JOB_LOG_KEY);
-	info->payload = idem_row_jsonb(log, IDEM_JOB_LOG_PAYLOAD);
-	info->result = idem_row_jsonb(log, IDEM_JOB_LOG_RESULT);
-	info->priority = idem_row_int32(log, IDEM_JOB_LOG_PRIORITY);
-	info->attempt = idem_row_int32(log, IDEM_JOB_LOG_ATTEMPT);
+	info->state = text_to_cstring(idem_row_text(log->found, IDEM_JOB_LOG_STATE));
+	info->key = idem_row_text(log->found, IDEM_JOB_LOG_KEY);
+	info->payload = idem_row_jsonb(log->found, IDEM_JOB_LOG_PAYLOAD);
+	info->result = idem_row_jsonb(log->found, IDEM_JOB_LOG_RESULT);
+	info->priority = idem_row_int32(log->found, IDEM_JOB_LOG_PRIORITY);
+	info->attempt = idem_row_int32(log->found, IDEM_JOB_LOG_ATTEMPT);
 	info->max_attempts = max_attempts != 0 ? max_attempts : queue->max_attempts;
-	info->worker = idem_row_text(log, IDEM_JOB_LOG_WORKER);
-	info->errors = idem_row_jsonb(log, IDEM_JOB_LOG_ERRORS);
-	info->headers = idem_row_jsonb(log, IDEM_JOB_LOG_HEADERS);
-	info->links = idem_row_jsonb(log, IDEM_JOB_LOG_LINKS);
-	info->progress = idem_row_jsonb(log, IDEM_JOB_LOG_PROGRESS);
-	info->started_at = idem_row_timestamp(log, IDEM_JOB_LOG_STARTED_AT);
-	info->enqueued_at = idem_row_timestamp(log, IDEM_JOB_LOG_ENQUEUED_AT);
-	info->ended_at = idem_row_timestamp(log, IDEM_JOB_LOG_ENDED_AT);
+	info->worker = idem_row_text(log->found, IDEM_JOB_LOG_WORKER);
+	info->errors = idem_row_jsonb(log->found, IDEM_JOB_LOG_ERRORS);
+	info->headers = idem_row_jsonb(log->found, IDEM_JOB_LOG_HEADERS);
+	info->links = idem_row_jsonb(log->found, IDEM_JOB_LOG_LINKS);
+	info->progress = idem_row_jsonb(log->found, IDEM_JOB_LOG_PROGRESS);
+	info->started_at = idem_row_timestamp(log->found, IDEM_JOB_LOG_STARTED_AT);
+	info->enqueued_at = idem_row_timestamp(log->found, IDEM_JOB_LOG_ENQUEUED_AT);
+	info->ended_at = idem_row_timestamp(log->found, IDEM_JOB_LOG_ENDED_AT);
 }
 
 /* Read a job, live or in the history; false if there is none */

@@ -107,9 +107,9 @@ counts_for_enqueue(IdemTable *jobs, const IdemKeyedEnqueue *keyed, bool waits)
 		return false;
 	if (enqueue->policy.dedup != IDEM_DEDUP_UNTIL_EXPIRED)
 		return true;
-	if (idem_row_isnull(jobs, IDEM_JOBS_KEY_UNTIL))
+	if (idem_row_isnull(jobs->found, IDEM_JOBS_KEY_UNTIL))
 		return waits;
-	return idem_row_timestamp(jobs, IDEM_JOBS_KEY_UNTIL) > enqueue->now;
+	return idem_row_timestamp(jobs->found, IDEM_JOBS_KEY_UNTIL) > enqueue->now;
 }
 
 /* Has the lease of the job found expired, by the clock of the enqueue? */
@@ -117,7 +117,7 @@ static bool
 lease_has_expired(IdemTable *jobs, const IdemKeyedEnqueue *keyed)
 {
 	return idem_jobrow_is_leased(jobs) &&
-		idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) <= keyed->enqueue->now;
+		idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL) <= keyed->enqueue->now;
 }
 
 /*
@@ -128,7 +128,7 @@ static bool
 is_spent(IdemTable *jobs, const IdemKeyedEnqueue *keyed)
 {
 	return keyed->enqueue->policy.dedup != IDEM_DEDUP_UNTIL_EXECUTING &&
-		lease_has_expired(jobs, keyed) && !idem_row_is_mine(jobs) &&
+		lease_has_expired(jobs, keyed) && !idem_row_is_mine(jobs->found) &&
 		idem_jobrow_has_no_attempts_left(jobs, &keyed->enqueue->queue);
 }
 
@@ -141,8 +141,8 @@ note_lockers(IdemTable *jobs, KeyJob *job)
 {
 	IdemLockers lockers;
 
-	idem_row_lockers(jobs, &lockers);
-	job->is_mine = lockers.mine || idem_row_is_mine(jobs);
+	idem_row_lockers(jobs->found, &lockers);
+	job->is_mine = lockers.mine || idem_row_is_mine(jobs->found);
 	job->is_held_back = TransactionIdIsValid(lockers.shared);
 }
 
@@ -160,11 +160,11 @@ note_job(KeyJobs *list, IdemTable *jobs, Kind kind, TransactionId changed_by,
 	job = &list->jobs[list->n++];
 	memset(job, 0, sizeof(*job));
 	job->kind = kind;
-	job->job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
-	job->after_job = idem_row_int64(jobs, IDEM_JOBS_AFTER_JOB);
+	job->job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID);
+	job->after_job = idem_row_int64(jobs->found, IDEM_JOBS_AFTER_JOB);
 	job->tid = jobs->found->tts_tid;
-	job->run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
-	job->due_since = Max(job->run_at, idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT));
+	job->run_at = idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT);
+	job->due_since = Max(job->run_at, idem_row_timestamp(jobs->found, IDEM_JOBS_ENQUEUED_AT));
 	job->changed_by = changed_by;
 	if (kind == KIND_WAITING)
 		note_lockers(jobs, job);
@@ -184,13 +184,13 @@ note_committed(KeyJobs *list, IdemTable *jobs, TransactionId xmax, const IdemKey
 	 * Check t_ctid before the proc array: after xmax has ended, another transaction may
 	 * merely lock the row.
 	 */
-	bool removed = TransactionIdIsValid(xmax) && idem_row_is_last_version(jobs) &&
+	bool removed = TransactionIdIsValid(xmax) && idem_row_is_last_version(jobs->found) &&
 		TransactionIdIsInProgress(xmax);
 
 	if (is_spent(jobs, keyed))
 		note_job(list, jobs, KIND_SPENT, xmax, keyed);
 	else if (leased || removed ||
-			 has_id(&keyed->unlockable, idem_row_int64(jobs, IDEM_JOBS_JOB_ID)))
+			 has_id(&keyed->unlockable, idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID)))
 	{
 		/* with a live lease the job counts as running until it is gone: do not wait */
 		if (!removed || (leased && !lease_has_expired(jobs, keyed)))
@@ -221,7 +221,7 @@ list_jobs(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, KeyJobs *lis
 	idem_keywalk_begin(&walk, jobs, index, keyed, &dirty);
 	while (idem_keywalk_next(&walk))
 	{
-		int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
+		int64 job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID);
 
 		CHECK_FOR_INTERRUPTS();
 		/* a job that an open transaction has updated has two versions: expect both */
@@ -231,7 +231,7 @@ list_jobs(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, KeyJobs *lis
 				idem_keyscan_add_id(&seen, job_id);
 			note_committed(list, jobs, dirty.xmax, keyed);
 		}
-		else if (!idem_row_is_later_version(jobs))
+		else if (!idem_row_is_later_version(jobs->found))
 		{
 			idem_keyscan_add_id(&seen, job_id);
 			note_job(list, jobs, KIND_OPEN, dirty.xmin, keyed);

@@ -53,13 +53,13 @@ write_link(IdemTable *jobs, const NotedLink *link)
 	if (probe.found != IDEM_FOUND_ROW || TransactionIdIsValid(probe.xwait) ||
 		idem_jobrow_is_leased(jobs))
 		return;
-	links = idem_headers_add_link(idem_row_jsonb(jobs, IDEM_JOBS_LINKS),
-								  idem_row_jsonb(jobs, IDEM_JOBS_HEADERS), link->trace);
+	links = idem_headers_add_link(idem_row_jsonb(jobs->found, IDEM_JOBS_LINKS),
+								  idem_row_jsonb(jobs->found, IDEM_JOBS_HEADERS), link->trace);
 	if (links == NULL)
 		return;
 	/* idem_jobrow_store() takes it once more, and then it cannot have to wait */
 	holds_key = idem_jobrow_holds_key(jobs);
-	key_hash = idem_row_int64(jobs, IDEM_JOBS_KEY_HASH);
+	key_hash = idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH);
 	if (holds_key && !idem_table_try_lock_hash(jobs, key_hash))
 		return;
 	if (idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleNoKeyExclusive, LockWaitSkip) ==

@@ -40,7 +40,7 @@ is_state_wanted(Bulk *bulk)
 static TimestampTz
 choose_run_at(Bulk *bulk)
 {
-	TimestampTz run_at = idem_row_timestamp(bulk->jobs, IDEM_JOBS_RUN_AT);
+	TimestampTz run_at = idem_row_timestamp(bulk->jobs->found, IDEM_JOBS_RUN_AT);
 
 	if (!bulk->many->has_run_at || (run_at <= bulk->now && bulk->many->run_at <= bulk->now))
 		return run_at;
@@ -51,7 +51,7 @@ static int
 choose_priority(Bulk *bulk)
 {
 	return bulk->many->has_priority ? bulk->many->priority :
-									  idem_row_int32(bulk->jobs, IDEM_JOBS_PRIORITY);
+									  idem_row_int32(bulk->jobs->found, IDEM_JOBS_PRIORITY);
 }
 
 /* Is the job found one that the call changes?  token: of the worker's form, else 0 */
@@ -63,11 +63,11 @@ is_wanted(Bulk *bulk, int64 token)
 
 	if (many->tokens != NULL && idem_workstore_judge(jobs, true, token) != IDEM_HOLD_OK)
 		return false;
-	if (many->worker != NULL && !idem_row_varlena_equals(jobs, IDEM_JOBS_WORKER, many->worker))
+	if (many->worker != NULL && !idem_row_varlena_equals(jobs->found, IDEM_JOBS_WORKER, many->worker))
 		return false;
 	if (many->kind == IDEM_MANY_RESCHEDULE &&
-		choose_run_at(bulk) == idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT) &&
-		choose_priority(bulk) == idem_row_int32(jobs, IDEM_JOBS_PRIORITY))
+		choose_run_at(bulk) == idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT) &&
+		choose_priority(bulk) == idem_row_int32(jobs->found, IDEM_JOBS_PRIORITY))
 		return false;
 	return is_state_wanted(bulk);
 }
@@ -99,10 +99,10 @@ reschedule_found(Bulk *bulk)
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(choose_run_at(bulk)));
 	idem_row_set(slot, IDEM_JOBS_PRIORITY, Int32GetDatum(choose_priority(bulk)));
 	/* tells idem_why that this came after the last attempt; no worker has a token of the job */
-	if (!idem_row_isnull(bulk->jobs, IDEM_JOBS_TOKEN))
+	if (!idem_row_isnull(bulk->jobs->found, IDEM_JOBS_TOKEN))
 		idem_row_set(slot, IDEM_JOBS_TOKEN,
 					 Int64GetDatum(idem_clock_next_token(
-						 idem_row_int64(bulk->jobs, IDEM_JOBS_TOKEN), idem_clock_now())));
+						 idem_row_int64(bulk->jobs->found, IDEM_JOBS_TOKEN), idem_clock_now())));
 	idem_jobrow_store(bulk->jobs);
 	idem_change_note_job(bulk->jobs);
 	idem_counters_add_queue(bulk->queue.name, IDEM_QUEUE_COUNTER_RESCHEDULED);
@@ -225,7 +225,7 @@ change_by_queue(Bulk *bulk, MemoryContext job_context)
 					1);
 	while (bulk->nchanged < bulk->many->max_jobs && idem_leaf_next_row(&walk))
 	{
-		int64 job_id = idem_row_int64(jobs, IDEM_JOBS_JOB_ID);
+		int64 job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID);
 		MemoryContext oldcontext;
 
 		CHECK_FOR_INTERRUPTS();

@@ -84,7 +84,7 @@ find_queue(IdemTable *table, text *name)
 static void
 get_span(IdemTable *table, AttrNumber attno, int64 *value)
 {
-	NullableDatum column = idem_row_datum(table, attno);
+	NullableDatum column = idem_row_datum(table->found, attno);
 
 	if (!column.isnull)
 		*value = idem_value_span(column.value, "interval", IDEM_SPAN_NOT_NEGATIVE);
@@ -93,7 +93,7 @@ get_span(IdemTable *table, AttrNumber attno, int64 *value)
 static int
 get_word(IdemTable *table, AttrNumber attno, const char *name, const char *const *words)
 {
-	text *word = idem_row_text(table, attno);
+	text *word = idem_row_text(table->found, attno);
 
 	return word == NULL ? 0 : idem_queuestore_word(word, name, words);
 }
@@ -101,19 +101,19 @@ get_word(IdemTable *table, AttrNumber attno, const char *name, const char *const
 static void
 read_settings(IdemTable *table, IdemQueue *queue)
 {
-	queue->owner = idem_row_oid(table, IDEM_QUEUES_OWNER);
-	queue->paused = !idem_row_isnull(table, IDEM_QUEUES_PAUSED_AT);
+	queue->owner = idem_row_oid(table->found, IDEM_QUEUES_OWNER);
+	queue->paused = !idem_row_isnull(table->found, IDEM_QUEUES_PAUSED_AT);
 	queue->policy.dedup = get_word(table, IDEM_QUEUES_DEDUP, "dedup", idem_dedup_words);
 	queue->policy.on_duplicate =
 		get_word(table, IDEM_QUEUES_ON_DUPLICATE, "on_duplicate", idem_on_duplicate_words);
 	queue->policy.rerun =
 		get_word(table, IDEM_QUEUES_IF_RUNNING, "if_running", idem_if_running_words) != 0;
 	get_span(table, IDEM_QUEUES_KEY_TTL, &queue->policy.key_ttl);
-	queue->policy.include_scheduled = idem_row_bool(table, IDEM_QUEUES_INCLUDE_SCHEDULED);
+	queue->policy.include_scheduled = idem_row_bool(table->found, IDEM_QUEUES_INCLUDE_SCHEDULED);
 	get_span(table, IDEM_QUEUES_DEBOUNCE_MAX, &queue->debounce_max);
 	get_span(table, IDEM_QUEUES_LEASE, &queue->lease);
-	if (!idem_row_isnull(table, IDEM_QUEUES_MAX_ATTEMPTS))
-		queue->max_attempts = idem_row_int32(table, IDEM_QUEUES_MAX_ATTEMPTS);
+	if (!idem_row_isnull(table->found, IDEM_QUEUES_MAX_ATTEMPTS))
+		queue->max_attempts = idem_row_int32(table->found, IDEM_QUEUES_MAX_ATTEMPTS);
 	get_span(table, IDEM_QUEUES_BACKOFF, &queue->backoff);
 	get_span(table, IDEM_QUEUES_BACKOFF_MAX, &queue->backoff_max);
 	get_span(table, IDEM_QUEUES_KEEP, &queue->keep);
@@ -218,10 +218,10 @@ idem_queuestore_use_of_row(IdemTable *table, AttrNumber attno, IdemQueue *queue)
 {
 	MemoryContext oldcontext;
 
-	if (queue->name != NULL && idem_row_varlena_equals(table, attno, queue->name))
+	if (queue->name != NULL && idem_row_varlena_equals(table->found, attno, queue->name))
 		return;
 	oldcontext = MemoryContextSwitchTo(table->context);
-	idem_queuestore_get(idem_row_text(table, attno), queue);
+	idem_queuestore_get(idem_row_text(table->found, attno), queue);
 	/* a caller that guesses the number of a job does not learn the name of its queue */
 	require_owner(queue->owner, NULL);
 	MemoryContextSwitchTo(oldcontext);
@@ -270,7 +270,7 @@ bool
 idem_queuestore_set(IdemTable *queues, text *name, const NullableDatum *columns)
 {
 	bool exists = find_queue(queues, name);
-	Oid owner = exists ? idem_row_oid(queues, IDEM_QUEUES_OWNER) : InvalidOid;
+	Oid owner = exists ? idem_row_oid(queues->found, IDEM_QUEUES_OWNER) : InvalidOid;
 	TupleTableSlot *slot = begin_change(queues, name, exists);
 	Oid new_owner = columns[IDEM_QUEUES_OWNER].isnull ?
 		owner :
@@ -349,7 +349,7 @@ has_history(text *queue)
 	while (!found && index_getnext_slot(scan, ForwardScanDirection, log.found))
 	{
 		CHECK_FOR_INTERRUPTS();
-		found = idem_row_varlena_equals(&log, IDEM_JOB_LOG_QUEUE, queue);
+		found = idem_row_varlena_equals(log.found, IDEM_JOB_LOG_QUEUE, queue);
 	}
 	index_endscan(scan);
 	idem_table_close(&log);
@@ -372,7 +372,7 @@ idem_queuestore_drop(IdemTable *queues, text *name)
 				errmsg("queue has jobs"),
 				errdetail("Its jobs, also those of open transactions, would fall back to the defaults."),
 				errhint("Let the jobs end or cancel them, or change the settings with idem_queue_set()."));
-	if (exists && !idem_row_isnull(queues, IDEM_QUEUES_OWNER))
+	if (exists && !idem_row_isnull(queues->found, IDEM_QUEUES_OWNER))
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_IN_USE),
 				errmsg("queue belongs to a role"),
@@ -392,7 +392,7 @@ bool
 idem_queuestore_pause(IdemTable *queues, text *name, bool pause)
 {
 	bool exists = find_queue(queues, name);
-	bool paused = exists && !idem_row_isnull(queues, IDEM_QUEUES_PAUSED_AT);
+	bool paused = exists && !idem_row_isnull(queues->found, IDEM_QUEUES_PAUSED_AT);
 
 	if (pause && !exists && !has_jobs(name) && !has_history(name))
 		ereport(NOTICE,
@@ -424,7 +424,7 @@ idem_queuestore_paused_at(text *name)
 
 	idem_table_open(&table, &idem_queuestore_def, AccessShareLock);
 	if (find_queue(&table, name))
-		paused_at = idem_row_timestamp(&table, IDEM_QUEUES_PAUSED_AT);
+		paused_at = idem_row_timestamp(table.found, IDEM_QUEUES_PAUSED_AT);
 	idem_table_close(&table);
 	return paused_at;
 }

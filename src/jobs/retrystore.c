@@ -40,7 +40,7 @@ try_found(Bulk *bulk)
 		return result == TM_WouldBlock;
 	if (!idem_jobstore_insert_again(bulk->jobs, log))
 	{
-		idem_joblog_warn_in_use(idem_row_int64(log, IDEM_JOB_LOG_JOB_ID));
+		idem_joblog_warn_in_use(idem_row_int64(log->found, IDEM_JOB_LOG_JOB_ID));
 		return true;
 	}
 	if (idem_write_delete(log, true) != TM_Ok)
@@ -66,7 +66,7 @@ try_number(Bulk *bulk, int64 job_id)
 		if (found)
 		{
 			idem_queuestore_use_of_row(log, IDEM_JOB_LOG_QUEUE, &bulk->queue);
-			found = idem_row_bool(log, IDEM_JOB_LOG_RETRYABLE);
+			found = idem_row_bool(log->found, IDEM_JOB_LOG_RETRYABLE);
 		}
 	} while (found && !try_found(bulk));
 }
@@ -102,7 +102,7 @@ retry_by_state(Bulk *bulk, Snapshot snapshot, const char *state, MemoryContext j
 		MemoryContext oldcontext;
 
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_shard_has_job(shard, idem_row_int64(log, IDEM_JOB_LOG_JOB_ID)))
+		if (!idem_shard_has_job(shard, idem_row_int64(log->found, IDEM_JOB_LOG_JOB_ID)))
 			continue;
 		oldcontext = MemoryContextSwitchTo(job_context);
 		/* a row of the history never changes: if it has been removed, so be it */

@@ -20,13 +20,13 @@
 static int64
 get_token(IdemTable *jobs)
 {
-	return idem_row_isnull(jobs, IDEM_JOBS_TOKEN) ? 0 : idem_row_int64(jobs, IDEM_JOBS_TOKEN);
+	return idem_row_isnull(jobs->found, IDEM_JOBS_TOKEN) ? 0 : idem_row_int64(jobs->found, IDEM_JOBS_TOKEN);
 }
 
 static NullableDatum
 copy_column(IdemTable *jobs, AttrNumber attno)
 {
-	NullableDatum column = idem_row_datum(jobs, attno);
+	NullableDatum column = idem_row_datum(jobs->found, attno);
 
 	if (!column.isnull)
 		column.value = datumCopy(column.value, false, -1);
@@ -41,8 +41,8 @@ copy_version(IdemTable *jobs, TransactionId xid, IdemOpenJob *version)
 	version->token = get_token(jobs);
 	version->is_leased = idem_jobrow_is_leased(jobs);
 	/* only a job of the history begins with a token */
-	version->is_retried = version->token != 0 && !idem_row_is_later_version(jobs);
-	version->attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT);
+	version->is_retried = version->token != 0 && !idem_row_is_later_version(jobs->found);
+	version->attempt = idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT);
 	version->links = copy_column(jobs, IDEM_JOBS_LINKS);
 	version->payload = copy_column(jobs, IDEM_JOBS_PAYLOAD);
 }
@@ -76,7 +76,7 @@ find_replaced(IdemTable *jobs, IdemLookup *lookup)
 	do
 	{
 		found = idem_leaf_next_row(&walk);
-	} while (found && (idem_row_is_mine(jobs) || !idem_row_is_replaced_by_me(jobs)));
+	} while (found && (idem_row_is_mine(jobs->found) || !idem_row_is_replaced_by_me(jobs->found)));
 	idem_leaf_end(&walk);
 	return found;
 }
@@ -85,7 +85,7 @@ find_replaced(IdemTable *jobs, IdemLookup *lookup)
 static bool
 differs_from(IdemTable *jobs, AttrNumber attno, const NullableDatum *value)
 {
-	NullableDatum column = idem_row_datum(jobs, attno);
+	NullableDatum column = idem_row_datum(jobs->found, attno);
 
 	return column.isnull != value->isnull ||
 		(!column.isnull && !datumIsEqual(column.value, value->value, false, -1));
@@ -102,7 +102,7 @@ describe_change(IdemTable *jobs, const IdemOpenJob *open)
 	bool is_fetched = open->token != get_token(jobs);
 
 	if (!TransactionIdIsValid(open->xid))
-		return idem_row_is_last_version(jobs) ?
+		return idem_row_is_last_version(jobs->found) ?
 			"An open transaction is ending the job." :
 			"An open transaction has changed or ended the job.";
 	if (open->is_leased)
@@ -110,7 +110,7 @@ describe_change(IdemTable *jobs, const IdemOpenJob *open)
 							"An open transaction has renewed the lease of the job.";
 	/* a reschedule gives the job another token, too, but no other attempt */
 	if (idem_jobrow_is_leased(jobs) ||
-		(is_fetched && open->attempt != idem_row_int32(jobs, IDEM_JOBS_ATTEMPT)))
+		(is_fetched && open->attempt != idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT)))
 		return "An open transaction has given the job back, so that it runs again.";
 	if (differs_from(jobs, IDEM_JOBS_LINKS, &open->links) ||
 		differs_from(jobs, IDEM_JOBS_PAYLOAD, &open->payload))
@@ -151,7 +151,7 @@ idem_whychange_describe_mine(IdemTable *jobs, IdemLookup *lookup)
 	IdemOpenJob mine;
 
 	copy_version(jobs, GetTopTransactionId(), &mine);
-	if (idem_row_is_later_version(jobs) && find_replaced(jobs, lookup))
+	if (idem_row_is_later_version(jobs->found) && find_replaced(jobs, lookup))
 		return describe_change(jobs, &mine);
 	return idem_whychange_describe_new(&mine);
 }

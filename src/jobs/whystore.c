@@ -77,7 +77,7 @@ use_queue(Explanation *why, IdemTable *table, AttrNumber attno)
 	if (!idem_holders_may_read("job_status"))
 		idem_queuestore_use_of_row(table, attno, &why->queue);
 	else
-		idem_queuestore_get(idem_row_text(table, attno), &why->queue);
+		idem_queuestore_get(idem_row_text(table->found, attno), &why->queue);
 }
 
 /* How long until the time, or since then, in words */
@@ -90,7 +90,7 @@ format_span(int64 usecs)
 static char *
 format_error(IdemTable *table, AttrNumber attno)
 {
-	text *error = idem_errors_get_last(idem_row_jsonb(table, attno));
+	text *error = idem_errors_get_last(idem_row_jsonb(table->found, attno));
 	int len;
 
 	if (error == NULL)
@@ -102,7 +102,7 @@ format_error(IdemTable *table, AttrNumber attno)
 static char *
 format_worker(IdemTable *table, AttrNumber attno)
 {
-	text *worker = idem_row_text(table, attno);
+	text *worker = idem_row_text(table->found, attno);
 
 	return worker == NULL ? pstrdup("A worker without a name") :
 							psprintf("Worker %s", text_to_cstring(worker));
@@ -112,9 +112,9 @@ format_worker(IdemTable *table, AttrNumber attno)
 static TimestampTz
 get_touched_at(IdemTable *jobs)
 {
-	if (idem_row_isnull(jobs, IDEM_JOBS_TOKEN))
-		return idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT);
-	return idem_clock_token_time(idem_row_int64(jobs, IDEM_JOBS_TOKEN));
+	if (idem_row_isnull(jobs->found, IDEM_JOBS_TOKEN))
+		return idem_row_timestamp(jobs->found, IDEM_JOBS_ENQUEUED_AT);
+	return idem_clock_token_time(idem_row_int64(jobs->found, IDEM_JOBS_TOKEN));
 }
 
 static void
@@ -157,7 +157,7 @@ describe_attempt(IdemTable *jobs)
 	char *worker = format_worker(jobs, IDEM_JOBS_WORKER);
 
 	/* a fetch without a lease sets both to the same time */
-	if (idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) == get_touched_at(jobs))
+	if (idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL) == get_touched_at(jobs))
 		return psprintf("%s fetched the job without a lease, and its transaction has committed without idem_complete() or idem_fail(), perhaps in autocommit.", worker);
 	return psprintf("%s had the job, and its lease has expired.", worker);
 }
@@ -167,17 +167,17 @@ static void
 explain_lease(Explanation *why)
 {
 	IdemTable *jobs = why->jobs;
-	TimestampTz lease_until = idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
+	TimestampTz lease_until = idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL);
 	char *worker = format_worker(jobs, IDEM_JOBS_WORKER);
 
 	if (lease_until > why->now)
 		add_reason(why, "leased", get_touched_at(jobs),
 				   psprintf("%s has it, at attempt %d of %d. The lease expires in %s, unless it is renewed.",
-							worker, idem_row_int32(jobs, IDEM_JOBS_ATTEMPT),
+							worker, idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT),
 							idem_jobrow_max_attempts(jobs, &why->queue),
 							format_span(lease_until - why->now)),
 				   NULL);
-	else if (idem_row_is_mine(jobs))
+	else if (idem_row_is_mine(jobs->found))
 		return;
 	else if (idem_jobrow_has_no_attempts_left(jobs, &why->queue))
 		add_reason(why, "spent", lease_until,
@@ -202,13 +202,13 @@ static void
 explain_delay(Explanation *why, TimestampTz run_at)
 {
 	IdemTable *jobs = why->jobs;
-	int attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT);
+	int attempt = idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT);
 	TimestampTz touched_at = get_touched_at(jobs);
 	char *span = format_span(run_at - why->now);
 
-	if (!idem_errors_has_since(idem_row_jsonb(jobs, IDEM_JOBS_ERRORS), touched_at))
+	if (!idem_errors_has_since(idem_row_jsonb(jobs->found, IDEM_JOBS_ERRORS), touched_at))
 		add_reason(why, "later", touched_at,
-				   idem_row_isnull(jobs, IDEM_JOBS_TOKEN) ?
+				   idem_row_isnull(jobs->found, IDEM_JOBS_TOKEN) ?
 					   psprintf("It is due in %s.", span) :
 					   psprintf("It is due in %s: it was snoozed or rescheduled, after %d of %d attempts.",
 								span, attempt, idem_jobrow_max_attempts(jobs, &why->queue)),
@@ -226,12 +226,12 @@ static void
 explain_wait(Explanation *why)
 {
 	IdemTable *jobs = why->jobs;
-	int64 after_job = idem_row_int64(jobs, IDEM_JOBS_AFTER_JOB);
-	TimestampTz run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT);
+	int64 after_job = idem_row_int64(jobs->found, IDEM_JOBS_AFTER_JOB);
+	TimestampTz run_at = idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT);
 	int n = why->n;
 
 	if (idem_jobrow_waits_for_other(jobs))
-		add_reason(why, "blocked", idem_row_timestamp(jobs, IDEM_JOBS_ENQUEUED_AT),
+		add_reason(why, "blocked", idem_row_timestamp(jobs->found, IDEM_JOBS_ENQUEUED_AT),
 				   psprintf("Job " INT64_FORMAT " must end first.", after_job),
 				   psprintf("SELECT * FROM pg_catalog.idem_why(" INT64_FORMAT ");", after_job));
 	if (run_at > why->now)
@@ -245,11 +245,11 @@ explain_locks(Explanation *why, const IdemOpenJob *open)
 {
 	IdemTable *jobs = why->jobs;
 	IdemLookup lookup = idem_jobtable_by_id(jobs, why->job_id);
-	TransactionId mine = idem_row_is_mine(jobs) ? GetTopTransactionId() : InvalidTransactionId;
+	TransactionId mine = idem_row_is_mine(jobs->found) ? GetTopTransactionId() : InvalidTransactionId;
 	IdemRowLocks locks;
 	IdemHolder holder;
 
-	idem_row_list_locks(jobs, &locks);
+	idem_row_list_locks(jobs->found, &locks);
 	for (int i = 0; i < locks.n; i++)
 	{
 		IdemRowLock *lock = &locks.locks[i];
@@ -380,13 +380,13 @@ is_fetchable(IdemTable *jobs, const SnapshotData *dirty, const IdemShard *shard,
 	IdemLockers lockers;
 
 	if (TransactionIdIsValid(dirty->xmin) || TransactionIdIsValid(dirty->xmax) ||
-		!idem_shard_has_job(shard, idem_row_int64(jobs, IDEM_JOBS_JOB_ID)))
+		!idem_shard_has_job(shard, idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID)))
 		return false;
 	if (idem_jobrow_is_leased(jobs) ?
-			idem_row_is_mine(jobs) || idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) > now :
+			idem_row_is_mine(jobs->found) || idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL) > now :
 			idem_jobrow_waits_for_other(jobs))
 		return false;
-	idem_row_lockers(jobs, &lockers);
+	idem_row_lockers(jobs->found, &lockers);
 	return !TransactionIdIsValid(lockers.shared) && !TransactionIdIsValid(lockers.exclusive);
 }
 
@@ -464,8 +464,8 @@ explain_row(Explanation *why, const IdemOpenJob *open)
 {
 	IdemTable *jobs = why->jobs;
 	IdemPosition position = {
-		.priority = idem_row_int32(jobs, IDEM_JOBS_PRIORITY),
-		.run_at = idem_row_timestamp(jobs, IDEM_JOBS_RUN_AT),
+		.priority = idem_row_int32(jobs->found, IDEM_JOBS_PRIORITY),
+		.run_at = idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT),
 		.job_id = why->job_id};
 	bool is_leased = idem_jobrow_is_leased(jobs);
 	bool is_subscribed;
@@ -504,13 +504,13 @@ explain_end(Explanation *why)
 	if (probe.found == IDEM_FOUND_ROW)
 	{
 		use_queue(why, &log, IDEM_JOB_LOG_QUEUE);
-		state = text_to_cstring(idem_row_text(&log, IDEM_JOB_LOG_STATE));
-		detail = psprintf("It has ended. Attempts: %d.", idem_row_int32(&log, IDEM_JOB_LOG_ATTEMPT));
+		state = text_to_cstring(idem_row_text(log.found, IDEM_JOB_LOG_STATE));
+		detail = psprintf("It has ended. Attempts: %d.", idem_row_int32(log.found, IDEM_JOB_LOG_ATTEMPT));
 		if (strcmp(state, "done") != 0)
 			fix = psprintf("SELECT pg_catalog.idem_retry(" INT64_FORMAT ");", why->job_id);
 		if (strcmp(state, "dead") == 0)
 			detail = psprintf("%s %s", detail, format_error(&log, IDEM_JOB_LOG_ERRORS));
-		add_reason(why, state, idem_row_timestamp(&log, IDEM_JOB_LOG_ENDED_AT), detail, fix);
+		add_reason(why, state, idem_row_timestamp(log.found, IDEM_JOB_LOG_ENDED_AT), detail, fix);
 	}
 	idem_table_close(&log);
 	return probe.found == IDEM_FOUND_ROW;

@@ -24,9 +24,9 @@
 IdemHold
 idem_workstore_judge(IdemTable *jobs, bool exists, int64 token)
 {
-	if (exists && idem_row_isnull(jobs, IDEM_JOBS_TOKEN))
+	if (exists && idem_row_isnull(jobs->found, IDEM_JOBS_TOKEN))
 		return IDEM_HOLD_NONE;
-	if (exists && idem_jobrow_is_leased(jobs) && idem_row_int64(jobs, IDEM_JOBS_TOKEN) == token)
+	if (exists && idem_jobrow_is_leased(jobs) && idem_row_int64(jobs->found, IDEM_JOBS_TOKEN) == token)
 		return IDEM_HOLD_OK;
 	idem_counters_add(IDEM_DATABASE_COUNTER_STALE_TOKENS);
 	return IDEM_HOLD_STALE;
@@ -129,7 +129,7 @@ give_back(IdemTable *jobs, TimestampTz now, TimestampTz run_at, int attempt, Jso
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(run_at));
 	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(attempt));
 	idem_row_set(slot, IDEM_JOBS_TOKEN,
-				 Int64GetDatum(idem_clock_next_token(idem_row_int64(jobs, IDEM_JOBS_TOKEN), now)));
+				 Int64GetDatum(idem_clock_next_token(idem_row_int64(jobs->found, IDEM_JOBS_TOKEN), now)));
 	idem_row_clear(slot, IDEM_JOBS_LEASED_AT);
 	idem_row_clear(slot, IDEM_JOBS_LEASE_UNTIL);
 	idem_row_clear(slot, IDEM_JOBS_WORKER);
@@ -164,7 +164,7 @@ bool
 idem_workstore_fail_found(IdemTable *jobs, const IdemQueue *queue, const IdemFailure *failure,
 						  TransactionId *in_the_way, bool *is_dead, IdemRunTime *run_time)
 {
-	int attempt = idem_row_int32(jobs, IDEM_JOBS_ATTEMPT);
+	int attempt = idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT);
 	TimestampTz started_at = idem_jobrow_started_at(jobs);
 	TimestampTz now = idem_clock_now();
 	int64 delay;
@@ -174,7 +174,7 @@ idem_workstore_fail_found(IdemTable *jobs, const IdemQueue *queue, const IdemFai
 	{
 		delay = failure->retry_in >= 0 ? failure->retry_in : compute_retry_delay(queue, attempt);
 		give_back(jobs, now, now + delay, attempt,
-				  idem_errors_add(idem_row_jsonb(jobs, IDEM_JOBS_ERRORS), attempt, failure->error));
+				  idem_errors_add(idem_row_jsonb(jobs->found, IDEM_JOBS_ERRORS), attempt, failure->error));
 	}
 	else if (!idem_dead_make(jobs, queue, failure->error, in_the_way))
 		return false;
@@ -209,7 +209,7 @@ idem_workstore_snooze_found(IdemTable *jobs, const IdemQueue *queue, int64 delay
 	TimestampTz started_at = idem_jobrow_started_at(jobs);
 	TimestampTz now = idem_clock_now();
 
-	give_back(jobs, now, now + delay, idem_row_int32(jobs, IDEM_JOBS_ATTEMPT) - 1, NULL);
+	give_back(jobs, now, now + delay, idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT) - 1, NULL);
 	count_end(queue->name, IDEM_QUEUE_COUNTER_SNOOZED, started_at, now, run_time);
 	return now + delay;
 }
@@ -262,7 +262,7 @@ renew_found(IdemTable *jobs, const IdemQueue *queue, int64 lease)
 {
 	TimestampTz now = idem_clock_now();
 	TimestampTz until = now + choose_lease(jobs, queue, lease);
-	bool is_shorter = until < idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL);
+	bool is_shorter = until < idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL);
 
 	idem_row_set(jobs->written, IDEM_JOBS_LEASED_AT, TimestampTzGetDatum(now));
 	idem_row_set(jobs->written, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(until));

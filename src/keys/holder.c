@@ -61,10 +61,10 @@ put_row(ReturnSetInfo *rsinfo, const char *kind, const IdemHolder *holder, IdemT
 		PUT(3, TimestampTzGetDatum(holder->since));
 	if (lease != NULL)
 	{
-		PUT(3, TimestampTzGetDatum(idem_row_timestamp(lease, IDEM_KEYS_LEASED_AT)));
-		if (!idem_row_isnull(lease, IDEM_KEYS_WORKER))
-			PUT(4, PointerGetDatum(idem_row_text(lease, IDEM_KEYS_WORKER)));
-		PUT(5, TimestampTzGetDatum(idem_row_timestamp(lease, IDEM_KEYS_LEASE_UNTIL)));
+		PUT(3, TimestampTzGetDatum(idem_row_timestamp(lease->found, IDEM_KEYS_LEASED_AT)));
+		if (!idem_row_isnull(lease->found, IDEM_KEYS_WORKER))
+			PUT(4, PointerGetDatum(idem_row_text(lease->found, IDEM_KEYS_WORKER)));
+		PUT(5, TimestampTzGetDatum(idem_row_timestamp(lease->found, IDEM_KEYS_LEASE_UNTIL)));
 	}
 	PUT(6, CStringGetTextDatum(idem_show_text(detail)));
 	if (fix != NULL)
@@ -86,9 +86,9 @@ static void
 read_version(IdemTable *table, TransactionId xid, OpenVersion *version)
 {
 	version->xid = xid;
-	version->owner = idem_row_oid(table, IDEM_KEYS_OWNER);
+	version->owner = idem_row_oid(table->found, IDEM_KEYS_OWNER);
 	version->is_leased = idem_keyrow_is_leased(table);
-	version->is_later = idem_row_is_later_version(table);
+	version->is_later = idem_row_is_later_version(table->found);
 }
 
 /* Find the version of the key that is not committed, and what it says */
@@ -126,14 +126,14 @@ make_lease_fix(IdemTable *table, const IdemKey *key, IdemKeyStatus state)
 	char *name = idem_show_literal(text_to_cstring(key->key));
 	char *scope = idem_show_literal(text_to_cstring(key->scope));
 
-	if (!has_privs_of_role(GetUserId(), idem_row_oid(table, IDEM_KEYS_OWNER)))
+	if (!has_privs_of_role(GetUserId(), idem_row_oid(table->found, IDEM_KEYS_OWNER)))
 		return psprintf("SELECT pg_catalog.idem_forget(%s, scope => %s);", name, scope);
 	if (state != IDEM_KEY_EXHAUSTED)
 		return psprintf("SELECT pg_catalog.idem_release(%s, " INT64_FORMAT ", scope => %s);", name,
-						idem_row_int64(table, IDEM_KEYS_TOKEN), scope);
+						idem_row_int64(table->found, IDEM_KEYS_TOKEN), scope);
 	/* the lease of this command is an attempt, too */
 	return psprintf("SELECT pg_catalog.idem_release(%s, (pg_catalog.idem_lease(%s, '1 s', max_attempts => %d, scope => %s)).token, scope => %s);",
-					name, name, idem_row_int32(table, IDEM_KEYS_ATTEMPT) + 4, scope, scope);
+					name, name, idem_row_int32(table->found, IDEM_KEYS_ATTEMPT) + 4, scope, scope);
 }
 
 /* The row found has a lease that is not finished */
@@ -171,7 +171,7 @@ static void
 put_holders(ReturnSetInfo *rsinfo, IdemTable *table, const IdemKey *key, const OpenVersion *open)
 {
 	IdemKeyStatus state = idem_keyrow_judge(table, 0);
-	bool mine = idem_row_is_mine(table);
+	bool mine = idem_row_is_mine(table->found);
 	OpenVersion version;
 	IdemRowLocks locks;
 	IdemHolder holder;
@@ -179,13 +179,13 @@ put_holders(ReturnSetInfo *rsinfo, IdemTable *table, const IdemKey *key, const O
 	if (TransactionIdIsValid(open->xid))
 		check_owner(open->owner);
 	else if (state != IDEM_KEY_GONE)
-		check_owner(idem_row_oid(table, IDEM_KEYS_OWNER));
+		check_owner(idem_row_oid(table->found, IDEM_KEYS_OWNER));
 	if (mine && idem_holders_find(GetTopTransactionId(), &holder))
 	{
 		read_version(table, GetTopTransactionId(), &version);
 		put_transaction(rsinfo, "claim", &holder, describe_version(&version));
 	}
-	idem_row_list_locks(table, &locks);
+	idem_row_list_locks(table->found, &locks);
 	for (int i = 0; i < locks.n; i++)
 	{
 		if (!mine || !TransactionIdEquals(locks.locks[i].xid, GetTopTransactionIdIfAny()))

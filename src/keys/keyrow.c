@@ -22,7 +22,7 @@
 bool
 idem_keyrow_is_leased(IdemTable *table)
 {
-	return !idem_row_isnull(table, IDEM_KEYS_LEASE_UNTIL);
+	return !idem_row_isnull(table->found, IDEM_KEYS_LEASE_UNTIL);
 }
 
 /*
@@ -66,18 +66,18 @@ idem_keyrow_judge(IdemTable *table, int max_attempts)
 {
 	IdemKeyFacts facts = {
 		.now = idem_clock_now(),
-		.is_mine = idem_row_is_mine(table),
-		.is_finished = !idem_row_isnull(table, IDEM_KEYS_FINISHED_AT),
+		.is_mine = idem_row_is_mine(table->found),
+		.is_finished = !idem_row_isnull(table->found, IDEM_KEYS_FINISHED_AT),
 		.is_leased = idem_keyrow_is_leased(table),
-		.expires_at = idem_row_timestamp(table, IDEM_KEYS_EXPIRES_AT),
+		.expires_at = idem_row_timestamp(table->found, IDEM_KEYS_EXPIRES_AT),
 		.max_attempts = max_attempts};
 
 	if (facts.is_leased)
 	{
-		facts.lease_until = idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL);
-		facts.park = idem_row_bool(table, IDEM_KEYS_PARK);
-		facts.attempt = idem_row_int32(table, IDEM_KEYS_ATTEMPT);
-		facts.max_attempts = Max(max_attempts, idem_row_int32(table, IDEM_KEYS_MAX_ATTEMPTS));
+		facts.lease_until = idem_row_timestamp(table->found, IDEM_KEYS_LEASE_UNTIL);
+		facts.park = idem_row_bool(table->found, IDEM_KEYS_PARK);
+		facts.attempt = idem_row_int32(table->found, IDEM_KEYS_ATTEMPT);
+		facts.max_attempts = Max(max_attempts, idem_row_int32(table->found, IDEM_KEYS_MAX_ATTEMPTS));
 	}
 	return idem_keyrow_judge_facts(&facts);
 }
@@ -120,19 +120,19 @@ idem_keyrow_read(IdemTable *table, IdemKeyStatus status, IdemKeyInfo *info)
 {
 	memset(info, 0, sizeof(*info));
 	info->status = status;
-	info->owner = idem_row_oid(table, IDEM_KEYS_OWNER);
-	info->created_at = idem_row_timestamp(table, IDEM_KEYS_CREATED_AT);
-	info->expires_at = idem_row_timestamp(table, IDEM_KEYS_EXPIRES_AT);
-	info->finished_at = idem_row_timestamp(table, IDEM_KEYS_FINISHED_AT);
-	info->result = idem_row_jsonb(table, IDEM_KEYS_RESULT);
-	info->token = idem_row_int64(table, IDEM_KEYS_TOKEN);
-	info->lease_until = idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL);
+	info->owner = idem_row_oid(table->found, IDEM_KEYS_OWNER);
+	info->created_at = idem_row_timestamp(table->found, IDEM_KEYS_CREATED_AT);
+	info->expires_at = idem_row_timestamp(table->found, IDEM_KEYS_EXPIRES_AT);
+	info->finished_at = idem_row_timestamp(table->found, IDEM_KEYS_FINISHED_AT);
+	info->result = idem_row_jsonb(table->found, IDEM_KEYS_RESULT);
+	info->token = idem_row_int64(table->found, IDEM_KEYS_TOKEN);
+	info->lease_until = idem_row_timestamp(table->found, IDEM_KEYS_LEASE_UNTIL);
 	if (info->lease_until == 0)
 		return;
-	info->attempt = idem_row_int32(table, IDEM_KEYS_ATTEMPT);
-	info->max_attempts = idem_row_int32(table, IDEM_KEYS_MAX_ATTEMPTS);
-	info->worker = idem_row_text(table, IDEM_KEYS_WORKER);
-	info->checkpoint = idem_row_jsonb(table, IDEM_KEYS_CHECKPOINT);
+	info->attempt = idem_row_int32(table->found, IDEM_KEYS_ATTEMPT);
+	info->max_attempts = idem_row_int32(table->found, IDEM_KEYS_MAX_ATTEMPTS);
+	info->worker = idem_row_text(table->found, IDEM_KEYS_WORKER);
+	info->checkpoint = idem_row_jsonb(table->found, IDEM_KEYS_CHECKPOINT);
 }
 
 /* The role that owns the keys that this session claims: idem.owner, else the current user */
@@ -220,7 +220,7 @@ idem_keyrow_check_request(IdemTable *table, bytea *request)
 	if (request == NULL)
 		return;
 	given = get_request_parts(request);
-	stored = get_request_parts(DatumGetByteaPP(idem_row_datum(table, IDEM_KEYS_REQUEST).value));
+	stored = get_request_parts(DatumGetByteaPP(idem_row_datum(table->found, IDEM_KEYS_REQUEST).value));
 	if (stored.handler == NULL && stored.payload == NULL)
 		return;
 	if (handler_differs(&given, &stored))
@@ -230,7 +230,7 @@ idem_keyrow_check_request(IdemTable *table, bytea *request)
 				errcode(ERRCODE_IDEM_REQUEST_MISMATCH),
 				errmsg("idempotency key was used with another handler"),
 				errdetail("The key was first claimed " INT64_FORMAT " s ago; idem_call() has used it with another function.",
-						  idem_row_age(table, IDEM_KEYS_CREATED_AT)),
+						  idem_row_age(table->found, IDEM_KEYS_CREATED_AT)),
 				errhint("Use different keys for different handlers. A function that was renamed or moved to another schema counts as another handler."));
 	}
 	if (!payload_differs(&given, &stored))
@@ -240,7 +240,7 @@ idem_keyrow_check_request(IdemTable *table, bytea *request)
 			errcode(ERRCODE_IDEM_REQUEST_MISMATCH),
 			errmsg("idempotency key was used with another request"),
 			errdetail("The key was first claimed " INT64_FORMAT " s ago; its request differs from this one.",
-					  idem_row_age(table, IDEM_KEYS_CREATED_AT)),
+					  idem_row_age(table->found, IDEM_KEYS_CREATED_AT)),
 			errhint("Use a new key for a new request, and send the same request when you retry."));
 }
 
@@ -301,7 +301,7 @@ idem_keyrow_check_absent(IdemTable *table, IdemLookup *lookup)
 static bool
 result_equals(IdemTable *table, Jsonb *result)
 {
-	NullableDatum stored = idem_row_datum(table, IDEM_KEYS_RESULT);
+	NullableDatum stored = idem_row_datum(table->found, IDEM_KEYS_RESULT);
 
 	if (stored.isnull || result == NULL)
 		return stored.isnull && result == NULL;
@@ -312,7 +312,7 @@ result_equals(IdemTable *table, Jsonb *result)
 bool
 idem_keyrow_check_finished(IdemTable *table, Jsonb *result)
 {
-	if (idem_row_isnull(table, IDEM_KEYS_FINISHED_AT))
+	if (idem_row_isnull(table->found, IDEM_KEYS_FINISHED_AT))
 		return false;
 	if (result_equals(table, result))
 		return true;
@@ -320,8 +320,8 @@ idem_keyrow_check_finished(IdemTable *table, Jsonb *result)
 			errcode(ERRCODE_IDEM_ALREADY_FINISHED),
 			errmsg("idempotency key is already finished with another result"),
 			errdetail("The key was first claimed " INT64_FORMAT " s ago and finished " INT64_FORMAT " s ago.",
-					  idem_row_age(table, IDEM_KEYS_CREATED_AT),
-					  idem_row_age(table, IDEM_KEYS_FINISHED_AT)),
+					  idem_row_age(table->found, IDEM_KEYS_CREATED_AT),
+					  idem_row_age(table->found, IDEM_KEYS_FINISHED_AT)),
 			errhint("Finish a key once, or again with an equal result."));
 }
 
@@ -329,14 +329,14 @@ idem_keyrow_check_finished(IdemTable *table, Jsonb *result)
 void
 idem_keyrow_reject_finished(IdemTable *table, const char *hint)
 {
-	if (idem_row_isnull(table, IDEM_KEYS_FINISHED_AT))
+	if (idem_row_isnull(table->found, IDEM_KEYS_FINISHED_AT))
 		return;
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_ALREADY_FINISHED),
 			errmsg("idempotency key is already finished"),
 			errdetail("The key was first claimed " INT64_FORMAT " s ago and finished " INT64_FORMAT " s ago.",
-					  idem_row_age(table, IDEM_KEYS_CREATED_AT),
-					  idem_row_age(table, IDEM_KEYS_FINISHED_AT)),
+					  idem_row_age(table->found, IDEM_KEYS_CREATED_AT),
+					  idem_row_age(table->found, IDEM_KEYS_FINISHED_AT)),
 			errhint("%s", hint));
 }
 

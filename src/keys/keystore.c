@@ -186,9 +186,9 @@ static void
 keep_lease_times(IdemTable *table, TupleTableSlot *slot)
 {
 	idem_row_set(slot, IDEM_KEYS_PRIOR_LEASE_UNTIL,
-				 TimestampTzGetDatum(idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL)));
+				 TimestampTzGetDatum(idem_row_timestamp(table->found, IDEM_KEYS_LEASE_UNTIL)));
 	idem_row_set(slot, IDEM_KEYS_PRIOR_EXPIRES_AT,
-				 TimestampTzGetDatum(idem_row_timestamp(table, IDEM_KEYS_EXPIRES_AT)));
+				 TimestampTzGetDatum(idem_row_timestamp(table->found, IDEM_KEYS_EXPIRES_AT)));
 }
 
 /*
@@ -203,9 +203,9 @@ restore_lease(IdemTable *table)
 	TupleTableSlot *slot = idem_write_copy_row(table);
 
 	idem_row_set(slot, IDEM_KEYS_LEASE_UNTIL,
-				 TimestampTzGetDatum(idem_row_timestamp(table, IDEM_KEYS_PRIOR_LEASE_UNTIL)));
+				 TimestampTzGetDatum(idem_row_timestamp(table->found, IDEM_KEYS_PRIOR_LEASE_UNTIL)));
 	idem_row_set(slot, IDEM_KEYS_EXPIRES_AT,
-				 TimestampTzGetDatum(idem_row_timestamp(table, IDEM_KEYS_PRIOR_EXPIRES_AT)));
+				 TimestampTzGetDatum(idem_row_timestamp(table->found, IDEM_KEYS_PRIOR_EXPIRES_AT)));
 	idem_row_clear(slot, IDEM_KEYS_PRIOR_LEASE_UNTIL);
 	idem_row_clear(slot, IDEM_KEYS_PRIOR_EXPIRES_AT);
 }
@@ -280,8 +280,8 @@ take_over(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 		/* keep the key for at least as long as the holder of the lease has asked for */
 		info->expires_at = Max(info->expires_at, expires_at);
 	}
-	fill_pkey(slot, idem_row_int64(table, IDEM_KEYS_KEY_HASH),
-			  idem_row_int16(table, IDEM_KEYS_NTH));
+	fill_pkey(slot, idem_row_int64(table->found, IDEM_KEYS_KEY_HASH),
+			  idem_row_int16(table->found, IDEM_KEYS_NTH));
 	fill_claim(slot, claim, now, info);
 	idem_keytable_update(table);
 	if (state == IDEM_KEY_EXPIRED)
@@ -292,7 +292,7 @@ take_over(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 static bool
 has_worker(IdemTable *table, text *worker)
 {
-	return worker != NULL && idem_row_varlena_equals(table, IDEM_KEYS_WORKER, worker);
+	return worker != NULL && idem_row_varlena_equals(table->found, IDEM_KEYS_WORKER, worker);
 }
 
 /* The answer to a claim that does not get the key: a live lease is busy (L1, L8) */
@@ -320,7 +320,7 @@ answer_from_row(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 
 	if (state == IDEM_KEY_GONE)
 		return false;
-	idem_keyrow_check_owner(idem_row_oid(table, IDEM_KEYS_OWNER));
+	idem_keyrow_check_owner(idem_row_oid(table->found, IDEM_KEYS_OWNER));
 	idem_keyrow_check_request(table, claim->request);
 	if (state == IDEM_KEY_EXPIRED)
 		return false;
@@ -459,15 +459,15 @@ refuse_not_held(IdemTable *table, const IdemProbeResult *probe)
 				errcode(ERRCODE_IDEM_NOT_HELD),
 				errmsg("idempotency key is not held by this transaction"),
 				errdetail("The key was leased " INT64_FORMAT " s ago, as attempt %d.",
-						  idem_row_age(table, IDEM_KEYS_LEASED_AT),
-						  idem_row_int32(table, IDEM_KEYS_ATTEMPT)),
+						  idem_row_age(table->found, IDEM_KEYS_LEASED_AT),
+						  idem_row_int32(table->found, IDEM_KEYS_ATTEMPT)),
 				errhint("Pass the token that idem_lease() has returned."));
 	if (exists)
 		ereport(ERROR,
 				errcode(ERRCODE_IDEM_NOT_HELD),
 				errmsg("idempotency key is not held by this transaction"),
 				errdetail("The key was first claimed " INT64_FORMAT " s ago, and the transaction that claimed it has committed.",
-						  idem_row_age(table, IDEM_KEYS_CREATED_AT)),
+						  idem_row_age(table->found, IDEM_KEYS_CREATED_AT)),
 				errhint("Begin a transaction before idem_claim(): in autocommit mode the claim commits at once. An operator can remove the key with idem_forget()."));
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_NOT_HELD),
@@ -480,7 +480,7 @@ refuse_not_held(IdemTable *table, const IdemProbeResult *probe)
 static bool
 is_held(IdemTable *table)
 {
-	return !idem_keyrow_is_leased(table) && idem_row_is_mine(table);
+	return !idem_keyrow_is_leased(table) && idem_row_is_mine(table->found);
 }
 
 /* Find a key that this transaction holds, or raise an error; never waits (K11) */
@@ -492,13 +492,13 @@ find_held_key(IdemTable *table, const IdemKey *key)
 
 	if (idem_keyhint_find(table, key, &probe) && is_held(table))
 	{
-		idem_keyrow_check_owner(idem_row_oid(table, IDEM_KEYS_OWNER));
+		idem_keyrow_check_owner(idem_row_oid(table->found, IDEM_KEYS_OWNER));
 		return;
 	}
 	lookup = idem_keytable_lookup(table, key);
 	idem_probe(table, &lookup, &probe);
 	if (probe.found == IDEM_FOUND_ROW && idem_keyrow_judge(table, 0) != IDEM_KEY_GONE)
-		idem_keyrow_check_owner(idem_row_oid(table, IDEM_KEYS_OWNER));
+		idem_keyrow_check_owner(idem_row_oid(table->found, IDEM_KEYS_OWNER));
 	if (probe.found != IDEM_FOUND_ROW || !is_held(table))
 		refuse_not_held(table, &probe);
 }
@@ -529,7 +529,7 @@ idem_keystore_release(IdemTable *table, const IdemKey *key)
 {
 	find_held_key(table, key);
 	idem_keyrow_reject_finished(table, "Roll back to undo the work together with its key.");
-	if (!idem_row_isnull(table, IDEM_KEYS_PRIOR_LEASE_UNTIL))
+	if (!idem_row_isnull(table->found, IDEM_KEYS_PRIOR_LEASE_UNTIL))
 	{
 		restore_lease(table);
 		idem_keytable_update(table);
@@ -602,7 +602,7 @@ idem_keystore_get(IdemTable *table, const IdemKey *key, IdemKeyInfo *info)
 
 		if (!idem_keytable_has_key(table, key))
 			continue;
-		mine = idem_row_is_mine(table);
+		mine = idem_row_is_mine(table->found);
 		if (state == IDEM_KEY_GONE)
 			continue;
 		found = true;

@@ -47,8 +47,8 @@ idem_keytable_open(IdemTable *table, LOCKMODE lockmode)
 bool
 idem_keytable_has_key(IdemTable *table, const IdemKey *key)
 {
-	return idem_row_varlena_equals(table, IDEM_KEYS_KEY, key->key) &&
-		idem_row_varlena_equals(table, IDEM_KEYS_SCOPE, key->scope);
+	return idem_row_varlena_equals(table->found, IDEM_KEYS_KEY, key->key) &&
+		idem_row_varlena_equals(table->found, IDEM_KEYS_SCOPE, key->scope);
 }
 
 /* The same for a lookup.  If the row has another key of the same hash, note its nth. */
@@ -59,7 +59,7 @@ matches_key(IdemTable *table, IdemLookup *lookup)
 
 	if (idem_keytable_has_key(table, lookup->key))
 		return true;
-	nth = idem_row_int16(table, IDEM_KEYS_NTH);
+	nth = idem_row_int16(table->found, IDEM_KEYS_NTH);
 	if (nth >= 0 && nth < IDEM_MAX_SAME_HASH)
 		lookup->others |= (uint32) 1 << nth;
 	return false;
@@ -96,7 +96,7 @@ idem_keytable_hash(const IdemLookup *lookup)
 void
 idem_keytable_update(IdemTable *table)
 {
-	idem_write_update_hashed(table, idem_row_int64(table, IDEM_KEYS_KEY_HASH));
+	idem_write_update_hashed(table, idem_row_int64(table->found, IDEM_KEYS_KEY_HASH));
 }
 
 /* The least nth that no other key of the same hash has; the lookup has not found the key */

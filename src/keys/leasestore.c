@@ -42,15 +42,15 @@ refuse_stale_token(IdemTable *table, bool exists)
 			errcode(ERRCODE_IDEM_STALE_TOKEN),
 			errmsg("stale fencing token"),
 			errdetail("The key has another token, set " INT64_FORMAT " s ago, at attempt %d.",
-					  idem_row_age(table, IDEM_KEYS_LEASED_AT),
-					  idem_row_int32(table, IDEM_KEYS_ATTEMPT)),
+					  idem_row_age(table->found, IDEM_KEYS_LEASED_AT),
+					  idem_row_int32(table->found, IDEM_KEYS_ATTEMPT)),
 			errhint("Stop this work, and roll back what belongs to it: another worker has taken over, or the lease was released."));
 }
 
 static bool
 has_token(IdemTable *table, int64 token)
 {
-	return idem_keyrow_is_leased(table) && idem_row_int64(table, IDEM_KEYS_TOKEN) == token;
+	return idem_keyrow_is_leased(table) && idem_row_int64(table->found, IDEM_KEYS_TOKEN) == token;
 }
 
 /*
@@ -76,7 +76,7 @@ find_lease(IdemTable *table, const IdemKey *key, int64 token)
 		guessed = false;
 		exists = probe.found == IDEM_FOUND_ROW && idem_keyrow_judge(table, 0) != IDEM_KEY_GONE;
 		if (exists)
-			idem_keyrow_check_owner(idem_row_oid(table, IDEM_KEYS_OWNER));
+			idem_keyrow_check_owner(idem_row_oid(table->found, IDEM_KEYS_OWNER));
 		if (!exists || !has_token(table, token))
 			refuse_stale_token(table, exists);
 		if (!TransactionIdIsValid(probe.xwait))
@@ -110,8 +110,8 @@ lock_lease(IdemTable *table, const IdemKey *key, int64 token)
 static int64
 compute_ttl(IdemTable *table)
 {
-	return idem_row_timestamp(table, IDEM_KEYS_EXPIRES_AT) -
-		idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL);
+	return idem_row_timestamp(table->found, IDEM_KEYS_EXPIRES_AT) -
+		idem_row_timestamp(table->found, IDEM_KEYS_LEASE_UNTIL);
 }
 
 /* Restart the lease with this length from now on; returns its end (L5, L6) */
@@ -131,7 +131,7 @@ restart_lease(IdemTable *table, TupleTableSlot *slot, int64 length)
 static bool
 has_expired(IdemTable *table, TimestampTz now)
 {
-	return idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL) < now;
+	return idem_row_timestamp(table->found, IDEM_KEYS_LEASE_UNTIL) < now;
 }
 
 /*
@@ -144,7 +144,7 @@ static bool
 finish_found(IdemTable *table, const IdemKey *key, Jsonb *result)
 {
 	TimestampTz now = idem_clock_now();
-	bool lock = has_expired(table, now) || idem_row_is_locked(table);
+	bool lock = has_expired(table, now) || idem_row_is_locked(table->found);
 	TupleTableSlot *slot;
 
 	if (lock)
@@ -195,7 +195,7 @@ idem_leasestore_release(IdemTable *table, const IdemKey *key, int64 token)
 	slot = idem_write_copy_row(table);
 	if (idem_keyrow_judge(table, 0) == IDEM_KEY_PARKED)
 		idem_row_set(slot, IDEM_KEYS_ATTEMPT,
-					 Int32GetDatum(idem_row_int32(table, IDEM_KEYS_ATTEMPT) - 1));
+					 Int32GetDatum(idem_row_int32(table->found, IDEM_KEYS_ATTEMPT) - 1));
 	until = restart_lease(table, slot, 0);
 	idem_row_set(slot, IDEM_KEYS_TOKEN, Int64GetDatum(idem_clock_next_token(token, until)));
 	idem_row_set(slot, IDEM_KEYS_PARK, BoolGetDatum(false));
@@ -212,7 +212,7 @@ idem_leasestore_renew(IdemTable *table, const IdemKey *key, int64 token, int64 l
 	TimestampTz until;
 
 	lock_lease(table, key, token);
-	before = idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL);
+	before = idem_row_timestamp(table->found, IDEM_KEYS_LEASE_UNTIL);
 	until = restart_lease(table, idem_write_copy_row(table), length);
 	idem_keytable_update(table);
 	/* who waits sleeps until the time before */
@@ -231,8 +231,8 @@ idem_leasestore_checkpoint(IdemTable *table, const IdemKey *key, int64 token, Js
 	lock_lease(table, key, token);
 	slot = idem_write_copy_row(table);
 	until = restart_lease(table, slot,
-						  idem_row_timestamp(table, IDEM_KEYS_LEASE_UNTIL) -
-							  idem_row_timestamp(table, IDEM_KEYS_LEASED_AT));
+						  idem_row_timestamp(table->found, IDEM_KEYS_LEASE_UNTIL) -
+							  idem_row_timestamp(table->found, IDEM_KEYS_LEASED_AT));
 	idem_row_set(slot, IDEM_KEYS_CHECKPOINT, JsonbPGetDatum(data));
 	idem_keytable_update(table);
 	return until;

@@ -51,7 +51,7 @@ make_key(const text *name, TimestampTz tick)
 static void
 check_owner(IdemTable *schedules, const IdemQueue *queue)
 {
-	Oid owner = idem_row_oid(schedules, IDEM_SCHEDULES_OWNER);
+	Oid owner = idem_row_oid(schedules->found, IDEM_SCHEDULES_OWNER);
 	char *name = GetUserNameFromId(owner, true);
 	const char *message = NULL;
 
@@ -87,7 +87,7 @@ static void
 make_enqueue(IdemTable *schedules, IdemEnqueue *enqueue)
 {
 	memset(enqueue, 0, sizeof(*enqueue));
-	idem_queuestore_get(idem_value_queue(idem_row_datum(schedules, IDEM_SCHEDULES_QUEUE)),
+	idem_queuestore_get(idem_value_queue(idem_row_datum(schedules->found, IDEM_SCHEDULES_QUEUE)),
 						&enqueue->queue);
 	check_owner(schedules, &enqueue->queue);
 	enqueue->policy = enqueue->queue.policy;
@@ -95,7 +95,7 @@ make_enqueue(IdemTable *schedules, IdemEnqueue *enqueue)
 	enqueue->policy.rerun = false;
 	enqueue->nowait = true;
 	enqueue->now = idem_clock_now();
-	enqueue->priority = idem_row_int32(schedules, IDEM_SCHEDULES_PRIORITY);
+	enqueue->priority = idem_row_int32(schedules->found, IDEM_SCHEDULES_PRIORITY);
 }
 
 /*
@@ -106,7 +106,7 @@ static int64
 enqueue_jobs(IdemTable *schedules, IdemEnqueue *enqueue, const text *name, const IdemTicks *ticks,
 			 int *njobs)
 {
-	Jsonb *payload = idem_row_jsonb(schedules, IDEM_SCHEDULES_PAYLOAD);
+	Jsonb *payload = idem_row_jsonb(schedules->found, IDEM_SCHEDULES_PAYLOAD);
 	IdemEnqueued answer = {0};
 	IdemTable jobs;
 
@@ -147,12 +147,12 @@ idem_due_tick(text *name, TimestampTz now, bool tell_launcher, int *njobs)
 	idem_schedulestore_open(&schedules, RowExclusiveLock);
 	if (idem_schedulestore_lock_due(&schedules, name, now, &ticked))
 	{
-		IdemMissed missed = idem_value_word(idem_row_text(&schedules, IDEM_SCHEDULES_MISSED),
+		IdemMissed missed = idem_value_word(idem_row_text(schedules.found, IDEM_SCHEDULES_MISSED),
 											"missed", idem_missed_words, "Declare the schedule again.");
 
 		make_enqueue(&schedules, &enqueue);
 		idem_schedulestore_rhythm(&schedules, &rhythm);
-		idem_ticks_due(&rhythm, idem_row_timestamp(&schedules, IDEM_SCHEDULES_NEXT_TICK), missed,
+		idem_ticks_due(&rhythm, idem_row_timestamp(schedules.found, IDEM_SCHEDULES_NEXT_TICK), missed,
 					   now, &ticks);
 		if (ticks.njobs > 0)
 			last_job = enqueue_jobs(&schedules, &enqueue, name, &ticks, njobs);

@@ -122,7 +122,7 @@ check_privileges(IdemTable *schedules)
 static TimestampTz
 get_time(IdemTable *schedules, AttrNumber attno, TimestampTz otherwise)
 {
-	return idem_row_isnull(schedules, attno) ? otherwise : idem_row_timestamp(schedules, attno);
+	return idem_row_isnull(schedules->found, attno) ? otherwise : idem_row_timestamp(schedules->found, attno);
 }
 
 /* The row was not written by the functions here */
@@ -140,15 +140,15 @@ reject_row(const char *column, const char *detail)
 void
 idem_schedulestore_rhythm(IdemTable *schedules, IdemRhythm *rhythm)
 {
-	NullableDatum every = idem_row_datum(schedules, IDEM_SCHEDULES_EVERY);
+	NullableDatum every = idem_row_datum(schedules->found, IDEM_SCHEDULES_EVERY);
 
 	memset(rhythm, 0, sizeof(*rhythm));
-	rhythm->cron = idem_row_text(schedules, IDEM_SCHEDULES_CRON);
+	rhythm->cron = idem_row_text(schedules->found, IDEM_SCHEDULES_CRON);
 	if (every.isnull == (rhythm->cron == NULL))
 		reject_row("cron", "Either cron or every must be null.");
 	if (!every.isnull)
 		rhythm->every = idem_value_span(every.value, "every", IDEM_SPAN_EVERY);
-	rhythm->time_zone = idem_row_text(schedules, IDEM_SCHEDULES_TIME_ZONE);
+	rhythm->time_zone = idem_row_text(schedules->found, IDEM_SCHEDULES_TIME_ZONE);
 	rhythm->starts_at = get_time(schedules, IDEM_SCHEDULES_STARTS_AT, DT_NOBEGIN);
 	rhythm->ends_at = get_time(schedules, IDEM_SCHEDULES_ENDS_AT, DT_NOEND);
 	if (!every.isnull && TIMESTAMP_NOT_FINITE(rhythm->starts_at))
@@ -170,8 +170,8 @@ is_same_text(const text *a, const text *b)
 static bool
 is_same_timing(IdemTable *schedules, const IdemSchedule *schedule)
 {
-	NullableDatum every = idem_row_datum(schedules, IDEM_SCHEDULES_EVERY);
-	text *cron = idem_row_text(schedules, IDEM_SCHEDULES_CRON);
+	NullableDatum every = idem_row_datum(schedules->found, IDEM_SCHEDULES_EVERY);
+	text *cron = idem_row_text(schedules->found, IDEM_SCHEDULES_CRON);
 
 	if (schedule->rhythm.cron != NULL)
 		return every.isnull && is_same_text(cron, schedule->rhythm.cron);
@@ -189,7 +189,7 @@ keeps_ticks(IdemTable *schedules, const IdemSchedule *schedule, IdemRhythm *new)
 	TimestampTz starts_at = get_time(schedules, IDEM_SCHEDULES_STARTS_AT, DT_NOBEGIN);
 
 	if (!is_same_timing(schedules, schedule) ||
-		!is_same_text(idem_row_text(schedules, IDEM_SCHEDULES_TIME_ZONE), new->time_zone))
+		!is_same_text(idem_row_text(schedules->found, IDEM_SCHEDULES_TIME_ZONE), new->time_zone))
 		return false;
 	if (new->cron == NULL && TIMESTAMP_NOT_FINITE(starts_at))
 		return false;
@@ -263,7 +263,7 @@ count_schedules(IdemTable *schedules)
 	while (index_getnext_slot(scan, ForwardScanDirection, schedules->found))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!TransactionIdIsValid(dirty.xmax) || idem_row_is_last_version(schedules))
+		if (!TransactionIdIsValid(dirty.xmax) || idem_row_is_last_version(schedules->found))
 			n++;
 	}
 	index_endscan(scan);
@@ -317,7 +317,7 @@ declare_schedule(IdemTable *schedules, const IdemSchedule *schedule, bool exists
 				 TimestampTz *next)
 {
 	IdemRhythm rhythm = schedule->rhythm;
-	bool is_paused = exists && !idem_row_isnull(schedules, IDEM_SCHEDULES_PAUSED_AT);
+	bool is_paused = exists && !idem_row_isnull(schedules->found, IDEM_SCHEDULES_PAUSED_AT);
 	TupleTableSlot *slot;
 
 	*next = choose_next(schedules, schedule, exists, &rhythm);
@@ -385,7 +385,7 @@ idem_schedulestore_pause(IdemTable *schedules, text *name)
 	TupleTableSlot *slot;
 
 	require_schedule(schedules, name);
-	if (!idem_row_isnull(schedules, IDEM_SCHEDULES_PAUSED_AT))
+	if (!idem_row_isnull(schedules->found, IDEM_SCHEDULES_PAUSED_AT))
 		return false;
 	slot = idem_write_copy_row(schedules);
 	set_time(slot, IDEM_SCHEDULES_PAUSED_AT, idem_clock_now());
@@ -408,9 +408,9 @@ idem_schedulestore_resume(IdemTable *schedules, text *name)
 	require_schedule(schedules, name);
 	idem_schedulestore_rhythm(schedules, &rhythm);
 	next = idem_ticks_first(&rhythm, idem_clock_now());
-	if (idem_row_isnull(schedules, IDEM_SCHEDULES_PAUSED_AT) &&
-		(idem_row_isnull(schedules, IDEM_SCHEDULES_NEXT_TICK) ||
-		 idem_row_timestamp(schedules, IDEM_SCHEDULES_NEXT_TICK) <= next))
+	if (idem_row_isnull(schedules->found, IDEM_SCHEDULES_PAUSED_AT) &&
+		(idem_row_isnull(schedules->found, IDEM_SCHEDULES_NEXT_TICK) ||
+		 idem_row_timestamp(schedules->found, IDEM_SCHEDULES_NEXT_TICK) <= next))
 		return false;
 	slot = idem_write_copy_row(schedules);
 	idem_row_clear(slot, IDEM_SCHEDULES_PAUSED_AT);
@@ -452,7 +452,7 @@ idem_schedulestore_list_due(IdemTable *schedules, TimestampTz now, int skip, int
 		CHECK_FOR_INTERRUPTS();
 		if (skip-- > 0)
 			continue;
-		names = lappend(names, idem_row_text(schedules, IDEM_SCHEDULES_NAME));
+		names = lappend(names, idem_row_text(schedules->found, IDEM_SCHEDULES_NAME));
 	}
 	index_endscan(scan);
 	UnregisterSnapshot(snapshot);
@@ -475,9 +475,9 @@ idem_schedulestore_count_refused(IdemTable *schedules, text *queue, Oid owner)
 	while (index_getnext_slot(scan, ForwardScanDirection, schedules->found))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (idem_row_varlena_equals(schedules, IDEM_SCHEDULES_QUEUE, queue) &&
-			!idem_row_isnull(schedules, IDEM_SCHEDULES_NEXT_TICK) &&
-			idem_queuestore_may_enqueue(idem_row_oid(schedules, IDEM_SCHEDULES_OWNER), owner) !=
+		if (idem_row_varlena_equals(schedules->found, IDEM_SCHEDULES_QUEUE, queue) &&
+			!idem_row_isnull(schedules->found, IDEM_SCHEDULES_NEXT_TICK) &&
+			idem_queuestore_may_enqueue(idem_row_oid(schedules->found, IDEM_SCHEDULES_OWNER), owner) !=
 				IDEM_MAY_ENQUEUE)
 			n++;
 	}
@@ -496,7 +496,7 @@ idem_schedulestore_next(IdemTable *schedules, TimestampTz after)
 	TimestampTz next = DT_NOEND;
 
 	if (index_getnext_slot(scan, ForwardScanDirection, schedules->found))
-		next = idem_row_timestamp(schedules, IDEM_SCHEDULES_NEXT_TICK);
+		next = idem_row_timestamp(schedules->found, IDEM_SCHEDULES_NEXT_TICK);
 	index_endscan(scan);
 	UnregisterSnapshot(snapshot);
 	return next;
@@ -522,8 +522,8 @@ idem_schedulestore_lock_due(IdemTable *schedules, text *name, TimestampTz now,
 								 LockWaitSkip);
 	if (result == TM_WouldBlock)
 		*ticked = IDEM_TICKED_LOCKED;
-	return result == TM_Ok && !idem_row_isnull(schedules, IDEM_SCHEDULES_NEXT_TICK) &&
-		idem_row_timestamp(schedules, IDEM_SCHEDULES_NEXT_TICK) <= now;
+	return result == TM_Ok && !idem_row_isnull(schedules->found, IDEM_SCHEDULES_NEXT_TICK) &&
+		idem_row_timestamp(schedules->found, IDEM_SCHEDULES_NEXT_TICK) <= now;
 }
 
 /*
@@ -535,7 +535,7 @@ idem_schedulestore_advance(IdemTable *schedules, const IdemTicks *ticks, int64 l
 						   bool tell_launcher)
 {
 	TupleTableSlot *slot = idem_write_copy_row(schedules);
-	int64 missed = idem_row_int64(schedules, IDEM_SCHEDULES_MISSED_TICKS);
+	int64 missed = idem_row_int64(schedules->found, IDEM_SCHEDULES_MISSED_TICKS);
 
 	idem_row_set(slot, IDEM_SCHEDULES_MISSED_TICKS,
 				 Int64GetDatum(missed + ticks->n - ticks->njobs));

@@ -98,7 +98,7 @@ idem_probe_shows(IdemTable *table, IdemLookup *lookup, Snapshot snapshot)
 		found = idem_leaf_next_row(&walk);
 	} while (found && !has_looked_up_key(table, lookup));
 	idem_leaf_end(&walk);
-	return found && !idem_row_is_replaced_by_me(table);
+	return found && !idem_row_is_replaced_by_me(table->found);
 }
 
 static bool

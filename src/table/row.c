@@ -17,9 +17,9 @@
 #include "table/table.h"
 
 bool
-idem_row_varlena_equals(IdemTable *table, AttrNumber attno, struct varlena *value)
+idem_row_varlena_equals(TupleTableSlot *row, AttrNumber attno, struct varlena *value)
 {
-	NullableDatum stored = idem_row_datum(table, attno);
+	NullableDatum stored = idem_row_datum(row, attno);
 	struct varlena *other = stored.isnull ? NULL : PG_DETOAST_DATUM_PACKED(stored.value);
 
 	return !stored.isnull &&
@@ -29,17 +29,17 @@ idem_row_varlena_equals(IdemTable *table, AttrNumber attno, struct varlena *valu
 
 /* Number of seconds since the time in that column */
 int64
-idem_row_age(IdemTable *table, AttrNumber since)
+idem_row_age(TupleTableSlot *row, AttrNumber since)
 {
-	int64 age = idem_clock_now() - idem_row_timestamp(table, since);
+	int64 age = idem_clock_now() - idem_row_timestamp(row, since);
 
 	return Max(age, 0) / USECS_PER_SEC;
 }
 
 static HeapTupleHeader
-get_header(IdemTable *table)
+get_header(TupleTableSlot *row)
 {
-	return ExecFetchSlotHeapTuple(table->found, false, NULL)->t_data;
+	return ExecFetchSlotHeapTuple(row, false, NULL)->t_data;
 }
 
 /*
@@ -55,23 +55,23 @@ is_inserted_by_me(HeapTupleHeader tuple)
 
 /* The transaction that has inserted this version of the row; FrozenTransactionId: long ago */
 TransactionId
-idem_row_xmin(IdemTable *table)
+idem_row_xmin(TupleTableSlot *row)
 {
-	return HeapTupleHeaderGetXmin(get_header(table));
+	return HeapTupleHeaderGetXmin(get_header(row));
 }
 
 /* Has this transaction inserted this version of the row (K1)? */
 bool
-idem_row_is_mine(IdemTable *table)
+idem_row_is_mine(TupleTableSlot *row)
 {
-	return is_inserted_by_me(get_header(table));
+	return is_inserted_by_me(get_header(row));
 }
 
 /* Does the row have an xmax, of a transaction that is open or not? */
 bool
-idem_row_is_locked(IdemTable *table)
+idem_row_is_locked(TupleTableSlot *row)
 {
-	return !(get_header(table)->t_infomask & HEAP_XMAX_INVALID);
+	return !(get_header(row)->t_infomask & HEAP_XMAX_INVALID);
 }
 
 /* What xmax does to the row, if it is a single transaction and not a multixact */
@@ -110,10 +110,10 @@ typedef struct Xmax
 
 /* Read the xmax of the row found; false if it has none that matters */
 static bool
-read_xmax(IdemTable *table, Xmax *xmax)
+read_xmax(TupleTableSlot *row, Xmax *xmax)
 {
-	HeapTupleHeader tuple = get_header(table);
-	Buffer buffer = ((BufferHeapTupleTableSlot *) table->found)->buffer;
+	HeapTupleHeader tuple = get_header(row);
+	Buffer buffer = ((BufferHeapTupleTableSlot *) row)->buffer;
 
 	/* other backends may change these together, so read them together */
 	LockBuffer(buffer, BUFFER_LOCK_SHARE);
@@ -126,14 +126,14 @@ read_xmax(IdemTable *table, Xmax *xmax)
 
 /* Which open transactions have locked, updated or deleted the row found? */
 void
-idem_row_lockers(IdemTable *table, IdemLockers *lockers)
+idem_row_lockers(TupleTableSlot *row, IdemLockers *lockers)
 {
 	Xmax xmax;
 	MultiXactMember *members;
 	int n;
 
 	memset(lockers, 0, sizeof(*lockers));
-	if (!read_xmax(table, &xmax))
+	if (!read_xmax(row, &xmax))
 		return;
 	if (!(xmax.infomask & HEAP_XMAX_IS_MULTI))
 	{
@@ -197,14 +197,14 @@ read_members(const Xmax *xmax, MultiXactMember **members)
 
 /* Every open transaction that has locked, updated or deleted the row found (H3) */
 void
-idem_row_list_locks(IdemTable *table, IdemRowLocks *locks)
+idem_row_list_locks(TupleTableSlot *row, IdemRowLocks *locks)
 {
 	Xmax xmax;
 	MultiXactMember *members;
 	int n;
 
 	locks->n = 0;
-	if (!read_xmax(table, &xmax))
+	if (!read_xmax(row, &xmax))
 		return;
 	if (!(xmax.infomask & HEAP_XMAX_IS_MULTI))
 	{
@@ -222,11 +222,11 @@ idem_row_list_locks(IdemTable *table, IdemRowLocks *locks)
 
 /* An open transaction, other than this one, that has locked or changed the row; or invalid */
 TransactionId
-idem_row_locker(IdemTable *table)
+idem_row_locker(TupleTableSlot *row)
 {
 	IdemLockers lockers;
 
-	idem_row_lockers(table, &lockers);
+	idem_row_lockers(row, &lockers);
 	return TransactionIdIsValid(lockers.exclusive) ? lockers.exclusive : lockers.shared;
 }
 
@@ -240,9 +240,9 @@ is_replaced_by_me(HeapTupleHeader tuple)
 
 /* Has this transaction deleted or updated the row? */
 bool
-idem_row_is_replaced_by_me(IdemTable *table)
+idem_row_is_replaced_by_me(TupleTableSlot *row)
 {
-	return is_replaced_by_me(get_header(table));
+	return is_replaced_by_me(get_header(row));
 }
 
 /*
@@ -287,16 +287,16 @@ idem_row_is_changed_by_me(IdemTable *table, ItemPointer tid)
 
 /* Has an update created this version of the row? */
 bool
-idem_row_is_later_version(IdemTable *table)
+idem_row_is_later_version(TupleTableSlot *row)
 {
-	return (get_header(table)->t_infomask & HEAP_UPDATED) != 0;
+	return (get_header(row)->t_infomask & HEAP_UPDATED) != 0;
 }
 
 /* Is there no later version?  Then xmax is deleting or locking the row, not updating it. */
 bool
-idem_row_is_last_version(IdemTable *table)
+idem_row_is_last_version(TupleTableSlot *row)
 {
-	HeapTupleHeader tuple = get_header(table);
+	HeapTupleHeader tuple = get_header(row);
 
-	return ItemPointerEquals(&tuple->t_ctid, &table->found->tts_tid);
+	return ItemPointerEquals(&tuple->t_ctid, &row->tts_tid);
 }

@@ -137,16 +137,16 @@ idem_shard_list_slots(IdemShard *shard)
 void
 idem_shard_read(IdemTable *table, IdemShard *shard)
 {
-	NullableDatum slots = idem_row_datum(table, IDEM_SHARD_SLOTS);
-	NullableDatum given = idem_row_datum(table, IDEM_SHARD_GIVEN);
-	NullableDatum taken = idem_row_datum(table, IDEM_SHARD_TAKEN);
+	NullableDatum slots = idem_row_datum(table->found, IDEM_SHARD_SLOTS);
+	NullableDatum given = idem_row_datum(table->found, IDEM_SHARD_GIVEN);
+	NullableDatum taken = idem_row_datum(table->found, IDEM_SHARD_TAKEN);
 
 	memset(shard, 0, sizeof(*shard));
 	shard->exists = true;
-	shard->jobs_from = idem_row_int64(table, IDEM_SHARD_JOBS_FROM);
-	shard->by_scope = strcmp(text_to_cstring(idem_row_text(table, IDEM_SHARD_BY)), "scope") == 0;
+	shard->jobs_from = idem_row_int64(table->found, IDEM_SHARD_JOBS_FROM);
+	shard->by_scope = strcmp(text_to_cstring(idem_row_text(table->found, IDEM_SHARD_BY)), "scope") == 0;
 	shard->number =
-		idem_row_isnull(table, IDEM_SHARD_NUMBER) ? -1 : idem_row_int32(table, IDEM_SHARD_NUMBER);
+		idem_row_isnull(table->found, IDEM_SHARD_NUMBER) ? -1 : idem_row_int32(table->found, IDEM_SHARD_NUMBER);
 	shard->is_mapped = !slots.isnull;
 	if (!slots.isnull)
 		idem_shard_mark(shard->has, slots.value);
@@ -187,7 +187,7 @@ read_map(void)
 	if (idem_shard_find(&table))
 	{
 		idem_shard_read(&table, &shard);
-		xmin = idem_row_xmin(&table);
+		xmin = idem_row_xmin(table.found);
 	}
 	else
 		set_no_map(&shard);

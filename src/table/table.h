@@ -279,18 +279,18 @@ extern void idem_write_update_hashed(IdemTable *table, int64 hash);
 extern TM_Result idem_write_delete(IdemTable *table, bool wait);
 
 /* row.c */
-extern bool idem_row_varlena_equals(IdemTable *table, AttrNumber attno, struct varlena *value);
-extern int64 idem_row_age(IdemTable *table, AttrNumber since);
-extern TransactionId idem_row_xmin(IdemTable *table);
-extern bool idem_row_is_mine(IdemTable *table);
-extern bool idem_row_is_locked(IdemTable *table);
-extern void idem_row_lockers(IdemTable *table, IdemLockers *lockers);
-extern void idem_row_list_locks(IdemTable *table, IdemRowLocks *locks);
-extern TransactionId idem_row_locker(IdemTable *table);
-extern bool idem_row_is_replaced_by_me(IdemTable *table);
+extern bool idem_row_varlena_equals(TupleTableSlot *row, AttrNumber attno, struct varlena *value);
+extern int64 idem_row_age(TupleTableSlot *row, AttrNumber since);
+extern TransactionId idem_row_xmin(TupleTableSlot *row);
+extern bool idem_row_is_mine(TupleTableSlot *row);
+extern bool idem_row_is_locked(TupleTableSlot *row);
+extern void idem_row_lockers(TupleTableSlot *row, IdemLockers *lockers);
+extern void idem_row_list_locks(TupleTableSlot *row, IdemRowLocks *locks);
+extern TransactionId idem_row_locker(TupleTableSlot *row);
+extern bool idem_row_is_replaced_by_me(TupleTableSlot *row);
 extern bool idem_row_is_changed_by_me(IdemTable *table, ItemPointer tid);
-extern bool idem_row_is_later_version(IdemTable *table);
-extern bool idem_row_is_last_version(IdemTable *table);
+extern bool idem_row_is_later_version(TupleTableSlot *row);
+extern bool idem_row_is_last_version(TupleTableSlot *row);
 
 /* leaf.c */
 extern void idem_leaf_begin(IdemLeafWalk *walk, IdemTable *table, Relation index,
@@ -341,82 +341,82 @@ extern int64 idem_shard_number(int64 value, int slot);
  * as the row is in the slot.
  */
 static inline NullableDatum
-idem_row_datum(IdemTable *table, AttrNumber attno)
+idem_row_datum(TupleTableSlot *row, AttrNumber attno)
 {
 	NullableDatum column;
 
-	column.value = slot_getattr(table->found, attno, &column.isnull);
+	column.value = slot_getattr(row, attno, &column.isnull);
 	return column;
 }
 
 static inline bool
-idem_row_isnull(IdemTable *table, AttrNumber attno)
+idem_row_isnull(TupleTableSlot *row, AttrNumber attno)
 {
-	return idem_row_datum(table, attno).isnull;
+	return idem_row_datum(row, attno).isnull;
 }
 
 /* These return 0, false or InvalidOid for null */
 static inline TimestampTz
-idem_row_timestamp(IdemTable *table, AttrNumber attno)
+idem_row_timestamp(TupleTableSlot *row, AttrNumber attno)
 {
-	NullableDatum column = idem_row_datum(table, attno);
+	NullableDatum column = idem_row_datum(row, attno);
 
 	return column.isnull ? 0 : DatumGetTimestampTz(column.value);
 }
 
 static inline int
-idem_row_int16(IdemTable *table, AttrNumber attno)
+idem_row_int16(TupleTableSlot *row, AttrNumber attno)
 {
-	NullableDatum column = idem_row_datum(table, attno);
+	NullableDatum column = idem_row_datum(row, attno);
 
 	return column.isnull ? 0 : DatumGetInt16(column.value);
 }
 
 static inline int
-idem_row_int32(IdemTable *table, AttrNumber attno)
+idem_row_int32(TupleTableSlot *row, AttrNumber attno)
 {
-	NullableDatum column = idem_row_datum(table, attno);
+	NullableDatum column = idem_row_datum(row, attno);
 
 	return column.isnull ? 0 : DatumGetInt32(column.value);
 }
 
 static inline int64
-idem_row_int64(IdemTable *table, AttrNumber attno)
+idem_row_int64(TupleTableSlot *row, AttrNumber attno)
 {
-	NullableDatum column = idem_row_datum(table, attno);
+	NullableDatum column = idem_row_datum(row, attno);
 
 	return column.isnull ? 0 : DatumGetInt64(column.value);
 }
 
 static inline bool
-idem_row_bool(IdemTable *table, AttrNumber attno)
+idem_row_bool(TupleTableSlot *row, AttrNumber attno)
 {
-	NullableDatum column = idem_row_datum(table, attno);
+	NullableDatum column = idem_row_datum(row, attno);
 
 	return !column.isnull && DatumGetBool(column.value);
 }
 
 static inline Oid
-idem_row_oid(IdemTable *table, AttrNumber attno)
+idem_row_oid(TupleTableSlot *row, AttrNumber attno)
 {
-	NullableDatum column = idem_row_datum(table, attno);
+	NullableDatum column = idem_row_datum(row, attno);
 
 	return column.isnull ? InvalidOid : DatumGetObjectId(column.value);
 }
 
 /* These return NULL for null, else a copy in the caller's memory context */
 static inline text *
-idem_row_text(IdemTable *table, AttrNumber attno)
+idem_row_text(TupleTableSlot *row, AttrNumber attno)
 {
-	NullableDatum column = idem_row_datum(table, attno);
+	NullableDatum column = idem_row_datum(row, attno);
 
 	return column.isnull ? NULL : DatumGetTextPCopy(column.value);
 }
 
 static inline pg_uuid_t *
-idem_row_uuid(IdemTable *table, AttrNumber attno)
+idem_row_uuid(TupleTableSlot *row, AttrNumber attno)
 {
-	NullableDatum column = idem_row_datum(table, attno);
+	NullableDatum column = idem_row_datum(row, attno);
 	pg_uuid_t *uuid = NULL;
 
 	if (!column.isnull)
@@ -428,9 +428,9 @@ idem_row_uuid(IdemTable *table, AttrNumber attno)
 }
 
 static inline Jsonb *
-idem_row_jsonb(IdemTable *table, AttrNumber attno)
+idem_row_jsonb(TupleTableSlot *row, AttrNumber attno)
 {
-	NullableDatum column = idem_row_datum(table, attno);
+	NullableDatum column = idem_row_datum(row, attno);
 
 	return column.isnull ? NULL : DatumGetJsonbPCopy(column.value);
 }
@@ -461,7 +461,7 @@ idem_row_set_varlena(TupleTableSlot *slot, AttrNumber attno, const void *value)
 
 /* Copy a column of the row found in another table, unless it is null */
 static inline void
-idem_row_copy_column(IdemTable *from, AttrNumber attno, TupleTableSlot *to, AttrNumber to_attno)
+idem_row_copy_column(TupleTableSlot *from, AttrNumber attno, TupleTableSlot *to, AttrNumber to_attno)
 {
 	NullableDatum column = idem_row_datum(from, attno);
 

@@ -297,7 +297,7 @@ is_key_unchanged(IdemTable *table, Form_pg_index form)
 	{
 		AttrNumber attno = form->indkey.values[i];
 		Form_pg_attribute att = TupleDescAttr(RelationGetDescr(table->heap), attno - 1);
-		NullableDatum old = idem_row_datum(table, attno);
+		NullableDatum old = idem_row_datum(table->found, attno);
 		NullableDatum new = get_column(table->written, attno);
 
 		if (old.isnull != new.isnull ||

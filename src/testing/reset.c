@@ -137,9 +137,9 @@ static void
 note_end(IdemTable *table, int i)
 {
 	if (tables[i].open == idem_jobtable_open)
-		idem_touched_end(idem_waiters_job(idem_row_int64(table, IDEM_JOBS_JOB_ID)));
+		idem_touched_end(idem_waiters_job(idem_row_int64(table->found, IDEM_JOBS_JOB_ID)));
 	else if (tables[i].open == idem_keytable_open)
-		idem_touched_end(idem_waiters_key(idem_row_int64(table, IDEM_KEYS_KEY_HASH)));
+		idem_touched_end(idem_waiters_key(idem_row_int64(table->found, IDEM_KEYS_KEY_HASH)));
 }
 
 /* Delete all rows, which no other transaction holds (V9); returns their number */

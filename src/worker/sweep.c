@@ -68,7 +68,7 @@ sweep_expired(IdemTable *table, AttrNumber expires_at, bool (*remove)(IdemTable 
 
 	while (may_continue(batch) && index_getnext_slot(scan, ForwardScanDirection, table->found))
 	{
-		batch->cursor.from = idem_row_timestamp(table, expires_at);
+		batch->cursor.from = idem_row_timestamp(table->found, expires_at);
 		if (remove(table))
 			batch->removed++;
 	}
@@ -84,7 +84,7 @@ sweep_expired(IdemTable *table, AttrNumber expires_at, bool (*remove)(IdemTable 
 static bool
 remove_key(IdemTable *table)
 {
-	bool abandoned = idem_keyrow_is_leased(table) && idem_row_isnull(table, IDEM_KEYS_FINISHED_AT);
+	bool abandoned = idem_keyrow_is_leased(table) && idem_row_isnull(table->found, IDEM_KEYS_FINISHED_AT);
 
 	if (idem_keyrow_judge(table, 0) != IDEM_KEY_GONE || idem_write_delete(table, false) != TM_Ok)
 		return false;
@@ -148,17 +148,17 @@ sweep_job_history(IdemSweepBatch *batch)
 static bool
 lease_has_expired(IdemTable *jobs, TimestampTz now)
 {
-	return idem_jobrow_is_leased(jobs) && idem_row_timestamp(jobs, IDEM_JOBS_LEASE_UNTIL) <= now;
+	return idem_jobrow_is_leased(jobs) && idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL) <= now;
 }
 
 /* Make the job found dead if the lease of its last attempt has expired (W1); never waits (W2) */
 static bool
 make_dead_if_expired(IdemTable *jobs, IdemQueue *queue, TimestampTz now)
 {
-	if (!lease_has_expired(jobs, now) || idem_row_is_mine(jobs))
+	if (!lease_has_expired(jobs, now) || idem_row_is_mine(jobs->found))
 		return false;
-	if (queue->name == NULL || !idem_row_varlena_equals(jobs, IDEM_JOBS_QUEUE, queue->name))
-		idem_queuestore_get(idem_row_text(jobs, IDEM_JOBS_QUEUE), queue);
+	if (queue->name == NULL || !idem_row_varlena_equals(jobs->found, IDEM_JOBS_QUEUE, queue->name))
+		idem_queuestore_get(idem_row_text(jobs->found, IDEM_JOBS_QUEUE), queue);
 	if (!idem_jobrow_has_no_attempts_left(jobs, queue))
 		return false;
 	return idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip) ==
