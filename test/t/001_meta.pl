@@ -112,6 +112,16 @@ sub is_listed
 is_listed('REGRESS', 'sql/*.sql');
 is_listed('ISOLATION', 'test/isolation/specs/*.spec');
 
+# A TAP file is named by its number.
+
+{
+	my %files;
+
+	push @{ $files{ (m{^test/t/(\d*)})[0] } }, $_ foreach glob 'test/t/*.pl';
+	is(join(' ', map { @$_ > 1 ? @$_ : () } values %files), '', 'the numbers of the TAP files are unique');
+	is(join(' ', grep { !m{^test/t/\d{3}_\w+\.pl$} } glob 'test/t/*'), '', 'every TAP file has one');
+}
+
 # Every relative link in the documentation leads to a file, and to a heading of it.
 
 sub markdown
