@@ -97,15 +97,15 @@ OBJS = \
 	src/testing/verify.o \
 	src/testing/drain.o \
 	src/testing/reset.o \
-	src/worker/backlog.o \
-	src/worker/sweep.o \
-	src/worker/process.o \
-	src/worker/batch.o \
-	src/worker/ticks.o \
-	src/worker/visit.o \
-	src/worker/databases.o \
-	src/worker/launcher.o \
-	src/worker/cleanup.o \
+	src/cleanup/backlog.o \
+	src/cleanup/sweep.o \
+	src/cleanup/process.o \
+	src/cleanup/batch.o \
+	src/cleanup/ticks.o \
+	src/cleanup/worker.o \
+	src/cleanup/databases.o \
+	src/cleanup/launcher.o \
+	src/cleanup/cleanup.o \
 	src/admin/grant.o \
 	src/admin/members.o \
 	src/admin/queue.o \

@@ -7,10 +7,10 @@
 #include "miscadmin.h"
 #include "storage/ipc.h"
 
+#include "cleanup/cleanup.h"
 #include "keys/keys.h"
 #include "stats/stats.h"
 #include "wake/wake.h"
-#include "worker/worker.h"
 
 PG_MODULE_MAGIC_EXT(.name = "idem", .version = IDEM_VERSION);
 

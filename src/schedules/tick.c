@@ -3,7 +3,7 @@
  *		SQL function idem_tick: enqueue the jobs of all schedules that are due.
  *
  * Each schedule is ticked in a subtransaction, so that one that fails does not hold up the
- * others (T7).  The background worker does the same in transactions (src/worker/ticks.c).
+ * others (T7).  The background worker does the same in transactions (src/cleanup/ticks.c).
  */
 #include "postgres.h"
 

@@ -71,7 +71,7 @@ SKIP:
 	my ($out) = run_command([ 'nm', '-D', '--defined-only', "$dir/idem.so" ]);
 	my @exported = sort map { (split ' ')[2] } split /\n/, $out;
 	my @functions = $script =~ /^AS 'MODULE_PATHNAME', '(\w+)';$/mg;
-	my @expected = sort qw(Pg_magic_func _PG_init idem_visit_main idem_launcher_main),
+	my @expected = sort qw(Pg_magic_func _PG_init idem_worker_main idem_launcher_main),
 	  map { ($_, "pg_finfo_$_") } @functions;
 
 	is("@exported", "@expected", 'exported symbols');

@@ -1,5 +1,5 @@
 /*
- * visit.c
+ * worker.c
  *		The worker: visits one database, enqueues the jobs of its schedules, removes expired
  *		rows, and exits.
  *
@@ -26,7 +26,7 @@
 #include "storage/latch.h"
 #include "utils/timestamp.h"
 
-#include "worker/worker.h"
+#include "cleanup/cleanup.h"
 
 /* Times in microseconds */
 #define MAX_VISIT (2 * USECS_PER_SEC)
@@ -401,7 +401,7 @@ try_database(const IdemVisitRequest *request)
  * this visit, or another worker has it: there is never more than one (W3).
  */
 void
-idem_visit_main(Datum arg)
+idem_worker_main(Datum arg)
 {
 	Oid database = DatumGetObjectId(arg);
 	IdemVisitRequest request;

@@ -19,8 +19,8 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
+#include "cleanup/cleanup.h"
 #include "schedules/schedules.h"
-#include "worker/worker.h"
 
 #define ACTIVITY "idem schedules"
 

@@ -1,10 +1,10 @@
 /*
- * worker.h
+ * cleanup.h
  *		Cleanup and schedules: the sweeps, the background worker that runs them and the
  *		ticks, the launcher that starts the worker, and idem_cleanup().
  */
-#ifndef IDEM_WORKER_H
-#define IDEM_WORKER_H
+#ifndef IDEM_CLEANUP_H
+#define IDEM_CLEANUP_H
 
 #include "postmaster/bgworker.h"
 
@@ -108,8 +108,8 @@ extern void idem_batch_recover(MemoryContext context, char *message);
 extern bool idem_ticks_others_due(void);
 extern void idem_ticks_run(int64 until, const IdemVisitRequest *request, IdemTickReport *report);
 
-/* visit.c */
-extern PGDLLEXPORT void idem_visit_main(Datum arg);
+/* worker.c */
+extern PGDLLEXPORT void idem_worker_main(Datum arg);
 
 /* databases.c */
 extern void idem_databases_init(void);
@@ -129,16 +129,16 @@ extern void idem_launcher_register(void);
 extern PGDLLEXPORT void idem_launcher_main(Datum arg);
 
 static inline int64
-idem_worker_naptime(void)
+idem_cleanup_naptime(void)
 {
 	return idem_guc_cleanup_naptime * USECS_PER_SEC;
 }
 
 /* The delay before the next attempt: it doubles after each failure (W7) */
 static inline int64
-idem_worker_double_delay(int64 delay, int64 max)
+idem_cleanup_double_delay(int64 delay, int64 max)
 {
 	return Min(Max(2 * delay, IDEM_MIN_DELAY), max);
 }
 
-#endif /* IDEM_WORKER_H */
+#endif /* IDEM_CLEANUP_H */

@@ -28,7 +28,7 @@
 #include "utils/fmgroids.h"
 #include "utils/guc.h"
 
-#include "worker/worker.h"
+#include "cleanup/cleanup.h"
 
 static emit_log_hook_type prev_emit_log_hook = NULL;
 

@@ -21,7 +21,7 @@
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
-#include "worker/worker.h"
+#include "cleanup/cleanup.h"
 
 /* W8: find a table in the schema idem that is a member of the extension */
 static Oid

@@ -40,7 +40,7 @@
 #include "utils/hsearch.h"
 #include "utils/snapmgr.h"
 
-#include "worker/worker.h"
+#include "cleanup/cleanup.h"
 
 /*
  * After a visit that met a locked table: delay until the next one, and how long
@@ -326,7 +326,7 @@ note_failure(IdemDatabase *database, const char *error)
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("idem cleanup failed in database \"%s\": %s", database->name, error),
 				errdetail("The launcher tries again after ten minutes at most. The failure is not logged again until cleanup has worked."));
-	database->delay = idem_worker_double_delay(database->delay, IDEM_MAX_DELAY);
+	database->delay = idem_cleanup_double_delay(database->delay, IDEM_MAX_DELAY);
 }
 
 /* W7: the worker has ended without a report */
@@ -375,7 +375,7 @@ note_tick_failure(IdemDatabase *database, const char *error)
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("idem schedules failed in database \"%s\": %s", database->name, error),
 				errdetail("The launcher tries again after one minute at most. The failure is not logged again until all schedules have worked."));
-	database->tick_delay = idem_worker_double_delay(database->tick_delay, MAX_TICK_DELAY);
+	database->tick_delay = idem_cleanup_double_delay(database->tick_delay, MAX_TICK_DELAY);
 	database->tick_retry = idem_clock_steady() + database->tick_delay;
 }
 
@@ -446,7 +446,7 @@ schedule_next_visit(IdemDatabase *database, const IdemVisit *visit)
 {
 	const IdemVisitReport *report = &visit->report;
 	int64 now = idem_clock_steady();
-	int64 naptime = idem_worker_naptime();
+	int64 naptime = idem_cleanup_naptime();
 
 	if (report->outcome == IDEM_VISIT_TICKED)
 		return;

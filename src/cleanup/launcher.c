@@ -1,7 +1,7 @@
 /*
  * launcher.c
  *		The resident process: takes the database that is due (databases.c) and
- *		starts a worker there (visit.c), one at a time.
+ *		starts a worker there (worker.c), one at a time.
  *
  * The launcher is connected to no database, and has a transaction open only while
  * it reads pg_database (W4).  The postmaster restarts it five seconds after it has
@@ -23,7 +23,7 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "worker/worker.h"
+#include "cleanup/cleanup.h"
 
 /* Times in microseconds */
 #define CONNECT_TIMEOUT (10 * USECS_PER_SEC)
@@ -97,7 +97,7 @@ note_no_slot(void)
 		launcher.no_slot_since = GetCurrentTimestamp();
 	}
 	slot_delay =
-		idem_worker_double_delay(slot_delay, Min(idem_worker_naptime(), IDEM_MAX_DELAY));
+		idem_cleanup_double_delay(slot_delay, Min(idem_cleanup_naptime(), IDEM_MAX_DELAY));
 	slot_due = idem_clock_steady() + slot_delay;
 	publish_state(IDEM_LAUNCHER_NO_SLOT);
 }
@@ -127,7 +127,7 @@ start_worker(const IdemDatabase *database)
 		.round = database->ticks.round,
 		.tick_skip = database->ticks.skip};
 
-	idem_process_describe(&worker, "idem cleanup", "idem_visit_main");
+	idem_process_describe(&worker, "idem cleanup", "idem_worker_main");
 	worker.bgw_flags |= BGWORKER_INTERRUPTIBLE;
 	worker.bgw_main_arg = ObjectIdGetDatum(database->oid);
 	worker.bgw_notify_pid = MyProcPid;
@@ -231,7 +231,7 @@ do_what_is_due(void)
 	if (!idem_databases_read_ticks() || now >= next_list)
 	{
 		idem_databases_read();
-		next_list = now + idem_worker_naptime();
+		next_list = now + idem_cleanup_naptime();
 	}
 	if (visit_next(now, &next_due))
 		return 0;
@@ -252,7 +252,7 @@ note_error(const ErrorData *error)
 				errcode(error->sqlerrcode),
 				errmsg("idem launcher failed: %s", error->message),
 				errdetail("It tries again after ten minutes at most. The failure is not logged again until the launcher has worked."));
-	error_delay = idem_worker_double_delay(error_delay, IDEM_MAX_DELAY);
+	error_delay = idem_cleanup_double_delay(error_delay, IDEM_MAX_DELAY);
 	launcher.error_at = GetCurrentTimestamp();
 	idem_exchange_copy_error(launcher.error, error->message);
 	publish_state(IDEM_LAUNCHER_FAILING);

@@ -18,8 +18,8 @@
 #include "datatype/timestamp.h"
 #include "lib/stringinfo.h"
 
+#include "cleanup/cleanup.h"
 #include "fn/fn.h"
-#include "worker/worker.h"
 
 IDEM_FUNCTION(idem_cleanup, INT4OID, INT4OID);
 

@@ -20,9 +20,9 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+#include "cleanup/cleanup.h"
 #include "jobs/jobs.h"
 #include "keys/keys.h"
-#include "worker/worker.h"
 
 /* How many pages of idem.jobs one batch searches at most: 64 MB */
 #define MAX_PAGES_TO_SEARCH 8192

@@ -14,7 +14,7 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
-#include "worker/worker.h"
+#include "cleanup/cleanup.h"
 
 /*
  * The share of expired rows among those whose expires_at is not before from, by
