@@ -14,6 +14,12 @@ OBJS = \
 	src/hash.o \
 	src/sha256.o \
 	src/version.o \
+	src/shmem/exchange.o \
+	src/shmem/skips.o \
+	src/shmem/keyskips.o \
+	src/shmem/histogram.o \
+	src/shmem/entries.o \
+	src/shmem/waiters.o \
 	src/table/subscription.o \
 	src/table/shape.o \
 	src/table/citus.o \
@@ -32,16 +38,10 @@ OBJS = \
 	src/fn/handler.o \
 	src/fn/procxact.o \
 	src/fn/unfinished.o \
-	src/stats/exchange.o \
-	src/stats/skips.o \
-	src/stats/keyskips.o \
-	src/stats/histogram.o \
-	src/stats/shmem.o \
 	src/stats/statsfile.o \
 	src/stats/counters.o \
 	src/stats/views.o \
 	src/stats/holders.o \
-	src/wake/waiters.o \
 	src/wake/touched.o \
 	src/wake/sleep.o \
 	src/keys/keytable.o \

@@ -25,7 +25,7 @@ request_shmem(void)
 {
 	if (prev_shmem_request_hook)
 		prev_shmem_request_hook();
-	idem_shmem_request();
+	idem_entries_request();
 	idem_waiters_request();
 }
 
@@ -33,7 +33,7 @@ request_shmem(void)
 static void
 save_counters(int code, Datum arg)
 {
-	if (code == 0 && idem_shmem_exists())
+	if (code == 0 && idem_entries_exist())
 		idem_statsfile_save();
 }
 
@@ -44,7 +44,7 @@ attach_shmem(void)
 
 	if (prev_shmem_startup_hook)
 		prev_shmem_startup_hook();
-	is_new = idem_shmem_attach();
+	is_new = idem_entries_attach();
 	idem_waiters_attach();
 	if (is_new && !IsBinaryUpgrade)
 		idem_statsfile_load();

@@ -121,7 +121,7 @@ list_database(Form_pg_database form)
 	}
 	memcpy(database->name, NameStr(form->datname), NAMEDATALEN);
 	database->is_listed = true;
-	if (!database->has_extension && idem_shmem_is_used(database->oid))
+	if (!database->has_extension && idem_entries_is_used(database->oid))
 	{
 		database->has_extension = true;
 		database->due = 0;
@@ -140,7 +140,7 @@ read_list(void)
 
 	begin_transaction();
 	/* copied before pg_database is read: a database created meanwhile is not among them */
-	gone = idem_shmem_list_databases();
+	gone = idem_entries_list_databases();
 	rel = table_open(DatabaseRelationId, AccessShareLock);
 	scan = table_beginscan_catalog(rel, 0, NULL);
 	while ((tuple = heap_getnext(scan, ForwardScanDirection)) != NULL)
@@ -153,7 +153,7 @@ read_list(void)
 	table_endscan(scan);
 	table_close(rel, AccessShareLock);
 	foreach (lc, gone)
-		idem_shmem_forget_database(lfirst_oid(lc));
+		idem_entries_forget_database(lfirst_oid(lc));
 	CommitTransactionCommand();
 }
 
@@ -224,7 +224,7 @@ idem_databases_read_ticks(void)
 	TimestampTz now = GetCurrentTimestamp();
 	bool has_all = true;
 	int n;
-	IdemDatabaseTick *ticks = idem_shmem_copy_ticks(&n);
+	IdemDatabaseTick *ticks = idem_entries_copy_ticks(&n);
 
 	have_ticks = n > 0;
 	hash_seq_init(&seq, databases);
@@ -337,7 +337,7 @@ note_lost(IdemDatabase *database, const IdemVisit *visit)
 
 	if (error[0] == '\0')
 		error = visit->report.connected ? "the worker was terminated" : "the worker could not connect";
-	idem_shmem_set_failure(database->oid, error);
+	idem_entries_set_failure(database->oid, error);
 	note_failure(database, error);
 }
 

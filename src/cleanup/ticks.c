@@ -76,7 +76,7 @@ find_next(void *arg)
 	if (idem_tick_is_subscribed())
 		return;
 	idem_schedulestore_open(&schedules, RowExclusiveLock);
-	idem_shmem_lower_tick(MyDatabaseId, idem_schedulestore_next(&schedules, ticks->now));
+	idem_entries_lower_tick(MyDatabaseId, idem_schedulestore_next(&schedules, ticks->now));
 	idem_table_close(&schedules);
 }
 
@@ -133,7 +133,7 @@ idem_ticks_others_due(void)
 	TimestampTz now = GetCurrentTimestamp();
 	bool found = false;
 	int n;
-	IdemDatabaseTick *ticks = idem_shmem_copy_ticks(&n);
+	IdemDatabaseTick *ticks = idem_entries_copy_ticks(&n);
 
 	for (int i = 0; i < n && !found; i++)
 		found = ticks[i].database != MyDatabaseId && ticks[i].tick <= now;
@@ -144,7 +144,7 @@ idem_ticks_others_due(void)
 /*
  * Enqueue the jobs of the schedules that are due, until this time by the steady clock, or until the
  * turn ends.  What is left then is due again at once, but after other databases that are due.  The
- * caller has called idem_shmem_forget_tick().
+ * caller has called idem_entries_forget_tick().
  */
 void
 idem_ticks_run(int64 until, const IdemVisitRequest *request, IdemTickReport *report)
@@ -181,7 +181,7 @@ idem_ticks_run(int64 until, const IdemVisitRequest *request, IdemTickReport *rep
 	{
 		report->round = ticks.now;
 		report->skip = ticks.skip;
-		idem_shmem_lower_tick(MyDatabaseId, idem_clock_now());
+		idem_entries_lower_tick(MyDatabaseId, idem_clock_now());
 	}
 	(void) try_batch(&ticks, find_next);
 	MemoryContextSwitchTo(oldcontext);

@@ -54,7 +54,7 @@ static IdemProgress progress;
 static void
 publish_progress(void)
 {
-	idem_shmem_set_progress(MyDatabaseId, &progress);
+	idem_entries_set_progress(MyDatabaseId, &progress);
 }
 
 /* A worker that is terminated in the middle of a sweep is not at work any more */
@@ -174,7 +174,7 @@ run_batch(Visit *visit, const IdemSweep *sweep, IdemSweepBatch *batch)
 static void
 begin_round(bool continues, Visit *visit)
 {
-	bool is_known = idem_shmem_get_progress(MyDatabaseId, &progress);
+	bool is_known = idem_entries_get_progress(MyDatabaseId, &progress);
 
 	visit->next = progress.next != IDEM_PHASE_IDLE ? progress.next : IDEM_FIRST_SWEEP;
 	for (int i = IDEM_FIRST_SWEEP; i <= IDEM_LAST_SWEEP; i++)
@@ -328,7 +328,7 @@ end_before_tick(Visit *visit)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	int n;
-	IdemDatabaseTick *ticks = idem_shmem_copy_ticks(&n);
+	IdemDatabaseTick *ticks = idem_entries_copy_ticks(&n);
 
 	for (int i = 0; i < n; i++)
 	{
@@ -348,14 +348,14 @@ end_before_tick(Visit *visit)
 static IdemVisitOutcome
 clean_database(const IdemVisitRequest *request, Visit *visit)
 {
-	(void) idem_shmem_get_progress(MyDatabaseId, &progress);
-	visit->was_used = idem_shmem_take_use();
-	idem_shmem_forget_tick();
+	(void) idem_entries_get_progress(MyDatabaseId, &progress);
+	visit->was_used = idem_entries_take_use();
+	idem_entries_forget_tick();
 	idem_process_take_database_settings();
 	if (!extension_exists())
 		return IDEM_VISIT_NOT_INSTALLED;
 	/* make an entry for the database */
-	(void) idem_shmem_get_database();
+	(void) idem_entries_get_database();
 	/* if there are more ticks than fit into a visit, neither they nor cleanup starve (T6) */
 	idem_ticks_run(visit->until - (request->cleans ? MAX_VISIT / 2 : 0), request, &visit->ticks);
 	if (!request->cleans)
@@ -390,7 +390,7 @@ try_database(const IdemVisitRequest *request)
 		visit.ticks.failed = true;
 		strlcpy(visit.ticks.error, visit.error, IDEM_ERROR_TEXT_LEN);
 		memset(visit.batches, 0, sizeof(visit.batches));
-		(void) idem_shmem_get_database();
+		(void) idem_entries_get_database();
 	}
 	PG_END_TRY();
 	report_outcome(outcome, &visit);

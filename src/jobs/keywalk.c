@@ -4,7 +4,7 @@
  *
  * Index entries of jobs that have ended stay until VACUUM, and longer while a transaction holds
  * an old snapshot.  A walk that has passed many of them publishes their places, and later
- * walks jump over these (J14): stats/keyskips.c.
+ * walks jump over these (J14): shmem/keyskips.c.
  */
 #include "postgres.h"
 

@@ -12,7 +12,7 @@
  * not wait: it skips a row that is locked (T6).
  *
  * The launcher sleeps until the earliest tick of any database.  A commit that makes a tick
- * earlier tells it (idem_shmem_lower_tick()).
+ * earlier tells it (idem_entries_lower_tick()).
  */
 #include "postgres.h"
 
@@ -54,7 +54,7 @@ static void
 at_xact_event(XactEvent event, void *arg)
 {
 	if (event == XACT_EVENT_COMMIT && earliest != DT_NOEND)
-		idem_shmem_lower_tick(MyDatabaseId, earliest);
+		idem_entries_lower_tick(MyDatabaseId, earliest);
 	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
 		earliest = DT_NOEND;
 }
@@ -69,7 +69,7 @@ note_tick(TimestampTz tick)
 		RegisterXactCallback(at_xact_event, NULL);
 	is_registered = true;
 	/* the callback cannot make an entry in shared memory */
-	(void) idem_shmem_get_database();
+	(void) idem_entries_get_database();
 	earliest = Min(earliest, tick);
 }
 

@@ -42,7 +42,7 @@ typedef struct QueueSlot
 {
 	text *queue;
 	IdemCounterSlot entry; /* no counters: there was none; it may have given way unless pinned */
-	uint64 nmade;		   /* idem_shmem_nmade() when the entry was last looked for; 0: never */
+	uint64 nmade;		   /* idem_entries_nmade() when the entry was last looked for; 0: never */
 	IdemSkips *own_skips;  /* of this backend, while there is no entry; NULL: none yet */
 	bool own_are_old;	   /* others have noted their changes elsewhere since */
 
@@ -103,7 +103,7 @@ get_database_slot(void)
 
 	if (!is_known)
 	{
-		slot = idem_shmem_get_database();
+		slot = idem_entries_get_database();
 		is_known = true;
 	}
 	return &slot;
@@ -157,10 +157,10 @@ is_beyond(const text *queue)
 
 	if (likely(queue_slots->members < 2 * MAX_QUEUE_SLOTS))
 		return false;
-	entry = idem_shmem_pin_queue(queue, IDEM_MAKE_NEVER);
+	entry = idem_entries_pin_queue(queue, IDEM_MAKE_NEVER);
 	if (entry.counters == NULL)
 		return true;
-	idem_shmem_unpin(&entry);
+	idem_entries_unpin(&entry);
 	return false;
 }
 
@@ -221,15 +221,15 @@ pin_entry(QueueSlot *slot)
 {
 	uint64 nmade;
 
-	if (slot->entry.counters == NULL || !idem_shmem_pin(&slot->entry))
+	if (slot->entry.counters == NULL || !idem_entries_pin(&slot->entry))
 	{
 		pg_memory_barrier();
 		/* read this first: an entry that is made after the lookup changes it */
-		nmade = idem_shmem_nmade();
+		nmade = idem_entries_nmade();
 		if (slot->entry.counters == NULL && slot->nmade == nmade)
 			return;
 		slot->nmade = nmade;
-		slot->entry = idem_shmem_pin_queue(slot->queue, IDEM_MAKE_NEVER);
+		slot->entry = idem_entries_pin_queue(slot->queue, IDEM_MAKE_NEVER);
 		if (slot->entry.counters == NULL)
 			return;
 	}
@@ -242,7 +242,7 @@ use_queue(const text *queue)
 {
 	QueueSlot *slot = get_queue_slot(queue);
 
-	if (likely(slot->is_pinned) || slot == &nameless || !idem_shmem_exists())
+	if (likely(slot->is_pinned) || slot == &nameless || !idem_entries_exist())
 		return slot;
 	if (!slot->is_in_use)
 	{
@@ -302,7 +302,7 @@ add_to_queue(const text *queue, IdemQueueCounter counter)
 	QueueSlot *slot;
 	Pending *pending;
 
-	if (!idem_shmem_exists())
+	if (!idem_entries_exist())
 		return NULL;
 	idem_counters_note_use();
 	slot = use_queue(queue);
@@ -374,7 +374,7 @@ count_pending(void)
 
 		if (!slot->is_pinned && slot->used_by != InvalidSubTransactionId && make > failed)
 		{
-			slot->entry = idem_shmem_pin_queue(slot->queue, make);
+			slot->entry = idem_entries_pin_queue(slot->queue, make);
 			if (slot->entry.counters != NULL)
 				note_made(slot);
 			else
@@ -397,7 +397,7 @@ forget_transaction(void)
 	for (QueueSlot *slot = in_use; slot != NULL; slot = slot->next)
 	{
 		if (slot->is_pinned)
-			idem_shmem_unpin(&slot->entry);
+			idem_entries_unpin(&slot->entry);
 		slot->is_pinned = slot->is_in_use = false;
 		slot->used_by = InvalidSubTransactionId;
 		slot->pending = NULL;

@@ -58,8 +58,8 @@ make_content(Size *size)
 {
 	int ndatabases;
 	int nqueues;
-	IdemStatsSnapshot *databases = idem_shmem_copy_counters(false, &ndatabases);
-	IdemStatsSnapshot *queues = idem_shmem_copy_counters(true, &nqueues);
+	IdemStatsSnapshot *databases = idem_entries_copy_counters(false, &ndatabases);
+	IdemStatsSnapshot *queues = idem_entries_copy_counters(true, &nqueues);
 	SavedFile *saved = palloc0(offsetof(SavedFile, entries) +
 							   (ndatabases + nqueues) * sizeof(IdemStatsSnapshot));
 
@@ -156,7 +156,7 @@ read_content(FILE *file)
 		fread(&crc, sizeof(crc), 1, file) == 1 && getc(file) == EOF && !ferror(file) &&
 		EQ_CRC32C(crc, compute_checksum(saved, size)) && are_all_valid(saved);
 	for (int i = 0; is_good && i < saved->nentries; i++)
-		idem_shmem_restore_counters(&saved->entries[i]);
+		idem_entries_restore_counters(&saved->entries[i]);
 	pfree(saved);
 	return is_good;
 }

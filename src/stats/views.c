@@ -201,11 +201,11 @@ put_counters(FunctionCallInfo fcinfo, IdemSignature *signature, bool of_queues)
 
 	idem_fn_begin(fcinfo, signature, NULL);
 	row.rsinfo = idem_fn_row_set(fcinfo, types, natts, &row_descs[of_queues]);
-	if (!idem_shmem_exists())
+	if (!idem_entries_exist())
 		return (Datum) 0;
 	/* make an entry, so that this database has a row even before the first count */
-	(void) idem_shmem_get_database();
-	copies = idem_shmem_copy_counters(of_queues, &n);
+	(void) idem_entries_get_database();
+	copies = idem_entries_copy_counters(of_queues, &n);
 	for (int i = 0; i < n; i++)
 	{
 		const IdemStatsSnapshot *snapshot = &copies[i];
@@ -302,9 +302,9 @@ idem_stat_latency(PG_FUNCTION_ARGS)
 
 	idem_fn_begin(fcinfo, &idem_stat_latency_signature, NULL);
 	row.rsinfo = idem_fn_row_set(fcinfo, latency_types, LATENCY_NATTS, &row_desc);
-	if (!idem_shmem_exists())
+	if (!idem_entries_exist())
 		return (Datum) 0;
-	copies = idem_shmem_copy_counters(true, &n);
+	copies = idem_entries_copy_counters(true, &n);
 	for (int i = 0; i < n; i++)
 	{
 		for (IdemHistogramKind kind = 0; kind < IDEM_HISTOGRAM_N; kind++)
@@ -343,11 +343,11 @@ idem_stat_cleanup(PG_FUNCTION_ARGS)
 
 	idem_fn_begin(fcinfo, &idem_stat_cleanup_signature, NULL);
 	row.rsinfo = idem_fn_row_set(fcinfo, cleanup_types, CLEANUP_NATTS, &row_desc);
-	if (!idem_shmem_exists())
+	if (!idem_entries_exist())
 		return (Datum) 0;
 	/* make an entry, so that this database has a row and the worker visits it (W5) */
 	idem_counters_note_use();
-	copies = idem_shmem_copy_progress(&n);
+	copies = idem_entries_copy_progress(&n);
 	for (int i = 0; i < n; i++)
 		put_progress(&row, copies[i].database, &copies[i].progress);
 	pfree(copies);
@@ -372,7 +372,7 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 	Row row = {0};
 	IdemLauncher launcher = {0};
 	IdemVisit visit = {0};
-	bool preloaded = idem_shmem_exists();
+	bool preloaded = idem_entries_exist();
 
 	idem_fn_begin(fcinfo, &idem_stat_worker_signature, NULL);
 	row.rsinfo = idem_fn_row_set(fcinfo, worker_types, WORKER_NATTS, &row_desc);
@@ -392,7 +392,7 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 	add_time(&row, launcher.clock_back_at);
 	add_column(&row, Float8GetDatum(launcher.clock_back_by / 1e6), launcher.clock_back_at == 0);
 	add_column(&row, Int64GetDatum(launcher.memory), launcher.pid == 0);
-	add_column(&row, BoolGetDatum(preloaded && idem_shmem_is_full()), !preloaded);
+	add_column(&row, BoolGetDatum(preloaded && idem_entries_is_full()), !preloaded);
 	add_column(&row, Float8GetDatum(Max(idem_clock_steady() - launcher.awake_at, 0) / 1e6),
 			   launcher.pid == 0);
 	if (launcher.error_at != 0)
@@ -409,12 +409,12 @@ Datum
 idem_stats_reset(PG_FUNCTION_ARGS)
 {
 	idem_fn_begin(fcinfo, &idem_stats_reset_signature, NULL);
-	if (!idem_shmem_exists())
+	if (!idem_entries_exist())
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("statistics of idem are not available"),
 				errdetail("The library was not loaded when the server was started."),
 				errhint("Add \"idem\" to \"%s\" and restart the server.", "shared_preload_libraries"));
-	idem_shmem_reset_counters();
+	idem_entries_reset_counters();
 	PG_RETURN_VOID();
 }

@@ -13,7 +13,7 @@ use Test::More;
 my @extension = grep { !m{^src/bin/} } glob('src/*.[ch] src/*/*.[ch]');
 my @programs = glob('src/bin/*.[ch] src/bin/*/*.[ch]');
 
-my %layer = ('.' => 0, table => 1, fn => 1, stats => 2, wake => 2, keys => 3, jobs => 3, schedules => 4, testing => 5, cleanup => 5, admin => 6);
+my %layer = ('.' => 0, shmem => 1, table => 1, fn => 1, stats => 2, wake => 2, keys => 3, jobs => 3, schedules => 4, testing => 5, cleanup => 5, admin => 6);
 my @up;
 my @relative;
 

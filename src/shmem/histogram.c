@@ -15,7 +15,7 @@
 #include "utils/float.h"
 #include "utils/timestamp.h"
 
-#include "stats/stats.h"
+#include "shmem/shmem.h"
 
 /* The bound of the first bucket is a unit */
 #define UNITS_PER_SEC 1024

@@ -17,7 +17,7 @@
 #include "storage/lwlock.h"
 #include "storage/proc.h"
 
-#include "stats/stats.h"
+#include "shmem/shmem.h"
 
 typedef struct Exchange
 {

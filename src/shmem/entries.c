@@ -1,5 +1,5 @@
 /*
- * shmem.c
+ * entries.c
  *		The entries of databases and queues in shared memory: counters, histograms, the
  *		progress of cleanup, and the skip ranges of queues (skips.c).
  *
@@ -37,7 +37,7 @@
 #include "storage/shmem.h"
 #include "utils/timestamp.h"
 
-#include "stats/stats.h"
+#include "shmem/shmem.h"
 
 #define NSTRIPES 8
 
@@ -136,7 +136,7 @@ get_stripes(StatsEntry *entry)
 
 /* Before shared memory is allocated */
 void
-idem_shmem_request(void)
+idem_entries_request(void)
 {
 	RequestAddinShmemSpace(CACHELINEALIGN(sizeof(Shared)));
 	RequestAddinShmemSpace(CACHELINEALIGN(mul_size(idem_guc_stats_max, sizeof(StatsEntry))));
@@ -168,7 +168,7 @@ init_shared(LWLock *lock)
 
 /* Shared memory has been allocated: attach to it; true if this process created it */
 bool
-idem_shmem_attach(void)
+idem_entries_attach(void)
 {
 	LWLockPadded *locks;
 	bool found;
@@ -189,7 +189,7 @@ idem_shmem_attach(void)
 
 /* Is the library preloaded? */
 bool
-idem_shmem_exists(void)
+idem_entries_exist(void)
 {
 	return shared != NULL;
 }
@@ -253,7 +253,7 @@ remove_entry(StatsEntry *entry)
 static bool
 remove_unpinned(StatsEntry *entry)
 {
-	/* from now on no other backend can pin it: see idem_shmem_pin() */
+	/* from now on no other backend can pin it: see idem_entries_pin() */
 	pg_atomic_fetch_add_u64(&entry->version, 1);
 	for (int i = 0; i < NSTRIPES; i++)
 	{
@@ -391,7 +391,7 @@ make_queue(const EntryKey *key, TimestampTz stats_reset, bool may_displace)
 
 /* Did a queue or database get no entry, or did one give way? */
 bool
-idem_shmem_is_full(void)
+idem_entries_is_full(void)
 {
 	bool is_full;
 
@@ -403,7 +403,7 @@ idem_shmem_is_full(void)
 
 /* Grows when queues get entries.  Never 0. */
 uint64
-idem_shmem_nmade(void)
+idem_entries_nmade(void)
 {
 	return pg_atomic_read_u64(&shared->nmade);
 }
@@ -445,7 +445,7 @@ make_slot(StatsEntry *entry)
 
 /* Where this backend counts for its database, which gets an entry if there is room */
 IdemCounterSlot
-idem_shmem_get_database(void)
+idem_entries_get_database(void)
 {
 	return make_slot(shared != NULL ? get_database(MyDatabaseId) : NULL);
 }
@@ -456,13 +456,13 @@ idem_shmem_get_database(void)
  * backend writes.
  */
 bool
-idem_shmem_pin(const IdemCounterSlot *slot)
+idem_entries_pin(const IdemCounterSlot *slot)
 {
 	/* a full barrier: remove_unpinned() does the reverse */
 	pg_atomic_fetch_add_u64(&slot->counters->pins, 1);
 	if (unlikely(pg_atomic_read_u64(slot->version) != slot->seen_version))
 	{
-		idem_shmem_unpin(slot);
+		idem_entries_unpin(slot);
 		return false;
 	}
 	if (!*slot->used)
@@ -471,14 +471,14 @@ idem_shmem_pin(const IdemCounterSlot *slot)
 }
 
 void
-idem_shmem_unpin(const IdemCounterSlot *slot)
+idem_entries_unpin(const IdemCounterSlot *slot)
 {
 	pg_atomic_fetch_sub_u64(&slot->counters->pins, 1);
 }
 
 /* Where this backend counts for a queue: its entry is pinned.  Never throws. */
 IdemCounterSlot
-idem_shmem_pin_queue(const text *queue, IdemMakeEntry make)
+idem_entries_pin_queue(const text *queue, IdemMakeEntry make)
 {
 	IdemCounterSlot slot;
 	EntryKey key;
@@ -494,7 +494,7 @@ idem_shmem_pin_queue(const text *queue, IdemMakeEntry make)
 		entry = make_queue(&key, GetCurrentTimestamp(), make == IDEM_MAKE_ROOM);
 	slot = make_slot(entry);
 	/* it cannot give way under the lock */
-	if (entry != NULL && !idem_shmem_pin(&slot))
+	if (entry != NULL && !idem_entries_pin(&slot))
 		Assert(false);
 	unlock_shared();
 	return slot;
@@ -506,7 +506,7 @@ idem_shmem_pin_queue(const text *queue, IdemMakeEntry make)
  * extension created after the look sets the flag again (W5).
  */
 bool
-idem_shmem_take_use(void)
+idem_entries_take_use(void)
 {
 	StatsEntry *entry;
 	bool used = false;
@@ -524,7 +524,7 @@ idem_shmem_take_use(void)
 
 /* Has a backend used the functions there since the worker last looked for the extension? */
 bool
-idem_shmem_is_used(Oid database)
+idem_entries_is_used(Oid database)
 {
 	StatsEntry *entry;
 	bool used;
@@ -576,7 +576,7 @@ list_entries(bool of_queues, int *n)
 
 /* Copies of the counters and histograms of all databases, or of all queues */
 IdemStatsSnapshot *
-idem_shmem_copy_counters(bool of_queues, int *n)
+idem_entries_copy_counters(bool of_queues, int *n)
 {
 	StatsEntry **list;
 	IdemStatsSnapshot *copies;
@@ -593,7 +593,7 @@ idem_shmem_copy_counters(bool of_queues, int *n)
 
 /* Continue to count from a saved copy (S2); the copy is dropped if there is no room for it */
 void
-idem_shmem_restore_counters(const IdemStatsSnapshot *snapshot)
+idem_entries_restore_counters(const IdemStatsSnapshot *snapshot)
 {
 	EntryKey key = make_key(snapshot->database, snapshot->queue, snapshot->queue_len);
 	StatsEntry *entry;
@@ -626,7 +626,7 @@ reset_entry(StatsEntry *entry, TimestampTz now)
  * transaction uses lose their entries.
  */
 void
-idem_shmem_reset_counters(void)
+idem_entries_reset_counters(void)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	StatsEntry *database;
@@ -651,7 +651,7 @@ idem_shmem_reset_counters(void)
 
 /* OIDs of the databases that have entries, each once */
 List *
-idem_shmem_list_databases(void)
+idem_entries_list_databases(void)
 {
 	List *databases = NIL;
 	dlist_iter iter;
@@ -666,7 +666,7 @@ idem_shmem_list_databases(void)
 
 /* Remove the entries of a database that was dropped: no backend can count there any more */
 void
-idem_shmem_forget_database(Oid oid)
+idem_entries_forget_database(Oid oid)
 {
 	StatsEntry *database;
 
@@ -689,7 +689,7 @@ idem_shmem_forget_database(Oid oid)
 
 /* Copies of the progress of cleanup in all databases */
 IdemDatabaseProgress *
-idem_shmem_copy_progress(int *n)
+idem_entries_copy_progress(int *n)
 {
 	StatsEntry **list;
 	IdemDatabaseProgress *copies;
@@ -709,7 +709,7 @@ idem_shmem_copy_progress(int *n)
 
 /* Progress of cleanup in a database; false if the database has no entry */
 bool
-idem_shmem_get_progress(Oid database, IdemProgress *progress)
+idem_entries_get_progress(Oid database, IdemProgress *progress)
 {
 	StatsEntry *entry;
 
@@ -725,7 +725,7 @@ idem_shmem_get_progress(Oid database, IdemProgress *progress)
 
 /* Publish the progress of cleanup in a database, if it has an entry */
 void
-idem_shmem_set_progress(Oid database, const IdemProgress *progress)
+idem_entries_set_progress(Oid database, const IdemProgress *progress)
 {
 	StatsEntry *entry;
 
@@ -738,7 +738,7 @@ idem_shmem_set_progress(Oid database, const IdemProgress *progress)
 
 /* Show the failure of a worker that has not reported, from the launcher */
 void
-idem_shmem_set_failure(Oid database, const char *error)
+idem_entries_set_failure(Oid database, const char *error)
 {
 	StatsEntry *entry = get_database(database);
 
@@ -753,11 +753,11 @@ idem_shmem_set_failure(Oid database, const char *error)
 
 /*
  * T6: the worker begins to look for the earliest tick of this database.  It looks after that, and
- * passes what it finds to idem_shmem_lower_tick().  A session passes its ticks after they are
+ * passes what it finds to idem_entries_lower_tick().  A session passes its ticks after they are
  * visible.  So a tick is either seen by the look, or it comes after this.
  */
 void
-idem_shmem_forget_tick(void)
+idem_entries_forget_tick(void)
 {
 	StatsEntry *entry;
 
@@ -774,7 +774,7 @@ idem_shmem_forget_tick(void)
  * known, tell the launcher.  Never throws.
  */
 void
-idem_shmem_lower_tick(Oid database, TimestampTz tick)
+idem_entries_lower_tick(Oid database, TimestampTz tick)
 {
 	StatsEntry *entry;
 	bool is_earlier;
@@ -794,7 +794,7 @@ idem_shmem_lower_tick(Oid database, TimestampTz tick)
 
 /* The databases that have ticks, and the earliest tick of each */
 IdemDatabaseTick *
-idem_shmem_copy_ticks(int *n)
+idem_entries_copy_ticks(int *n)
 {
 	StatsEntry **list;
 	IdemDatabaseTick *ticks;

@@ -15,7 +15,7 @@
 
 #include "datatype/timestamp.h"
 
-#include "stats/stats.h"
+#include "shmem/shmem.h"
 
 /* Bits of IdemSkips.flags */
 #define HAS_RANGES	0x01

@@ -15,7 +15,7 @@
 
 #include "utils/timestamp.h"
 
-#include "stats/stats.h"
+#include "shmem/shmem.h"
 
 /* The places of the hash, or NULL; the caller holds the spinlock */
 static IdemKeySkip *

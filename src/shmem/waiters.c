@@ -30,7 +30,7 @@
 #include "storage/shmem.h"
 #include "storage/spin.h"
 
-#include "wake/wake.h"
+#include "shmem/shmem.h"
 
 #define NBUCKETS 128
 #define NO_PLACE (-1)
