@@ -54,37 +54,37 @@ OBJS = \
 	src/keys/call.o \
 	src/keys/waitkey.o \
 	src/keys/holder.o \
-	src/jobs/jobtable.o \
-	src/jobs/jobrow.o \
-	src/jobs/queuecache.o \
-	src/jobs/queuestore.o \
-	src/jobs/change.o \
-	src/jobs/errors.o \
-	src/jobs/headers.o \
-	src/jobs/joblog.o \
-	src/jobs/links.o \
-	src/jobs/dead.o \
-	src/jobs/jobstore.o \
-	src/jobs/workstore.o \
-	src/jobs/bykeystore.o \
-	src/jobs/manystore.o \
-	src/jobs/retrystore.o \
-	src/jobs/fetchskip.o \
-	src/jobs/fetchstore.o \
-	src/jobs/keywalk.o \
-	src/jobs/keyscan.o \
-	src/jobs/dedup.o \
-	src/jobs/bulk.o \
-	src/jobs/enqueue.o \
-	src/jobs/work.o \
-	src/jobs/job.o \
-	src/jobs/many.o \
-	src/jobs/wait.o \
-	src/jobs/whychange.o \
-	src/jobs/run.o \
-	src/jobs/loop.o \
-	src/jobs/whystore.o \
-	src/jobs/why.o \
+	src/jobs/row/jobtable.o \
+	src/jobs/row/jobrow.o \
+	src/jobs/row/queuecache.o \
+	src/jobs/row/queuestore.o \
+	src/jobs/row/change.o \
+	src/jobs/row/errors.o \
+	src/jobs/row/headers.o \
+	src/jobs/row/joblog.o \
+	src/jobs/row/links.o \
+	src/jobs/row/dead.o \
+	src/jobs/row/jobstore.o \
+	src/jobs/enqueue/keywalk.o \
+	src/jobs/enqueue/keyscan.o \
+	src/jobs/enqueue/dedup.o \
+	src/jobs/enqueue/bulk.o \
+	src/jobs/enqueue/enqueue.o \
+	src/jobs/fetch/fetchskip.o \
+	src/jobs/fetch/fetchstore.o \
+	src/jobs/fetch/wait.o \
+	src/jobs/hold/workstore.o \
+	src/jobs/hold/work.o \
+	src/jobs/hold/run.o \
+	src/jobs/hold/loop.o \
+	src/jobs/admin/bykeystore.o \
+	src/jobs/admin/manystore.o \
+	src/jobs/admin/retrystore.o \
+	src/jobs/admin/job.o \
+	src/jobs/admin/many.o \
+	src/jobs/admin/whychange.o \
+	src/jobs/admin/whystore.o \
+	src/jobs/admin/why.o \
 	src/schedules/cron.o \
 	src/schedules/ticks.o \
 	src/schedules/schedulestore.o \
@@ -413,7 +413,7 @@ list-%:
 	@echo $($*)
 
 CLANG_FORMAT ?= clang-format
-C_FILES = $(wildcard src/*.[ch] src/*/*.[ch] src/bin/*/*.[ch])
+C_FILES = $(wildcard src/*.[ch] src/*/*.[ch] src/*/*/*.[ch])
 SHELL_SCRIPTS = .ci/run $(wildcard examples/*/start test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh)
 
 format:
@@ -464,7 +464,7 @@ not-as-root:
 		echo 'PostgreSQL refuses to run as root: run "make installcheck" as another user with' >&2; \
 		echo 'write permission here, or "make test".' >&2; exit 1; fi
 
-$(OBJS) $(OBJS:.o=.bc): $(wildcard $(srcdir)/src/*.h $(srcdir)/src/*/*.h)
+$(OBJS) $(OBJS:.o=.bc): $(wildcard $(srcdir)/src/*.h $(srcdir)/src/*/*.h $(srcdir)/src/*/*/*.h)
 
 else
 

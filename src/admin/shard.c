@@ -25,7 +25,7 @@
 #include "utils/snapmgr.h"
 #include "utils/typcache.h"
 
-#include "jobs/jobs.h"
+#include "jobs/row/job.h"
 #include "keys/keys.h"
 
 IDEM_FUNCTION(idem_shard_set, VOIDOID, INT4MULTIRANGEOID, TEXTOID, INT4OID, BOOLOID, UUIDOID);

@@ -21,7 +21,7 @@
 #include "utils/timestamp.h"
 
 #include "cleanup/cleanup.h"
-#include "jobs/jobs.h"
+#include "jobs/row/job.h"
 #include "keys/keys.h"
 
 /* How many pages of idem.jobs one batch searches at most: 64 MB */

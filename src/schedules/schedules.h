@@ -14,7 +14,11 @@
 #include "nodes/pg_list.h"
 #include "pgtime.h"
 
-#include "jobs/jobs.h"
+#include "jobs/admin/jobadmin.h"
+#include "jobs/enqueue/enqueue.h"
+#include "jobs/fetch/fetch.h"
+#include "jobs/hold/hold.h"
+#include "jobs/row/job.h"
 
 #define IDEM_MAX_SCHEDULE_LEN 255
 

@@ -15,7 +15,8 @@
 #include "utils/memutils.h"
 #include "utils/tuplestore.h"
 
-#include "jobs/jobs.h"
+#include "jobs/fetch/fetch.h"
+#include "jobs/hold/hold.h"
 #include "testing/testing.h"
 
 #define DRAIN_NATTS 5

@@ -29,7 +29,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "jobs/jobs.h"
+#include "jobs/row/job.h"
 #include "keys/keys.h"
 #include "testing/testing.h"
 

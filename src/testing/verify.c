@@ -25,7 +25,9 @@
 #include "utils/jsonb.h"
 #include "utils/tuplestore.h"
 
-#include "jobs/jobs.h"
+#include "jobs/fetch/fetch.h"
+#include "jobs/hold/hold.h"
+#include "jobs/row/job.h"
 #include "keys/keys.h"
 #include "testing/testing.h"
 

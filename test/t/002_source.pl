@@ -10,10 +10,13 @@ use Test::More;
 # Includes go down only, and never to a folder beside.
 
 # The programs of src/bin know nothing of the server's code, and the other way round.
-my @extension = grep { !m{^src/bin/} } glob('src/*.[ch] src/*/*.[ch]');
+my @extension = grep { !m{^src/bin/} } glob('src/*.[ch] src/*/*.[ch] src/*/*/*.[ch]');
 my @programs = glob('src/bin/*.[ch] src/bin/*/*.[ch]');
 
 my %layer = ('.' => 0, shmem => 1, table => 1, fn => 1, stats => 2, wake => 2, keys => 3, jobs => 3, schedules => 4, testing => 5, cleanup => 5, admin => 6);
+# the rooms of a folder, the lowest first
+my %rooms = (jobs => [qw(row enqueue fetch hold admin)]);
+my %height = map { my $folder = $_; map { ("$folder/$rooms{$folder}[$_]" => $_) } 0 .. $#{ $rooms{$folder} } } keys %rooms;
 my @up;
 my @relative;
 
@@ -24,19 +27,35 @@ sub folder_of
 	return $file =~ m{^([^/]+)/} ? $1 : '.';
 }
 
+sub room_of
+{
+	my ($file) = @_;
+
+	return $file =~ m{^(.+)/} ? $1 : '.';
+}
+
+# May a file of the one room include a header of the other?
+sub is_below
+{
+	my ($room, $other) = @_;
+	my ($folder, $other_folder) = (folder_of("$room/"), folder_of("$other/"));
+
+	return $folder eq $other_folder ? $height{$other} < $height{$room} : $layer{$other_folder} < $layer{$folder};
+}
+
 foreach my $path (@extension)
 {
 	my $file = substr $path, length 'src/';
-	my $folder = folder_of($file);
-	my $layer = $file eq 'idem.c' ? 7 : $layer{$folder};
+	my $room = room_of($file);
 
-	ok(defined $layer, "$file is in a folder with a layer") or next;
+	ok(defined $layer{ folder_of($file) } && ($rooms{ folder_of($file) } ? defined $height{$room} : $room !~ m{/}),
+		"$file is in a folder with a layer") or next;
 	foreach my $header (slurp_file($path) =~ /^\s*#\s*include\s*"([^"]+)"/mg)
 	{
 		# its path does not show its folder
 		push @relative, "$file includes $header" if $header =~ m{(?:^|/)\.\.?/};
-		next if !-f "src/$header" || folder_of($header) eq $folder;
-		push @up, "$file includes $header" if $layer{ folder_of($header) } >= $layer;
+		next if !-f "src/$header" || room_of($header) eq $room || $file eq 'idem.c';
+		push @up, "$file includes $header" if !is_below($room, room_of($header));
 	}
 }
 is("@up", '', 'includes go down only');
@@ -182,13 +201,15 @@ is(join(' ', grep { $tests !~ /\b$_\b/ } @rules), '', 'every rule stands in a te
 is("@{[ sort keys %row ]}", "@{[ sort @rules ]}", 'src/README.md has a row for every rule');
 
 # Does the comment above the function name the rule?  A view has no such comment.
+my $all_c = join "\n", map { slurp_file($_) } grep { /\.c$/ } @extension, @programs;
+
 sub names_rule
 {
-	my ($file, $function, $rule) = @_;
-	my $text = slurp_file($file);
+	my ($function, $rule) = @_;
 
-	return $text =~ /\b\Q$function\E\b/ if $file =~ /\.sql$/;
-	return $text =~ m{/\*((?:(?!\*/).)*)\*/\n[^\n{};]*\n\Q$function\E\(}s && $1 =~ /\b$rule\b/;
+	my @comments = $all_c =~ m{/\*((?:(?!\*/).)*)\*/\n[^\n{};]*\n\Q$function\E\(}sg;
+
+	return scalar grep { /\b$rule\b/ } @comments;
 }
 
 foreach my $rule (@rules)
@@ -198,12 +219,12 @@ foreach my $rule (@rules)
 
 	foreach my $name (($functions // '') =~ /`([^`]+)`/g)
 	{
-		if ($name =~ /\.(?:c|sql)$/)
+		if ($name =~ /\.sql$/)
 		{
 			$file = "src/$name";
 			push @missing, $name if !-f $file;
 		}
-		elsif (!defined $file || !-f $file || !names_rule($file, $name, $rule))
+		elsif (defined $file && -f $file ? slurp_file($file) !~ /\b\Q$name\E\b/ : !names_rule($name, $rule))
 		{
 			push @missing, $name;
 		}

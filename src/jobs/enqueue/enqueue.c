@@ -1,0 +1,318 @@
+/*
+ * enqueue.c
+ *		SQL functions that enqueue jobs: idem_enqueue, idem_enqueue_many.
+ *
+ * They check their arguments, call the store (dedup.c, bulk.c), and form the rows to return.
+ * The numbers of the jobs of idem_enqueue_many() follow the order of the array.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "catalog/pg_type.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "jobs/enqueue/enqueue.h"
+
+/* How far the clock of a client may be ahead, in microseconds (J8) */
+#define MAX_CLOCK_AHEAD (5 * USECS_PER_SEC)
+
+#define ENQUEUE_NATTS	   3
+#define ENQUEUE_MANY_NATTS 4
+
+static const Oid enqueue_types[ENQUEUE_NATTS] = {INT8OID, TEXTOID, JSONBOID};
+static const Oid enqueue_many_types[ENQUEUE_MANY_NATTS] = {INT4OID, INT8OID, TEXTOID, JSONBOID};
+
+/* Arguments of both functions */
+enum EnqueueArg
+{
+	ARG_QUEUE,
+	ARG_PAYLOAD,
+	ARG_KEY,
+	ARG_DEDUP,
+	ARG_ON_DUPLICATE,
+	ARG_IF_RUNNING,
+	ARG_KEY_TTL,
+	ARG_INCLUDE_SCHEDULED,
+	ARG_DELAY,
+	ARG_RUN_AT,
+	ARG_PRIORITY,
+	ARG_MAX_ATTEMPTS,
+	ARG_SCOPE,
+	ARG_HEADERS
+};
+
+IDEM_FUNCTION(idem_enqueue, RECORDOID, TEXTOID, JSONBOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID,
+			  INTERVALOID, BOOLOID, INTERVALOID, TIMESTAMPTZOID, INT4OID, INT4OID, TEXTOID,
+			  JSONBOID);
+IDEM_FUNCTION(idem_enqueue_many, RECORDOID, TEXTOID, JSONBARRAYOID, TEXTARRAYOID, TEXTOID, TEXTOID,
+			  TEXTOID, INTERVALOID, BOOLOID, INTERVALOID, TIMESTAMPTZOID, INT4OID, INT4OID,
+			  TEXTOID, JSONBARRAYOID);
+
+/* How duplicates are treated: each argument that is null leaves the setting of the queue */
+static void
+get_policy(FunctionCallInfo fcinfo, const IdemQueue *queue, IdemPolicy *policy)
+{
+	*policy = queue->policy;
+	if (!PG_ARGISNULL(ARG_DEDUP))
+		policy->dedup =
+			idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_DEDUP), "dedup", idem_dedup_words);
+	if (!PG_ARGISNULL(ARG_ON_DUPLICATE))
+		policy->on_duplicate = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_ON_DUPLICATE),
+													"on_duplicate", idem_on_duplicate_words);
+	if (!PG_ARGISNULL(ARG_IF_RUNNING))
+		policy->rerun = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_IF_RUNNING), "if_running",
+											 idem_if_running_words) != 0;
+	if (!PG_ARGISNULL(ARG_KEY_TTL))
+		policy->key_ttl =
+			idem_value_span(PG_GETARG_DATUM(ARG_KEY_TTL), "key_ttl", IDEM_SPAN_POSITIVE);
+	if (!PG_ARGISNULL(ARG_INCLUDE_SCHEDULED))
+		policy->include_scheduled = PG_GETARG_BOOL(ARG_INCLUDE_SCHEDULED);
+	else if (policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE)
+		policy->include_scheduled = true;
+}
+
+/* Reject arguments that need or exclude one another */
+static void
+check_policy(FunctionCallInfo fcinfo, IdemPolicy *policy)
+{
+	bool has_time = !PG_ARGISNULL(ARG_DELAY) || !PG_ARGISNULL(ARG_RUN_AT);
+
+	if (policy->dedup == IDEM_DEDUP_UNTIL_EXPIRED && policy->key_ttl == 0)
+		idem_args_refuse_combination("dedup", "\"until_expired\" needs a key_ttl.",
+									 "Pass key_ttl, or declare it with idem_queue_set().");
+	if (policy->dedup != IDEM_DEDUP_UNTIL_EXPIRED && !PG_ARGISNULL(ARG_KEY_TTL))
+		idem_args_refuse_combination("key_ttl", "\"key_ttl\" applies only to \"until_expired\".",
+									 "Pass dedup => 'until_expired', or leave key_ttl out.");
+	if (policy->dedup != IDEM_DEDUP_UNTIL_EXECUTED && !PG_ARGISNULL(ARG_IF_RUNNING))
+		idem_args_refuse_combination("if_running", "\"if_running\" applies only to \"until_executed\".",
+									 "Pass dedup => 'until_executed', or leave if_running out.");
+	if (policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE && !has_time)
+		idem_args_refuse_combination("on_duplicate", "\"debounce\" needs a time to postpone the job to.",
+									 "Pass delay: the job runs after that time without another duplicate.");
+	if (policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE && !policy->include_scheduled)
+		idem_args_refuse_combination("include_scheduled", "With \"debounce\" a scheduled job holds its key.",
+									 "Leave include_scheduled out.");
+	/* the queue may declare rerun; it applies only to until_executed */
+	policy->rerun = policy->rerun && policy->dedup == IDEM_DEDUP_UNTIL_EXECUTED;
+}
+
+/*
+ * When the job becomes due, and whether that makes it a scheduled job.  A run_at at most
+ * MAX_CLOCK_AHEAD ahead does not: the clock of the client may be ahead (J8).
+ */
+static void
+get_time(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
+{
+	if (!PG_ARGISNULL(ARG_DELAY) && !PG_ARGISNULL(ARG_RUN_AT))
+		idem_args_refuse_combination("delay", "Both delay and run_at were passed.",
+									 "Pass delay or run_at, not both.");
+	enqueue->now = enqueue->run_at = idem_clock_now();
+	if (!PG_ARGISNULL(ARG_DELAY))
+		enqueue->run_at += idem_value_span(PG_GETARG_DATUM(ARG_DELAY), "delay", IDEM_SPAN_NOT_NEGATIVE);
+	if (!PG_ARGISNULL(ARG_RUN_AT))
+		enqueue->run_at = idem_args_run_at(fcinfo, ARG_RUN_AT);
+	enqueue->later =
+		enqueue->run_at > enqueue->now + (PG_ARGISNULL(ARG_RUN_AT) ? 0 : MAX_CLOCK_AHEAD);
+}
+
+/* Arguments that both functions have, but for keys and payloads */
+static void
+get_enqueue(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
+{
+	idem_queuestore_use(idem_args_queue(fcinfo, ARG_QUEUE), &enqueue->queue);
+	get_policy(fcinfo, &enqueue->queue, &enqueue->policy);
+	get_time(fcinfo, enqueue);
+	enqueue->priority = PG_ARGISNULL(ARG_PRIORITY) ? 0 : PG_GETARG_INT32(ARG_PRIORITY);
+	enqueue->max_attempts = idem_args_max_attempts(fcinfo, ARG_MAX_ATTEMPTS);
+	enqueue->nowait = false;
+	/* only a map needs idem.scope */
+	enqueue->scope = PG_ARGISNULL(ARG_SCOPE) ? NULL : idem_args_scope(fcinfo, ARG_SCOPE);
+}
+
+static void
+set_payload(IdemNewJob *job, Datum payload, bool isnull)
+{
+	job->payload.isnull = isnull;
+	if (!isnull)
+		job->payload.value = JsonbPGetDatum(idem_value_jsonb(payload, "payload"));
+}
+
+/* Reject arguments about duplicates if there is no key: only a key identifies duplicates */
+static void
+check_no_policy(FunctionCallInfo fcinfo)
+{
+	for (int arg = ARG_DEDUP; arg <= ARG_INCLUDE_SCHEDULED; arg++)
+	{
+		if (!PG_ARGISNULL(arg))
+			idem_args_refuse_combination("key", "There is no key, but an argument about duplicates was passed.",
+										 "Pass a key, or leave out dedup, on_duplicate, if_running, key_ttl and include_scheduled.");
+	}
+}
+
+/* Fill the columns job_id, outcome and result */
+static void
+fill_answer(const IdemEnqueued *answer, Datum *values, bool *nulls)
+{
+	values[0] = Int64GetDatum(answer->job_id);
+	values[1] = CStringGetTextDatum(idem_dedup_outcome_name(answer->outcome));
+	values[2] = JsonbPGetDatum(answer->result);
+	nulls[0] = nulls[1] = false;
+	nulls[2] = answer->result == NULL;
+}
+
+Datum
+idem_enqueue(PG_FUNCTION_ARGS)
+{
+	static IdemRowDesc row_desc;
+	IdemTable jobs;
+	IdemEnqueue enqueue;
+	IdemNewJob job = {0};
+	IdemEnqueued answer;
+	TupleDesc desc;
+	Datum values[ENQUEUE_NATTS];
+	bool nulls[ENQUEUE_NATTS];
+
+	idem_fn_begin(fcinfo, &idem_enqueue_signature, "idem_enqueue()");
+	(void) idem_fn_row_desc(fcinfo, enqueue_types, ENQUEUE_NATTS, &row_desc);
+	get_enqueue(fcinfo, &enqueue);
+	if (PG_ARGISNULL(ARG_KEY))
+		check_no_policy(fcinfo);
+	else
+	{
+		job.key = PG_GETARG_TEXT_PP(ARG_KEY);
+		idem_value_check_key(job.key);
+		check_policy(fcinfo, &enqueue.policy);
+	}
+	set_payload(&job, PG_GETARG_DATUM(ARG_PAYLOAD), PG_ARGISNULL(ARG_PAYLOAD));
+	job.headers = idem_headers_get(idem_headers_defaults(), fcinfo->args[ARG_HEADERS]);
+
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	idem_dedup_enqueue(&jobs, &enqueue, &job, &answer);
+	idem_table_close(&jobs);
+
+	fill_answer(&answer, values, nulls);
+	desc = idem_fn_row_desc(fcinfo, enqueue_types, ENQUEUE_NATTS, &row_desc);
+	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(desc, values, nulls, lengthof(values))));
+}
+
+/* The keys, checked; one per payload, NULL for a job without a key */
+static text **
+get_keys(FunctionCallInfo fcinfo, int n)
+{
+	text **keys = palloc0_array(text *, n);
+	Datum *elems;
+	bool *nulls;
+	int nkeys;
+
+	if (!idem_arrays_get(fcinfo, ARG_KEY, "keys", &elems, &nulls, &nkeys))
+		return keys;
+	idem_arrays_check_length("payloads", n, "keys", nkeys);
+	for (int i = 0; i < n; i++)
+	{
+		if (nulls[i])
+			continue;
+		keys[i] = DatumGetTextPP(elems[i]);
+		idem_value_check_key(keys[i]);
+	}
+	return keys;
+}
+
+/* J16: set the headers of each job; without the array all have the defaults */
+static void
+set_headers(FunctionCallInfo fcinfo, IdemNewJob *news, int n)
+{
+	Jsonb *defaults = idem_headers_defaults();
+	NullableDatum none = {.isnull = true};
+	Datum *elems;
+	bool *nulls;
+	int nheaders;
+	bool has_array = idem_arrays_get(fcinfo, ARG_HEADERS, "headers", &elems, &nulls, &nheaders);
+	IdemElement element = {.array = "headers"};
+	ErrorContextCallback context = {
+		.previous = error_context_stack, .callback = idem_arrays_say_element, .arg = &element};
+
+	if (has_array)
+		idem_arrays_check_length("payloads", n, "headers", nheaders);
+	error_context_stack = &context;
+	for (element.ord = 0; element.ord < n; element.ord++)
+	{
+		int i = element.ord;
+
+		CHECK_FOR_INTERRUPTS();
+		news[i].headers =
+			idem_headers_get(defaults, has_array ? (NullableDatum){elems[i], nulls[i]} : none);
+	}
+	error_context_stack = context.previous;
+}
+
+/* Check and number the jobs, and enqueue them */
+static void
+enqueue_jobs(const IdemEnqueue *enqueue, IdemNewJob *news, text **keys, const Datum *payloads,
+			 const bool *nulls, IdemEnqueued *answers, int n)
+{
+	IdemElement element = {.array = "payloads"};
+	ErrorContextCallback context = {
+		.previous = error_context_stack, .callback = idem_arrays_say_element, .arg = &element};
+	IdemTable jobs;
+
+	error_context_stack = &context;
+	for (element.ord = 0; element.ord < n; element.ord++)
+	{
+		news[element.ord].key = keys[element.ord];
+		set_payload(&news[element.ord], payloads[element.ord], nulls[element.ord]);
+	}
+	element.ord = 0;
+	/* the lock on the table comes first: the numbers depend on the map (M4) */
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	idem_jobtable_next_ids(enqueue->scope, news, n, &element.ord);
+	element.ord = 0;
+	idem_bulk_enqueue(&jobs, enqueue, news, answers, n, &element.ord);
+	idem_table_close(&jobs);
+	error_context_stack = context.previous;
+}
+
+Datum
+idem_enqueue_many(PG_FUNCTION_ARGS)
+{
+	static IdemRowDesc row_desc;
+	ReturnSetInfo *rsinfo;
+	IdemEnqueue enqueue;
+	Datum *payloads;
+	bool *nulls;
+	text **keys;
+	IdemNewJob *news;
+	IdemEnqueued *answers;
+	int n;
+
+	idem_fn_begin(fcinfo, &idem_enqueue_many_signature, "idem_enqueue_many()");
+	rsinfo = idem_fn_row_set(fcinfo, enqueue_many_types, ENQUEUE_MANY_NATTS, &row_desc);
+	get_enqueue(fcinfo, &enqueue);
+	idem_arrays_require(fcinfo, ARG_PAYLOAD, "payloads", &payloads, &nulls, &n);
+	keys = get_keys(fcinfo, n);
+	if (PG_ARGISNULL(ARG_KEY))
+		check_no_policy(fcinfo);
+	else
+		check_policy(fcinfo, &enqueue.policy);
+	news = MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(IdemNewJob),
+									  MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
+	set_headers(fcinfo, news, n);
+	answers =
+		MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(IdemEnqueued), MCXT_ALLOC_HUGE);
+
+	if (n > 0)
+		enqueue_jobs(&enqueue, news, keys, payloads, nulls, answers, n);
+	for (int i = 0; i < n; i++)
+	{
+		Datum row[ENQUEUE_MANY_NATTS];
+		bool row_nulls[ENQUEUE_MANY_NATTS] = {false};
+
+		CHECK_FOR_INTERRUPTS();
+		row[0] = Int32GetDatum(i + 1);
+		fill_answer(&answers[i], &row[1], &row_nulls[1]);
+		idem_fn_put_row(rsinfo, row, row_nulls, lengthof(row));
+	}
+	return (Datum) 0;
+}

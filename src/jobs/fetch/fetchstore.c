@@ -1,0 +1,557 @@
+/*
+ * fetchstore.c
+ *		The protocol of fetch: which jobs are due, and how a transaction takes them.
+ *
+ * Fetch walks over the index on (queue, priority, run_at, job_id) with a dirty
+ * snapshot, which shows changes later than the snapshot of the transaction.
+ * Fetch waits for no transaction: it skips a job that another transaction has
+ * inserted, is changing or has locked.  Before it updates a job that is due, it
+ * locks the row FOR UPDATE, because an UPDATE alone does not conflict with the KEY
+ * SHARE lock of a transaction whose duplicate the job has absorbed (J2, dedup.c).
+ *
+ * Entries of jobs that have ended stay in the index until VACUUM, and longer
+ * while a transaction holds an old snapshot.  These, and jobs that are leased, blocked or
+ * scheduled, are skipped.  Fetches share what they skip (J14): fetchskip.c.  For each
+ * entry, this file reports to fetchskip.c whether the job was taken, is held by an open
+ * transaction, or was skipped, and until when.
+ *
+ * A walk can take long.  So the clock is read again when a job is taken, and before a job counts
+ * as not due; and a long walk that has found nothing is repeated (J14).
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "executor/instrument.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "jobs/fetch/fetch.h"
+
+/* A search in the index reads at most this many pages; more of them had only dead entries */
+#define PAGES_OF_SEARCH 4
+
+/* What becomes of the job of an entry */
+typedef enum Outcome
+{
+	OUTCOME_TAKEN,
+	OUTCOME_SKIPPED, /* it cannot be fetched, whatever open transactions do */
+	OUTCOME_HELD	 /* it may become free when an open transaction ends */
+} Outcome;
+
+/* A fetch under way */
+typedef struct Fetch
+{
+	IdemTable *jobs;
+	const IdemFetch *args;
+	IdemLook *look; /* only look (A2): take nothing; else NULL */
+	const IdemShard *shard;
+	Relation index;
+	SnapshotData dirty;
+	IdemLeafWalk leaf;
+	TimestampTz now;
+	IdemFetchWalk walk;
+	int64 npages; /* pages of the index read for the last entry */
+	int found;
+	bool is_counted;		   /* it was fetched before, in a transaction that has failed (S1) */
+	MemoryContext job_context; /* reset after each job */
+} Fetch;
+
+/* By the steady clock: until then, looks pass over jobs without attempts left (J13) */
+static int64 pass_spent_until = 0;
+
+/*
+ * Read the clock again.  If it was set back, the old time stays: a lease that ended before the job
+ * was due would be hidden by skip ranges.
+ */
+static void
+advance_clock(Fetch *fetch)
+{
+	fetch->now = Max(fetch->now, idem_clock_now());
+}
+
+/* J14: has the time come?  The jobs enqueued since the clock was last read are due. */
+static bool
+has_come(Fetch *fetch, TimestampTz time)
+{
+	if (likely(time <= fetch->now))
+		return true;
+	advance_clock(fetch);
+	return time <= fetch->now;
+}
+
+/* Begin to walk over the part of the queue behind this position */
+static void
+begin_part(Fetch *fetch, const IdemPosition *after)
+{
+	bool at_begin = idem_skips_compare(after, &idem_first_position) == 0;
+	Datum values[] = {
+		PointerGetDatum(fetch->args->queue.name), Int32GetDatum(after->priority),
+		TimestampTzGetDatum(after->run_at), Int64GetDatum(after->job_id)};
+
+	idem_leaf_end(&fetch->leaf);
+	idem_leaf_begin(&fetch->leaf, fetch->jobs, fetch->index, &fetch->dirty, values,
+					at_begin ? 1 : lengthof(values), !at_begin, 1);
+}
+
+/* Continue behind this position, and behind the ranges that begin there */
+static void
+continue_after(Fetch *fetch, const IdemPosition *after)
+{
+	IdemPosition position = idem_fetchskip_jump(&fetch->walk, after);
+
+	begin_part(fetch, &position);
+}
+
+/* A4: what the ranges over which this look has jumped have to say */
+static void
+look_at_ranges(Fetch *fetch)
+{
+	IdemLook *look = fetch->look;
+
+	look->due = Min(look->due, fetch->walk.until);
+	look->blocked |= fetch->walk.jumped_blocked;
+}
+
+static int64
+count_pages_read(void)
+{
+	return pgBufferUsage.shared_blks_hit + pgBufferUsage.shared_blks_read;
+}
+
+static bool
+get_next_entry(Fetch *fetch, IdemPosition *entry)
+{
+	IndexTuple tuple = &fetch->leaf.entry.tuple;
+	TupleDesc desc = RelationGetDescr(fetch->index);
+	int64 before = count_pages_read();
+	bool found;
+	bool isnull;
+
+	CHECK_FOR_INTERRUPTS();
+	found = idem_leaf_next(&fetch->leaf);
+	fetch->npages = count_pages_read() - before;
+	if (fetch->npages > PAGES_OF_SEARCH)
+		idem_fetchskip_add_pages(&fetch->walk, fetch->npages - PAGES_OF_SEARCH);
+	if (!found)
+		return false;
+	entry->priority = DatumGetInt32(index_getattr(tuple, 2, desc, &isnull));
+	entry->run_at = DatumGetTimestampTz(index_getattr(tuple, 3, desc, &isnull));
+	entry->job_id = DatumGetInt64(index_getattr(tuple, 4, desc, &isnull));
+	return true;
+}
+
+/* J4: may the job found, which is a follow-up job, be taken?  Else like is_due(). */
+static bool
+is_unblocked(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
+{
+	IdemBlocked blocked;
+
+	if (!idem_fetchskip_collects(&fetch->walk))
+	{
+		*outcome = OUTCOME_SKIPPED;
+		return !idem_jobrow_waits_for_other(fetch->jobs);
+	}
+	idem_fetchskip_announce_blocked(&fetch->walk);
+	blocked = idem_jobrow_is_blocked(fetch->jobs);
+	*outcome = blocked == IDEM_BLOCKED ? OUTCOME_SKIPPED : OUTCOME_HELD;
+	skip->is_blocked = true;
+	return blocked == IDEM_BLOCKED_NOT;
+}
+
+/* J4: may the job found be taken if it is a follow-up job?  Else like is_due(). */
+static bool
+is_free(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
+{
+	if (idem_row_isnull(fetch->jobs->found, IDEM_JOBS_AFTER_JOB) || is_unblocked(fetch, outcome, skip))
+		return true;
+	if (fetch->look != NULL)
+		fetch->look->blocked = true;
+	return false;
+}
+
+/*
+ * May the job found be taken?  If not, *outcome says why, and *skip until when.  The
+ * transaction that has fetched a job does not take it again, even if the lease has expired.
+ * M2: a job of another shard was left behind and may run there.  It is not part of a skip
+ * range, because its slot can come back.
+ */
+static bool
+is_due(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
+{
+	IdemTable *jobs = fetch->jobs;
+
+	*outcome = OUTCOME_HELD;
+	if (unlikely(!idem_shard_has_job(fetch->shard, idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID))))
+		return false;
+	if (TransactionIdIsValid(fetch->dirty.xmin) || TransactionIdIsValid(fetch->dirty.xmax))
+		return false;
+	if (idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT) > fetch->now)
+		return false;
+	skip->is_mine = idem_row_is_mine(jobs->found);
+	if (idem_jobrow_is_leased(jobs))
+	{
+		TimestampTz lease_until = idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL);
+
+		if (!skip->is_mine && lease_until <= fetch->now)
+			return true;
+		*outcome = OUTCOME_SKIPPED;
+		if (!skip->is_mine)
+			skip->until = lease_until;
+		return false;
+	}
+	return is_free(fetch, outcome, skip);
+}
+
+/*
+ * Write the job that is fetched.  J18: if another worker had it, that one has not said how its
+ * attempt ended.
+ */
+static void
+update_job(Fetch *fetch, IdemFetched *job)
+{
+	IdemTable *jobs = fetch->jobs;
+	TupleTableSlot *slot = idem_write_copy_row(jobs);
+
+	if (idem_jobrow_is_leased(jobs))
+		idem_row_set(slot, IDEM_JOBS_ERRORS,
+					 JsonbPGetDatum(idem_errors_add(idem_row_jsonb(jobs->found, IDEM_JOBS_ERRORS),
+													job->attempt - 1,
+													cstring_to_text("The worker has not said how this attempt ended."))));
+	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(job->attempt));
+	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(job->token));
+	idem_row_set(slot, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(fetch->now + fetch->args->lease));
+	if (fetch->args->lease > 0)
+		idem_row_set(slot, IDEM_JOBS_LEASED_AT, TimestampTzGetDatum(fetch->now));
+	else
+		idem_row_clear(slot, IDEM_JOBS_LEASED_AT);
+	idem_row_set_varlena(slot, IDEM_JOBS_WORKER, fetch->args->worker);
+	idem_jobrow_store(jobs);
+	idem_change_note_move(jobs);
+}
+
+/*
+ * J13: make the job found dead if it is spent; false if it is not.  If it has to be skipped, the
+ * looks of this backend pass over such jobs for a while: a worker that waits and fetches would
+ * poll without a pause.
+ */
+static bool
+end_if_spent(Fetch *fetch)
+{
+	switch (idem_dead_make_if_spent(fetch->jobs, &fetch->args->queue, NULL))
+	{
+		case IDEM_DEAD_NOT_SPENT:
+			return false;
+		case IDEM_DEAD_SKIPPED:
+			pass_spent_until = idem_clock_steady() + idem_guc_look_after * INT64CONST(1000);
+			return true;
+		default:
+			return true;
+	}
+}
+
+/*
+ * Take the job found, which is due, if no other transaction has locked it.  The
+ * lock FOR UPDATE is granted only after all absorbed enqueues have ended (J2), so
+ * the WAL position of the fetch is later than their commits (J10).  J14: the lease begins now, not
+ * when the walk began.
+ */
+static bool
+take_job(Fetch *fetch, IdemFetched *job)
+{
+	IdemTable *jobs = fetch->jobs;
+
+	if (idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip) != TM_Ok)
+		return false;
+	idem_touched_held(fetch->args->queue.name, false);
+	if (end_if_spent(fetch))
+		return false;
+	advance_clock(fetch);
+	job->attempt = idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT) + 1;
+	job->job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID);
+	job->token = idem_clock_next_token(idem_row_int64(jobs->found, IDEM_JOBS_TOKEN), fetch->now);
+	job->max_attempts = idem_jobrow_max_attempts(jobs, &fetch->args->queue);
+	job->queue = fetch->args->queue.name;
+	job->payload = idem_row_jsonb(jobs->found, IDEM_JOBS_PAYLOAD);
+	job->key = idem_row_text(jobs->found, IDEM_JOBS_KEY);
+	job->enqueued_at = idem_row_timestamp(jobs->found, IDEM_JOBS_ENQUEUED_AT);
+	job->due_since = idem_jobrow_due_since(jobs);
+	job->progress = idem_row_jsonb(jobs->found, IDEM_JOBS_PROGRESS);
+	job->headers = idem_row_jsonb(jobs->found, IDEM_JOBS_HEADERS);
+	job->links = idem_row_jsonb(jobs->found, IDEM_JOBS_LINKS);
+	update_job(fetch, job);
+	idem_touched_fetched(job->queue, fetch->args->lease, fetch->now + fetch->args->lease);
+	if (fetch->args->lease == 0)
+		idem_unfinished_add(IDEM_UNFINISHED_JOBS, 1);
+	/* J10: later than the commits of the absorbed enqueues */
+	job->lsn = XactLastRecEnd;
+	return true;
+}
+
+/* A2: could take_job() take the job found? */
+static bool
+may_take_job(Fetch *fetch)
+{
+	IdemLockers lockers;
+
+	if (idem_jobrow_is_leased(fetch->jobs) && idem_clock_steady() < pass_spent_until &&
+		idem_jobrow_has_no_attempts_left(fetch->jobs, &fetch->args->queue))
+		return false;
+	idem_row_lockers(fetch->jobs->found, &lockers);
+	return !TransactionIdIsValid(lockers.shared) && !TransactionIdIsValid(lockers.exclusive);
+}
+
+/* Take the job found, which is due, and pass it to put(); or only look whether that is possible */
+static Outcome
+take_or_look(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
+{
+	IdemFetched job;
+
+	if (fetch->look != NULL)
+		return may_take_job(fetch) ? OUTCOME_TAKEN : OUTCOME_HELD;
+	if (!take_job(fetch, &job))
+		return OUTCOME_HELD;
+	put(&job, arg);
+	if (!fetch->is_counted)
+		idem_counters_add_queue_time(job.queue, IDEM_QUEUE_COUNTER_FETCHED, IDEM_HISTOGRAM_WAIT,
+									 job.due_since, fetch->now);
+	return OUTCOME_TAKEN;
+}
+
+/* Take the job of the current entry if it is due, and pass it to put() */
+static Outcome
+fetch_job(Fetch *fetch, IdemSkip *skip, void (*put)(const IdemFetched *job, void *arg), void *arg)
+{
+	MemoryContext oldcontext;
+	Outcome outcome;
+
+	if (!idem_leaf_fetch(&fetch->leaf))
+	{
+		/* the job has ended, or was never committed; or this transaction has ended it */
+		skip->is_mine = idem_fetchskip_collects(&fetch->walk) &&
+			idem_row_is_changed_by_me(fetch->jobs, &fetch->leaf.entry.tuple.t_tid);
+		return OUTCOME_SKIPPED;
+	}
+	oldcontext = MemoryContextSwitchTo(fetch->job_context);
+	if (is_due(fetch, &outcome, skip))
+		outcome = take_or_look(fetch, put, arg);
+	MemoryContextSwitchTo(oldcontext);
+	MemoryContextReset(fetch->job_context);
+	return outcome;
+}
+
+/* A4: something that this look skips can be fetched from this time on */
+static void
+note_due(Fetch *fetch, TimestampTz due)
+{
+	if (fetch->look != NULL)
+		fetch->look->due = Min(fetch->look->due, due);
+}
+
+/* Take or skip the job of an entry */
+static void
+process_entry(Fetch *fetch, const IdemPosition *entry,
+			  void (*put)(const IdemFetched *job, void *arg), void *arg)
+{
+	IdemSkip skip = {.until = DT_NOEND};
+
+	switch (fetch_job(fetch, &skip, put, arg))
+	{
+		case OUTCOME_TAKEN:
+			fetch->found++;
+			idem_fetchskip_stop(&fetch->walk, entry);
+			break;
+		case OUTCOME_HELD:
+			idem_fetchskip_stop(&fetch->walk, entry);
+			break;
+		case OUTCOME_SKIPPED:
+			note_due(fetch, skip.until);
+			idem_fetchskip_add(&fetch->walk, entry, &skip);
+			break;
+	}
+}
+
+/* An entry with a future run_at ends its priority, whatever the state of its row is */
+static void
+skip_priority(Fetch *fetch, const IdemPosition *entry)
+{
+	IdemSkip skip = {.until = entry->run_at};
+	IdemPosition end = idem_last_position;
+
+	end.priority = entry->priority;
+	note_due(fetch, entry->run_at);
+	idem_fetchskip_add(&fetch->walk, &end, &skip);
+	continue_after(fetch, &end);
+}
+
+/* Scan the index until the batch is full */
+static void
+scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
+{
+	IdemFetchWalk *walk = &fetch->walk;
+	bool at_end = false;
+
+	continue_after(fetch, &idem_first_position);
+	while (fetch->found < fetch->args->batch && !at_end)
+	{
+		const IdemSkipRange *range;
+		IdemPosition entry;
+
+		at_end = !get_next_entry(fetch, &entry);
+		if (idem_fetchskip_goes_back(walk))
+		{
+			IdemPosition after = walk->run.after;
+
+			at_end = false;
+			continue_after(fetch, &after);
+		}
+		else if (at_end)
+			break;
+		else if ((range = idem_fetchskip_find(walk, &entry)) != NULL)
+			continue_after(fetch, &range->after);
+		else if (!has_come(fetch, entry.run_at))
+			skip_priority(fetch, &entry);
+		else
+			process_entry(fetch, &entry, put, arg);
+	}
+	idem_fetchskip_end(walk, at_end, fetch->npages > PAGES_OF_SEARCH);
+	idem_leaf_end(&fetch->leaf);
+}
+
+/* Scan a queue once, from its beginning */
+static void
+scan_once(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
+{
+	fetch->now = idem_clock_now();
+	idem_fetchskip_begin(&fetch->walk, fetch->args->queue.name, fetch->now);
+	scan_queue(fetch, put, arg);
+	/* without shared memory other sessions cannot note their jobs: scan the whole queue */
+	if (fetch->walk.has_jumped && !fetch->walk.is_shared && fetch->found < fetch->args->batch)
+	{
+		idem_fetchskip_begin_anew(&fetch->walk);
+		scan_queue(fetch, put, arg);
+	}
+}
+
+/*
+ * Scan a queue that is not paused, from its beginning.  J14: while a long walk has looked at one
+ * part of the queue, jobs may have come to the parts before it.  So if it has found none, it is
+ * repeated, once, and jumps over what it has skipped.  Without shared memory it could not jump.
+ * Returns whether it was repeated.
+ */
+static bool
+scan_from_start(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
+{
+	bool is_repeated;
+
+	InitDirtySnapshot(fetch->dirty);
+	fetch->shard = idem_shard_get();
+	fetch->index = idem_jobtable_fetch_index(fetch->jobs);
+	fetch->job_context = AllocSetContextCreate(CurrentMemoryContext, "idem fetch", ALLOCSET_DEFAULT_SIZES);
+
+	scan_once(fetch, put, arg);
+	is_repeated = fetch->found == 0 && fetch->walk.is_shared &&
+		idem_fetchskip_was_long(&fetch->walk);
+	if (is_repeated)
+	{
+		if (fetch->look != NULL)
+		{
+			fetch->look->due = DT_NOEND;
+			fetch->look->blocked = false;
+		}
+		scan_once(fetch, put, arg);
+	}
+	MemoryContextDelete(fetch->job_context);
+	return is_repeated;
+}
+
+/*
+ * J2: a fetch without a lease is refused in REPEATABLE READ and SERIALIZABLE.
+ * There the transaction has one snapshot, taken before the fetch has locked the
+ * job.  The work would not see the changes of an enqueue that the job absorbed
+ * after that snapshot.
+ */
+void
+idem_fetchstore_check_isolation(const char *command, const char *hint)
+{
+	if (IsolationUsesXactSnapshot())
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_TRANSACTION_STATE),
+				errmsg("%s needs isolation level READ COMMITTED", command),
+				errdetail("The snapshot of this transaction may be older than the changes that its jobs must see."),
+				errhint("%s", hint));
+}
+
+/*
+ * Fetch jobs that are due, in the order of the index, at most a batch, and pass
+ * each one to put().  A paused queue has none.  The WAL position that put() gets is flushed
+ * soon (J10).  Returns true if the walk was long and has found none: meanwhile jobs may have come
+ * to other queues.
+ */
+bool
+idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
+					  void (*put)(const IdemFetched *job, void *arg), void *arg)
+{
+	Fetch fetch = {.jobs = jobs, .args = args};
+
+	bool was_long;
+
+	if (args->queue.paused)
+		return false;
+	was_long = scan_from_start(&fetch, put, arg);
+	idem_skips_note_fetch(fetch.walk.skips, fetch.now);
+
+	/*
+	 * J10: a worker may wait until a replica has replayed the position that fetch
+	 * returned.  Without a lease this transaction commits only after the work, so
+	 * let the WAL writer flush the position soon.
+	 */
+	if (args->lease == 0 && fetch.found > 0)
+		XLogSetAsyncXactLSN(XactLastRecEnd);
+	return was_long;
+}
+
+/*
+ * J21: fetch this job again if it can be fetched now, whatever its place in the queue is, and
+ * whether or not the queue is paused.  The first fetch, which was rolled back, is counted already.
+ */
+void
+idem_fetchstore_fetch_one(IdemTable *jobs, const IdemFetch *args, int64 job_id,
+						  void (*put)(const IdemFetched *job, void *arg), void *arg)
+{
+	Fetch fetch = {
+		.jobs = jobs,
+		.args = args,
+		.shard = idem_shard_get(),
+		.now = idem_clock_now(),
+		.is_counted = true};
+	IdemLookup lookup = idem_jobtable_by_id(jobs, job_id);
+	IdemSkip skip = {.until = DT_NOEND};
+	IdemProbeResult probe;
+	Outcome outcome;
+
+	idem_probe_latest(jobs, &lookup, &probe);
+	fetch.dirty.xmax = probe.xwait;
+	if (probe.found == IDEM_FOUND_ROW && is_due(&fetch, &outcome, &skip))
+		(void) take_or_look(&fetch, put, arg);
+}
+
+/*
+ * A2: how many jobs could a fetch take now, up to look->limit?  It skips what a fetch skips,
+ * and takes nothing.  It counts a job that a fetch would make dead.
+ */
+void
+idem_fetchstore_look(IdemTable *jobs, const IdemQueue *queue, IdemLook *look)
+{
+	IdemFetch args = {.queue = *queue, .batch = look->limit};
+	Fetch fetch = {.jobs = jobs, .args = &args, .look = look};
+
+	if (queue->paused)
+		return;
+	(void) scan_from_start(&fetch, NULL, NULL);
+	look_at_ranges(&fetch);
+	look->found = fetch.found;
+}

@@ -1,0 +1,76 @@
+/*
+ * hold.h
+ *		What the worker that holds a job does with it; the worker in the database.
+ */
+#ifndef IDEM_JOBS_HOLD_H
+#define IDEM_JOBS_HOLD_H
+
+#include "jobs/fetch/fetch.h"
+
+/* How long the worker had a job when it ended its attempt (S5) */
+typedef struct IdemRunTime
+{
+	TimestampTz from;
+	TimestampTz to;
+} IdemRunTime;
+
+/* A job that a handler runs in this transaction (V7, J21) */
+typedef struct IdemRun
+{
+	Oid handler;
+	MemoryContext context; /* of what the members below point to */
+	bool nowait;		   /* a fail waits for no transaction */
+	bool is_fetched;
+	IdemFetched fetched;
+	Jsonb *result;
+	bool counts_later; /* the caller counts the end of the attempt, when it has committed */
+	IdemRunTime time;  /* if so; set by complete and fail */
+} IdemRun;
+
+/* Does the caller, with its token, hold the job? */
+typedef enum IdemHold
+{
+	IDEM_HOLD_OK,
+	IDEM_HOLD_NONE, /* no: no worker has fetched the job */
+	IDEM_HOLD_STALE /* no: the job was fetched again or given back, or has ended */
+} IdemHold;
+
+/* How an attempt has failed */
+typedef struct IdemFailure
+{
+	text *error;	/* NULL: none was given */
+	int64 retry_in; /* negative: as the queue declares */
+	bool dead;		/* the job becomes dead, even if it has attempts left */
+} IdemFailure;
+
+/* workstore.c */
+extern IdemHold idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result,
+										IdemQueue *queue, IdemRunTime *run_time);
+extern IdemHold idem_workstore_judge(IdemTable *jobs, bool exists, int64 token);
+extern bool idem_workstore_fail_found(IdemTable *jobs, const IdemQueue *queue,
+									  const IdemFailure *failure, TransactionId *in_the_way,
+									  bool *is_dead, IdemRunTime *run_time);
+extern IdemHold idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token,
+									const IdemFailure *failure, TransactionId *in_the_way,
+									bool *is_dead, IdemRunTime *run_time);
+extern TimestampTz idem_workstore_snooze_found(IdemTable *jobs, const IdemQueue *queue, int64 delay,
+											   IdemRunTime *run_time);
+extern IdemHold idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay,
+									  TimestampTz *run_at);
+extern IdemHold idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease,
+										 IdemQueue *queue, TimestampTz *lease_until);
+extern IdemHold idem_workstore_progress(IdemTable *jobs, int64 job_id, int64 token, Jsonb *data,
+										int64 lease, TimestampTz *lease_until);
+pg_noreturn extern void idem_workstore_refuse(IdemHold hold, int64 job_id);
+
+/* run.c */
+extern bool idem_run_fetch(IdemRun *run, text *queue);
+extern void idem_run_as_current(const IdemFetched *job, void (*run)(void *arg), void *arg);
+extern void idem_run_complete(void *arg);
+extern bool idem_run_fail(IdemRun *run, const ErrorData *error);
+extern bool idem_run_fail_later(IdemRun *run, text *queue, const ErrorData *error);
+
+/* work.c */
+extern IdemFailure idem_work_get_failure(FunctionCallInfo fcinfo, int arg);
+
+#endif /* IDEM_JOBS_HOLD_H */

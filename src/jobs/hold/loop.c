@@ -1,0 +1,363 @@
+/*
+ * loop.c
+ *		Procedure idem_work: the loop of a worker, inside this backend.
+ *
+ * Each job has a transaction of its own: fetch it, run the handler, complete it, commit (J21).  If
+ * the queue is empty and there is time left, the procedure waits as idem_wait() does (A1).
+ * doc/jobs-protocol.md says what is left behind if the backend ends at any of these steps.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/xact.h"
+#include "catalog/namespace.h"
+#include "catalog/objectaccess.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/guc.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+
+#include "jobs/hold/hold.h"
+
+#define COMMAND	   "idem_work()"
+#define WORK_NATTS 2
+
+static const Oid work_types[WORK_NATTS] = {INT8OID, INT8OID};
+
+IDEM_FUNCTION(idem_work, RECORDOID, TEXTOID, REGPROCOID, INTERVALOID, INT4OID, INT8OID, INT8OID);
+
+/* A call of idem_work() */
+typedef struct Work
+{
+	bool is_nested;
+	text *queue;
+	Oid handler;
+	int64 timeout; /* zero: until no job can be fetched */
+	int64 until;   /* by the steady clock */
+	int64 left;	   /* so many jobs may be run */
+	int64 completed;
+	int64 failed;
+} Work;
+
+/*
+ * J21: a handler that ends its own backend, by pg_terminate_backend() or because it takes longer
+ * than transaction_timeout.  These errors are FATAL, so no code of the call runs after them; but
+ * the same payload would come first in every later call, too.  The backend therefore fails the job
+ * while it exits.
+ */
+static struct
+{
+	bool is_watched;	 /* this backend watches the handlers of this session */
+	bool has_terminated; /* the handler that runs has called pg_terminate_backend() */
+	bool is_too_late;	 /* the last message was the error of transaction_timeout */
+	int64 job_id;		 /* the job whose handler, or whose commit, runs; 0: none */
+	TimestampTz started_at;
+	char queue[IDEM_MAX_QUEUE_LEN + 1];
+} running;
+
+static object_access_hook_type prev_object_access_hook = NULL;
+
+/* The executor calls this for each function before it calls the function */
+static void
+note_terminate(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, void *arg)
+{
+	if (prev_object_access_hook)
+		prev_object_access_hook(access, class_id, object_id, sub_id, arg);
+	if (access == OAT_FUNCTION_EXECUTE && class_id == ProcedureRelationId &&
+		object_id == F_PG_TERMINATE_BACKEND && running.job_id != 0)
+		running.has_terminated = true;
+}
+
+/* Error context callback: each message of the handler calls it, also a FATAL one */
+static void
+note_timeout(void *arg)
+{
+	running.is_too_late = geterrcode() == ERRCODE_TRANSACTION_TIMEOUT;
+}
+
+/* The end of its transaction is the end of the job, for this file */
+static void
+at_xact_event(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT)
+		running.job_id = 0;
+}
+
+/* A backend that exits cannot be interrupted, so it must not wait for a lock on a table */
+static bool
+lock_tables_at_exit(void)
+{
+	static const struct
+	{
+		const char *name;
+		LOCKMODE lockmode;
+	} tables[] = {
+		{"jobs", RowExclusiveLock}, {"job_log", RowExclusiveLock}, {"queues", AccessShareLock}};
+	Oid namespace = get_namespace_oid("idem", true);
+
+	for (size_t i = 0; i < lengthof(tables); i++)
+	{
+		Oid relid = get_relname_relid(tables[i].name, namespace);
+
+		if (!OidIsValid(relid) || !ConditionalLockRelationOid(relid, tables[i].lockmode))
+			return false;
+	}
+	return true;
+}
+
+/*
+ * J21: before_shmem_exit callback.  The error of the handler has ended nothing yet: roll its
+ * transaction back, and fail the job in another one, as fail_uncommitted() does.  An error here
+ * ends this callback and leaves the job as it was.
+ */
+static void
+fail_at_exit(int code, Datum arg)
+{
+	IdemRun run = {
+		.fetched.job_id = running.job_id,
+		.nowait = true,
+		.counts_later = true,
+		.time = {.from = running.started_at}};
+	text *queue;
+	bool has_failed = false;
+	ErrorData error = {
+		.sqlerrcode = ERRCODE_ADMIN_SHUTDOWN,
+		.message = "The handler has called pg_terminate_backend(), and its backend has exited."};
+
+	if (running.job_id == 0 || !(running.has_terminated || running.is_too_late))
+		return;
+	if (running.is_too_late)
+	{
+		error.sqlerrcode = ERRCODE_TRANSACTION_TIMEOUT;
+		error.message = "The job has taken longer than transaction_timeout, and its backend has exited.";
+	}
+	AbortOutOfAnyTransaction();
+	/* the queue is needed after the commit, and the process ends */
+	MemoryContextSwitchTo(TopMemoryContext);
+	queue = cstring_to_text(running.queue);
+	/* no client waits for the answer, so do not wait for a standby */
+	SetConfigOption("synchronous_commit", "local", PGC_SUSET, PGC_S_OVERRIDE);
+	StartTransactionCommand();
+	run.context = CurTransactionContext;
+	if (lock_tables_at_exit())
+		has_failed = idem_run_fail_later(&run, queue, &error);
+	CommitTransactionCommand();
+	if (!has_failed)
+		return;
+	/* S1: counts are pending, and entries pinned, until a transaction ends */
+	StartTransactionCommand();
+	idem_counters_add_queue_time(queue, IDEM_QUEUE_COUNTER_FAILED, IDEM_HISTOGRAM_RUN,
+								 run.time.from, run.time.to);
+	CommitTransactionCommand();
+}
+
+static void
+watch_handlers(void)
+{
+	if (running.is_watched)
+		return;
+	before_shmem_exit(fail_at_exit, (Datum) 0);
+	RegisterXactCallback(at_xact_event, NULL);
+	prev_object_access_hook = object_access_hook;
+	object_access_hook = note_terminate;
+	running.is_watched = true;
+}
+
+/* The number of jobs to run at most */
+static int64
+get_max_jobs(FunctionCallInfo fcinfo, int arg)
+{
+	if (PG_ARGISNULL(arg))
+		return PG_INT64_MAX;
+	if (PG_GETARG_INT32(arg) < 1)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid value of \"%s\"", "max_jobs"),
+				errdetail("The number is %d; it must be at least 1.", PG_GETARG_INT32(arg)),
+				errhint("Leave it out to run as many jobs as there are."));
+	return PG_GETARG_INT32(arg);
+}
+
+/* J2: a handler may have changed the defaults of the session, with which a transaction begins */
+static void
+check_transaction(void)
+{
+	PreventCommandIfReadOnly(COMMAND);
+	idem_fetchstore_check_isolation(COMMAND, "SET default_transaction_isolation = 'read committed'.");
+}
+
+/* Commit.  An error ends the call, unless it may be returned. */
+static ErrorData *
+commit_transaction(bool may_fail)
+{
+	ErrorData *error = idem_procxact_commit();
+
+	if (error != NULL && !may_fail)
+		ReThrowError(error);
+	return error;
+}
+
+/* S1, S5: the end of the attempt has committed */
+static void
+count_end(const Work *work, const IdemRun *run, IdemQueueCounter counter)
+{
+	idem_counters_add_queue_time(work->queue, counter, IDEM_HISTOGRAM_RUN, run->time.from,
+								 run->time.to);
+}
+
+/* J21: the commit has failed, and rolled the work back: the attempt counts nevertheless */
+static void
+fail_uncommitted(Work *work, IdemRun *run, const ErrorData *error)
+{
+	bool has_failed;
+
+	check_transaction();
+	has_failed = idem_run_fail_later(run, work->queue, error);
+	(void) commit_transaction(false);
+	if (!has_failed)
+		return;
+	work->failed++;
+	count_end(work, run, IDEM_QUEUE_COUNTER_FAILED);
+}
+
+/*
+ * J21: does it end the call?  The job has failed nevertheless, else it would come first in every
+ * later call and end that one, too: a job that takes longer than statement_timeout, for example.
+ */
+static bool
+ends_call(const ErrorData *error)
+{
+	return idem_subxact_is_intervention(error) || idem_subxact_is_of_server(error);
+}
+
+/*
+ * J21: run the job that was fetched, and commit.  A cancel is over when its error is raised, so the
+ * same cancel does not interrupt the fail of the job; a second one may, and then the job waits.
+ */
+static void
+run_job(Work *work, IdemRun *run)
+{
+	ErrorData *error;
+	ErrorData *commit_error;
+	ErrorContextCallback context = {
+		.previous = error_context_stack, .callback = note_timeout};
+
+	/* not in the subtransaction: without a handler no job shall fail */
+	idem_handler_check(run->handler, false);
+	running.has_terminated = running.is_too_late = false;
+	running.started_at = idem_clock_token_time(run->fetched.token);
+	running.job_id = run->fetched.job_id;
+	error_context_stack = &context;
+	error = idem_subxact_catch(idem_run_complete, run);
+	if (error != NULL)
+		(void) idem_run_fail(run, error);
+	commit_error = commit_transaction(true);
+	error_context_stack = context.previous;
+	if (commit_error != NULL)
+		fail_uncommitted(work, run, commit_error);
+	else if (error != NULL)
+	{
+		work->failed++;
+		count_end(work, run, IDEM_QUEUE_COUNTER_FAILED);
+	}
+	else
+	{
+		work->completed++;
+		count_end(work, run, IDEM_QUEUE_COUNTER_COMPLETED);
+	}
+	if (commit_error != NULL)
+		error = commit_error;
+	if (error != NULL && ends_call(error))
+		ReThrowError(error);
+}
+
+/* J21: fetch and run one job; false if none can be fetched */
+static bool
+work_once(Work *work)
+{
+	IdemRun run = {
+		.handler = work->handler, .context = CurrentMemoryContext, .counts_later = true};
+
+	idem_procxact_restart(work->is_nested);
+	check_transaction();
+	if (idem_run_fetch(&run, work->queue))
+	{
+		run_job(work, &run);
+		return true;
+	}
+	/* a job without attempts left may have become dead */
+	(void) commit_transaction(false);
+	return false;
+}
+
+/* Wait for a job as long as there is time left; false if none has come */
+static bool
+wait_for_job(Work *work)
+{
+	int64 left = work->until - idem_clock_steady();
+
+	return left > 0 && idem_wait_for_queues(COMMAND, &work->queue, 1, left) >= 0;
+}
+
+/*
+ * With a timeout, the call runs no further job after it has passed; without one it ends when no
+ * job can be fetched.
+ */
+static void
+work_in_turns(Work *work)
+{
+	MemoryContext oldcontext = CurrentMemoryContext;
+	MemoryContext context = AllocSetContextCreate(oldcontext, "idem work", ALLOCSET_DEFAULT_SIZES);
+	bool goes_on = true;
+
+	while (goes_on)
+	{
+		MemoryContextSwitchTo(context);
+		if (!work_once(work))
+			goes_on = wait_for_job(work);
+		else
+			goes_on = --work->left > 0 &&
+				(work->timeout == 0 || idem_clock_steady() < work->until);
+		MemoryContextSwitchTo(oldcontext);
+		MemoryContextReset(context);
+	}
+	MemoryContextDelete(context);
+}
+
+Datum
+idem_work(PG_FUNCTION_ARGS)
+{
+	static IdemRowDesc row_desc;
+	Work work = {0};
+	Datum values[WORK_NATTS];
+	bool nulls[WORK_NATTS] = {false};
+
+	idem_fn_begin(fcinfo, &idem_work_signature, COMMAND);
+	(void) idem_fn_row_desc(fcinfo, work_types, WORK_NATTS, &row_desc);
+	idem_sleep_check(fcinfo, COMMAND);
+	work.queue = idem_args_queue(fcinfo, 0);
+	work.handler = idem_handler_arg(fcinfo, 1);
+	idem_args_require(fcinfo, 2, "timeout", "Leave it out to end when no job can be fetched.");
+	work.timeout = idem_args_timeout(fcinfo, 2);
+	work.left = get_max_jobs(fcinfo, 3);
+	idem_handler_check(work.handler, false);
+	work.is_nested = SPI_inside_nonatomic_context();
+	work.until = idem_clock_steady() + work.timeout;
+	text_to_cstring_buffer(work.queue, running.queue, sizeof(running.queue));
+	watch_handlers();
+
+	work_in_turns(&work);
+	values[0] = Int64GetDatum(work.completed);
+	values[1] = Int64GetDatum(work.failed);
+	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(
+		idem_fn_row_desc(fcinfo, work_types, WORK_NATTS, &row_desc), values, nulls,
+		lengthof(values))));
+}

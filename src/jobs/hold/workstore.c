@@ -1,0 +1,315 @@
+/*
+ * workstore.c
+ *		Complete, fail, snooze and heartbeat a job that a worker has fetched.
+ *
+ * The token of the caller is compared with the token in the row version that is
+ * then updated or deleted.  If another transaction has changed the row in
+ * between, the row is looked up and compared again (J11).  The time does not
+ * matter: a worker with the last token has the job, even after the lease has
+ * expired, until another worker fetches the job or it is made dead.
+ *
+ * All of these wait for a transaction that is changing the job, as long as
+ * lock_timeout allows.  An older token is refused without waiting, because it
+ * can never become the last one again.
+ */
+#include "postgres.h"
+
+#include "common/pg_prng.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "jobs/hold/hold.h"
+
+/* Was the job found, if there is one, fetched with this token, and is that its last one (J11)? */
+IdemHold
+idem_workstore_judge(IdemTable *jobs, bool exists, int64 token)
+{
+	if (exists && idem_row_isnull(jobs->found, IDEM_JOBS_TOKEN))
+		return IDEM_HOLD_NONE;
+	if (exists && idem_jobrow_is_leased(jobs) && idem_row_int64(jobs->found, IDEM_JOBS_TOKEN) == token)
+		return IDEM_HOLD_OK;
+	idem_counters_add(IDEM_DATABASE_COUNTER_STALE_TOKENS);
+	return IDEM_HOLD_STALE;
+}
+
+static IdemHold
+find_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
+{
+	return idem_workstore_judge(jobs, idem_jobstore_find(jobs, job_id, queue), token);
+}
+
+/*
+ * Find a job that was fetched with this token, and lock it.  If another
+ * transaction has changed the row meanwhile, the token is compared again (J11).
+ */
+static IdemHold
+lock_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
+{
+	IdemHold hold;
+
+	do
+	{
+		hold = find_held(jobs, job_id, token, queue);
+	} while (hold == IDEM_HOLD_OK &&
+			 idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleNoKeyExclusive,
+								 LockWaitBlock) != TM_Ok);
+	if (hold == IDEM_HOLD_OK)
+		idem_touched_held(queue->name, false);
+	return hold;
+}
+
+/* Raise the error for a job that the caller does not hold: ID003 for an old token (J11) */
+void
+idem_workstore_refuse(IdemHold hold, int64 job_id)
+{
+	if (hold == IDEM_HOLD_NONE)
+		ereport(ERROR,
+				errcode(ERRCODE_IDEM_NOT_HELD),
+				errmsg("job is not held by the caller"),
+				errdetail("Job " INT64_FORMAT " waits; no worker has fetched it.", job_id),
+				errhint("Fetch the job with idem_fetch(), and pass the token that it has returned."));
+	ereport(ERROR,
+			errcode(ERRCODE_IDEM_STALE_TOKEN),
+			errmsg("stale fencing token"),
+			errdetail("Job " INT64_FORMAT " was fetched again, was given back, or has ended.", job_id),
+			errhint("Stop this work, and roll back what belongs to it. idem_job() shows what became of the job."));
+}
+
+/*
+ * S1, S5: an attempt has ended.  run_time: the caller counts it; NULL: count it here, as one that
+ * the worker has ended.
+ */
+static void
+count_end(const text *queue, IdemQueueCounter counter, TimestampTz from, TimestampTz to,
+		  IdemRunTime *run_time)
+{
+	if (run_time != NULL)
+		*run_time = (IdemRunTime){.from = from, .to = to};
+	else
+		idem_counters_add_queue_time(queue, counter, IDEM_HISTOGRAM_RUN, from, to);
+}
+
+/*
+ * End the job as done.  queue is a cache for calls with many jobs: the settings
+ * of the last queue; at first its name is NULL.  run_time: see count_end().
+ */
+IdemHold
+idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result, IdemQueue *queue,
+						IdemRunTime *run_time)
+{
+	IdemHold hold;
+	TimestampTz started_at;
+	TimestampTz now;
+
+	do
+	{
+		hold = find_held(jobs, job_id, token, queue);
+		if (hold != IDEM_HOLD_OK)
+			return hold;
+		idem_touched_held(queue->name, false);
+	} while (idem_write_delete(jobs, true) != TM_Ok);
+	now = idem_clock_now();
+	started_at = idem_jobrow_started_at(jobs);
+	(void) idem_joblog_write(jobs, "done", now, queue->keep, result, NULL, NULL);
+	idem_joblog_keep_key(jobs, now, result);
+	idem_change_note_end(jobs, queue->name);
+	count_end(queue->name, IDEM_QUEUE_COUNTER_COMPLETED, started_at, now, run_time);
+	return hold;
+}
+
+/*
+ * Give back the job found, which is locked: it waits until run_at.  The new token
+ * ends the token of the worker that had the job (J11).
+ */
+static void
+give_back(IdemTable *jobs, TimestampTz now, TimestampTz run_at, int attempt, Jsonb *errors)
+{
+	TupleTableSlot *slot = idem_write_copy_row(jobs);
+
+	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(run_at));
+	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(attempt));
+	idem_row_set(slot, IDEM_JOBS_TOKEN,
+				 Int64GetDatum(idem_clock_next_token(idem_row_int64(jobs->found, IDEM_JOBS_TOKEN), now)));
+	idem_row_clear(slot, IDEM_JOBS_LEASED_AT);
+	idem_row_clear(slot, IDEM_JOBS_LEASE_UNTIL);
+	idem_row_clear(slot, IDEM_JOBS_WORKER);
+	if (errors != NULL)
+		idem_row_set(slot, IDEM_JOBS_ERRORS, JsonbPGetDatum(errors));
+	idem_jobrow_store(jobs);
+	idem_change_note_given_back(jobs);
+}
+
+/*
+ * Delay before the next attempt.  It doubles with each attempt, up to a maximum.
+ * It varies at random by up to a quarter, so that jobs that failed together are
+ * not retried together.
+ */
+static int64
+compute_retry_delay(const IdemQueue *queue, int attempt)
+{
+	int64 delay = queue->backoff;
+
+	for (int i = 1; i < attempt && delay < queue->backoff_max; i++)
+		delay *= 2;
+	delay = Min(delay, queue->backoff_max);
+	return delay * (0.75 + 0.5 * pg_prng_double(&pg_global_prng_state));
+}
+
+/*
+ * The attempt of the job found, which this transaction has locked, has failed: give the job back
+ * for a retry, or make it dead.  in_the_way, and the answer false, are those of
+ * idem_dead_make(): then the job stays as it is.  run_time: see count_end().
+ */
+bool
+idem_workstore_fail_found(IdemTable *jobs, const IdemQueue *queue, const IdemFailure *failure,
+						  TransactionId *in_the_way, bool *is_dead, IdemRunTime *run_time)
+{
+	int attempt = idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT);
+	TimestampTz started_at = idem_jobrow_started_at(jobs);
+	TimestampTz now = idem_clock_now();
+	int64 delay;
+
+	*is_dead = failure->dead || attempt >= idem_jobrow_max_attempts(jobs, queue);
+	if (!*is_dead)
+	{
+		delay = failure->retry_in >= 0 ? failure->retry_in : compute_retry_delay(queue, attempt);
+		give_back(jobs, now, now + delay, attempt,
+				  idem_errors_add(idem_row_jsonb(jobs->found, IDEM_JOBS_ERRORS), attempt, failure->error));
+	}
+	else if (!idem_dead_make(jobs, queue, failure->error, in_the_way))
+		return false;
+	count_end(queue->name, IDEM_QUEUE_COUNTER_FAILED, started_at, now, run_time);
+	return true;
+}
+
+/*
+ * Give the job back for a retry, or make it dead.  in_the_way as in idem_workstore_fail_found();
+ * run_time: see count_end().
+ */
+IdemHold
+idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, const IdemFailure *failure,
+					TransactionId *in_the_way, bool *is_dead, IdemRunTime *run_time)
+{
+	IdemQueue queue = {0};
+	IdemHold hold = lock_held(jobs, job_id, token, &queue);
+
+	if (hold == IDEM_HOLD_OK)
+		(void) idem_workstore_fail_found(jobs, &queue, failure, in_the_way, is_dead, run_time);
+	return hold;
+}
+
+/*
+ * Give back the job found, which this transaction has locked, until the delay has passed; the
+ * attempt does not count.  Returns when the job is due.  run_time: see count_end().
+ */
+TimestampTz
+idem_workstore_snooze_found(IdemTable *jobs, const IdemQueue *queue, int64 delay,
+							IdemRunTime *run_time)
+{
+	TimestampTz started_at = idem_jobrow_started_at(jobs);
+	TimestampTz now = idem_clock_now();
+
+	give_back(jobs, now, now + delay, idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT) - 1, NULL);
+	count_end(queue->name, IDEM_QUEUE_COUNTER_SNOOZED, started_at, now, run_time);
+	return now + delay;
+}
+
+/* Give the job back until the delay has passed */
+IdemHold
+idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, TimestampTz *run_at)
+{
+	IdemQueue queue = {0};
+	IdemHold hold = lock_held(jobs, job_id, token, &queue);
+
+	if (hold == IDEM_HOLD_OK)
+		*run_at = idem_workstore_snooze_found(jobs, &queue, delay, NULL);
+	return hold;
+}
+
+/*
+ * J17: length of the lease of the job found, which is renewed.  lease -1: that of its last lease,
+ * as with a checkpoint of a key (L5), else as the queue declares.
+ */
+static int64
+choose_lease(IdemTable *jobs, const IdemQueue *queue, int64 lease)
+{
+	if (lease < 0)
+		lease = idem_jobrow_lease(jobs);
+	if (lease <= 0)
+		lease = queue->lease;
+	if (lease == 0)
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("\"%s\" must not be null", "lease"),
+				errdetail("The job was fetched without a lease, by a transaction that has committed, and the queue does not declare a lease, either."),
+				errhint("Pass the longest time that the work can still take, such as '90 s', or fetch with a lease."));
+	return lease;
+}
+
+/*
+ * This transaction has fetched the job found without a lease, and holds it until it ends.  Unless
+ * a length is passed, which leases the job from now on, there is nothing to renew.
+ */
+static bool
+has_nothing_to_renew(IdemTable *jobs, int64 lease)
+{
+	return lease < 0 && idem_jobrow_was_fetched_here(jobs);
+}
+
+/* Renew the lease of the job found in the row to be written, and write that; returns its end */
+static TimestampTz
+renew_found(IdemTable *jobs, const IdemQueue *queue, int64 lease)
+{
+	TimestampTz now = idem_clock_now();
+	TimestampTz until = now + choose_lease(jobs, queue, lease);
+	bool is_shorter = until < idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL);
+
+	idem_row_set(jobs->written, IDEM_JOBS_LEASED_AT, TimestampTzGetDatum(now));
+	idem_row_set(jobs->written, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(until));
+	idem_jobrow_store(jobs);
+	idem_touched_fetched(queue->name, until - now, until);
+	idem_change_note_unfetched(jobs);
+	if (is_shorter)
+		idem_change_note_job(jobs);
+	else
+		idem_change_note_move(jobs);
+	return until;
+}
+
+/* Renew the lease of the job.  *lease_until is 0 if there is nothing to renew. */
+IdemHold
+idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease, IdemQueue *queue,
+						 TimestampTz *lease_until)
+{
+	IdemHold hold = lock_held(jobs, job_id, token, queue);
+
+	if (hold != IDEM_HOLD_OK)
+		return hold;
+	*lease_until = 0;
+	if (has_nothing_to_renew(jobs, lease))
+		return hold;
+	(void) idem_write_copy_row(jobs);
+	*lease_until = renew_found(jobs, queue, lease);
+	return hold;
+}
+
+/* J17: store a recovery point, and renew the lease, if there is one, as heartbeat does */
+IdemHold
+idem_workstore_progress(IdemTable *jobs, int64 job_id, int64 token, Jsonb *data, int64 lease,
+						TimestampTz *lease_until)
+{
+	IdemQueue queue = {0};
+	IdemHold hold = lock_held(jobs, job_id, token, &queue);
+
+	if (hold != IDEM_HOLD_OK)
+		return hold;
+	idem_row_set(idem_write_copy_row(jobs), IDEM_JOBS_PROGRESS, JsonbPGetDatum(data));
+	if (!has_nothing_to_renew(jobs, lease))
+		*lease_until = renew_found(jobs, &queue, lease);
+	else
+	{
+		idem_jobrow_store(jobs);
+		idem_change_note_move(jobs);
+	}
+	return hold;
+}

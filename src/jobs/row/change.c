@@ -1,0 +1,234 @@
+/*
+ * change.c
+ *		Note a change of a queue that lets a fetch find a job.
+ *
+ * Fetches skip parts of the index in which no job can be fetched (fetchskip.c).  A
+ * transaction that changes this notes the position of the job, before its commit, but
+ * after it has written the job: a fetch that looks at the index at the same time sees
+ * either the job or the note.  doc/jobs-protocol.md has the protocol.
+ *
+ * The note stays if the transaction rolls back.  Then fetches skip less than they could.
+ *
+ * The end of the transaction also wakes sessions that wait for jobs: src/wake/touched.c.
+ */
+#include "postgres.h"
+
+#include "utils/snapmgr.h"
+
+#include "jobs/row/job.h"
+
+/* A key with more entries in the index may have many jobs that have ended: do not read them all */
+#define MAX_FOLLOWERS 32
+
+/* Fetches must look at the position again from the time due on */
+static void
+note_position(const text *queue, const IdemPosition *position, TimestampTz due)
+{
+	bool is_shared;
+	IdemSkips *skips = idem_counters_get_skips(queue, &is_shared);
+
+	idem_skips_note(skips, position, due, idem_clock_now());
+}
+
+/*
+ * A job of the queue can be fetched from the time due on: for fetches, and for waiters (A2).
+ * follows: it is a follow-up job (J4).
+ */
+static void
+note_change(const text *queue, const IdemPosition *position, TimestampTz due, bool follows)
+{
+	note_position(queue, position, due);
+	idem_touched_job(queue, due, follows);
+}
+
+/* The time from which on the job can be fetched that this transaction has written */
+static TimestampTz
+get_written(IdemTable *jobs, IdemPosition *position)
+{
+	TupleTableSlot *slot = jobs->written;
+	const Datum *values = slot->tts_values;
+
+	position->priority = DatumGetInt32(values[IDEM_JOBS_PRIORITY - 1]);
+	position->run_at = DatumGetTimestampTz(values[IDEM_JOBS_RUN_AT - 1]);
+	position->job_id = DatumGetInt64(values[IDEM_JOBS_JOB_ID - 1]);
+	/* a short row has no such column */
+	if (slot->tts_tupleDescriptor->natts >= IDEM_JOBS_LEASE_UNTIL &&
+		!slot->tts_isnull[IDEM_JOBS_LEASE_UNTIL - 1])
+		return Max(position->run_at,
+				   DatumGetTimestampTz(values[IDEM_JOBS_LEASE_UNTIL - 1]));
+	return position->run_at;
+}
+
+/* Is the job that this transaction has written a follow-up job? */
+static bool
+is_written_follow_up(IdemTable *jobs)
+{
+	TupleTableSlot *slot = jobs->written;
+
+	/* a short row has no such column */
+	return slot->tts_tupleDescriptor->natts >= IDEM_JOBS_AFTER_JOB &&
+		!slot->tts_isnull[IDEM_JOBS_AFTER_JOB - 1];
+}
+
+static text *
+get_written_queue(IdemTable *jobs)
+{
+	return DatumGetTextPP(jobs->written->tts_values[IDEM_JOBS_QUEUE - 1]);
+}
+
+/*
+ * J14: this transaction has written the job (it is the row written): the job waits, or its
+ * lease ends earlier than before.  Its entry is in the index already.
+ */
+void
+idem_change_note_job(IdemTable *jobs)
+{
+	IdemPosition position;
+	TimestampTz due = get_written(jobs, &position);
+
+	note_change(get_written_queue(jobs), &position, due, is_written_follow_up(jobs));
+}
+
+/*
+ * J14: this transaction has written the job, which is leased now.  If it has new entries in the
+ * indexes, a fetch may have met the old entry too late and the new one too early, and
+ * would take the job for ended.
+ */
+void
+idem_change_note_move(IdemTable *jobs)
+{
+	IdemPosition position;
+	TimestampTz due;
+
+	if (!jobs->has_moved)
+		return;
+	due = get_written(jobs, &position);
+	note_position(get_written_queue(jobs), &position, due);
+}
+
+/* K14: this transaction has ended, given back or leased the job found */
+void
+idem_change_note_unfetched(IdemTable *jobs)
+{
+	if (idem_jobrow_was_fetched_here(jobs))
+		idem_unfinished_add(IDEM_UNFINISHED_JOBS, -1);
+}
+
+/* A2: this transaction has given back the job found: it waits again */
+void
+idem_change_note_given_back(IdemTable *jobs)
+{
+	idem_touched_done(get_written_queue(jobs), false, idem_jobrow_was_fetched_here(jobs));
+	idem_change_note_unfetched(jobs);
+	idem_change_note_job(jobs);
+}
+
+/*
+ * J14, A4: this transaction has written a waiting job, which has absorbed a duplicate.  It is
+ * not a new one (A2).
+ */
+void
+idem_change_note_absorbed(IdemTable *jobs)
+{
+	IdemPosition position;
+	TimestampTz due = get_written(jobs, &position);
+
+	note_position(get_written_queue(jobs), &position, due);
+	idem_touched_due(get_written_queue(jobs), due);
+}
+
+/* J14: this transaction has enqueued the job, whose entries are in the indexes already */
+void
+idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id)
+{
+	IdemPosition position = {
+		.priority = enqueue->priority, .run_at = enqueue->run_at, .job_id = job_id};
+
+	note_change(enqueue->queue.name, &position, position.run_at, false);
+}
+
+/*
+ * M8, J14: this transaction has written the job found without the functions of idem (COPY).
+ * Its entries are in the indexes already.
+ */
+void
+idem_change_note_found(IdemTable *jobs)
+{
+	text *queue = idem_row_text(jobs->found, IDEM_JOBS_QUEUE);
+	IdemPosition position = {
+		.priority = idem_row_int32(jobs->found, IDEM_JOBS_PRIORITY),
+		.run_at = idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT),
+		.job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID)};
+
+	TimestampTz due = Max(position.run_at, idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL));
+
+	if (idem_jobrow_holds_key(jobs))
+		idem_jobrow_note_place(queue, idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH),
+							   &jobs->found->tts_tid);
+	note_change(queue, &position, due, !idem_row_isnull(jobs->found, IDEM_JOBS_AFTER_JOB));
+	pfree(queue);
+}
+
+/* The row found is a follow-up job that may be free now, for fetches; touched.c wakes waiters */
+static void
+note_follower(IdemTable *jobs, const text *queue)
+{
+	IdemPosition position = {
+		.priority = idem_row_int32(jobs->found, IDEM_JOBS_PRIORITY),
+		.run_at = idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT),
+		.job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID)};
+
+	note_position(queue, &position, position.run_at);
+}
+
+/*
+ * Note the follow-up jobs of a job that has ended.  Returns false if there may be more: the
+ * key has many entries in the index.  A job that another transaction is moving in the
+ * index may be missed: that transaction notes its new position, and every fetch that
+ * looks at it there finds that the job before it has ended.
+ */
+static bool
+note_followers(IdemTable *jobs, const text *queue, int64 job_id, int64 key_hash)
+{
+	Datum value = Int64GetDatum(key_hash);
+	IdemLeafWalk walk;
+	SnapshotData dirty;
+	int n = 0;
+
+	InitDirtySnapshot(dirty);
+	idem_leaf_begin(&walk, jobs, idem_jobtable_key_index(jobs), &dirty, &value, 1, false, 1);
+	while (n <= MAX_FOLLOWERS && idem_leaf_next(&walk))
+	{
+		n++;
+		do
+		{
+			if (idem_leaf_fetch(&walk) && idem_row_int64(jobs->found, IDEM_JOBS_AFTER_JOB) == job_id)
+				note_follower(jobs, queue);
+		} while (walk.again);
+	}
+	idem_leaf_end(&walk);
+	return n <= MAX_FOLLOWERS;
+}
+
+/*
+ * J14, A2, A5: this transaction has deleted the job found, so its follow-up jobs (J4), which
+ * have the same key, can be fetched if it commits.  The row found is another one afterwards.
+ */
+void
+idem_change_note_end(IdemTable *jobs, const text *queue)
+{
+	bool has_key = idem_jobrow_holds_key(jobs);
+	bool is_shared;
+	IdemSkips *skips;
+
+	idem_touched_done(queue, has_key, idem_jobrow_was_fetched_here(jobs));
+	idem_change_note_unfetched(jobs);
+	idem_touched_end(idem_waiters_job(idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID)));
+	if (!has_key)
+		return;
+	skips = idem_counters_get_skips(queue, &is_shared);
+	if (idem_skips_has_blocked(skips) &&
+		!note_followers(jobs, queue, idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID),
+						idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH)))
+		idem_skips_drop_blocked(skips);
+}

@@ -1,0 +1,360 @@
+/*
+ * job.h
+ *		What a job is: the tables of jobs, their rows, and the settings of queues.
+ */
+#ifndef IDEM_JOBS_JOB_H
+#define IDEM_JOBS_JOB_H
+
+#include "fn/fn.h"
+#include "stats/stats.h"
+#include "table/table.h"
+#include "wake/wake.h"
+
+#define IDEM_MAX_FETCH_BATCH 10000
+#define IDEM_MAX_ERROR_LEN	 8192
+#define IDEM_MAX_ERRORS		 10
+
+/* How often a job may be fetched if neither the job nor its queue has a limit of its own */
+#define IDEM_DEFAULT_MAX_ATTEMPTS 25
+
+/* Columns of idem.jobs; the row of a job that was never fetched usually ends with the payload */
+enum IdemJobColumn
+{
+	IDEM_JOBS_JOB_ID = 1,
+	IDEM_JOBS_RUN_AT,
+	IDEM_JOBS_ENQUEUED_AT,
+	IDEM_JOBS_KEY_HASH,
+	IDEM_JOBS_PRIORITY,
+	IDEM_JOBS_QUEUE,
+	IDEM_JOBS_KEY,
+	IDEM_JOBS_PAYLOAD,
+	IDEM_JOBS_HEADERS,
+	IDEM_JOBS_IGNORES_KEY,
+	IDEM_JOBS_MAX_ATTEMPTS,
+	IDEM_JOBS_KEY_UNTIL,
+	IDEM_JOBS_AFTER_JOB,
+	IDEM_JOBS_ATTEMPT,
+	IDEM_JOBS_TOKEN,
+	IDEM_JOBS_LEASED_AT,
+	IDEM_JOBS_LEASE_UNTIL,
+	IDEM_JOBS_WORKER,
+	IDEM_JOBS_LINKS,
+	IDEM_JOBS_ERRORS,
+	IDEM_JOBS_PROGRESS,
+	IDEM_JOBS_NATTS = IDEM_JOBS_PROGRESS
+};
+
+/* Columns of idem.job_keys */
+enum IdemJobKeyColumn
+{
+	IDEM_JOB_KEYS_KEY_HASH = 1,
+	IDEM_JOB_KEYS_EXPIRES_AT,
+	IDEM_JOB_KEYS_JOB_ID,
+	IDEM_JOB_KEYS_QUEUE,
+	IDEM_JOB_KEYS_KEY,
+	IDEM_JOB_KEYS_RESULT,
+	IDEM_JOB_KEYS_NATTS = IDEM_JOB_KEYS_RESULT
+};
+
+/* Columns of idem.job_log */
+enum IdemJobLogColumn
+{
+	IDEM_JOB_LOG_JOB_ID = 1,
+	IDEM_JOB_LOG_ENDED_AT,
+	IDEM_JOB_LOG_EXPIRES_AT,
+	IDEM_JOB_LOG_ENQUEUED_AT,
+	IDEM_JOB_LOG_STARTED_AT,
+	IDEM_JOB_LOG_KEY_HASH,
+	IDEM_JOB_LOG_PRIORITY,
+	IDEM_JOB_LOG_ATTEMPT,
+	IDEM_JOB_LOG_MAX_ATTEMPTS,
+	IDEM_JOB_LOG_KEY_UNTIL,
+	IDEM_JOB_LOG_TOOK_KEY,
+	IDEM_JOB_LOG_RETRYABLE,
+	IDEM_JOB_LOG_STATE,
+	IDEM_JOB_LOG_QUEUE,
+	IDEM_JOB_LOG_KEY,
+	IDEM_JOB_LOG_WORKER,
+	IDEM_JOB_LOG_PAYLOAD,
+	IDEM_JOB_LOG_RESULT,
+	IDEM_JOB_LOG_HEADERS,
+	IDEM_JOB_LOG_LINKS,
+	IDEM_JOB_LOG_ERRORS,
+	IDEM_JOB_LOG_PROGRESS,
+	IDEM_JOB_LOG_NATTS = IDEM_JOB_LOG_PROGRESS
+};
+
+/* Columns of idem.queues */
+enum IdemQueueColumn
+{
+	IDEM_QUEUES_QUEUE = 1,
+	IDEM_QUEUES_OWNER,
+	IDEM_QUEUES_PAUSED_AT,
+	IDEM_QUEUES_DEDUP,
+	IDEM_QUEUES_ON_DUPLICATE,
+	IDEM_QUEUES_IF_RUNNING,
+	IDEM_QUEUES_KEY_TTL,
+	IDEM_QUEUES_INCLUDE_SCHEDULED,
+	IDEM_QUEUES_DEBOUNCE_MAX,
+	IDEM_QUEUES_LEASE,
+	IDEM_QUEUES_MAX_ATTEMPTS,
+	IDEM_QUEUES_BACKOFF,
+	IDEM_QUEUES_BACKOFF_MAX,
+	IDEM_QUEUES_KEEP,
+	IDEM_QUEUES_KEEP_DEAD,
+	IDEM_QUEUES_OWNED_AT,
+	IDEM_QUEUES_NATTS = IDEM_QUEUES_OWNED_AT
+};
+
+/* Until when a job absorbs duplicates of its key; in the order of idem_dedup_words */
+typedef enum IdemDedup
+{
+	IDEM_DEDUP_UNTIL_EXECUTING,
+	IDEM_DEDUP_UNTIL_EXECUTED,
+	IDEM_DEDUP_UNTIL_EXPIRED
+} IdemDedup;
+
+/* What a duplicate does to the job that absorbs it; in the order of idem_on_duplicate_words */
+typedef enum IdemOnDuplicate
+{
+	IDEM_ON_DUPLICATE_SKIP,
+	IDEM_ON_DUPLICATE_REPLACE,
+	IDEM_ON_DUPLICATE_DEBOUNCE,
+	IDEM_ON_DUPLICATE_ERROR
+} IdemOnDuplicate;
+
+/* How the jobs of a key are deduplicated, as the queue declares or the enqueue asks */
+typedef struct IdemPolicy
+{
+	IdemDedup dedup;
+	IdemOnDuplicate on_duplicate;
+	bool rerun;				/* until_executed: run once more after the current run */
+	int64 key_ttl;			/* until_expired; 0: none given */
+	bool include_scheduled; /* scheduled jobs hold and respect the key, too */
+} IdemPolicy;
+
+/* May a role enqueue into a queue? */
+typedef enum IdemMayEnqueue
+{
+	IDEM_MAY_ENQUEUE,
+	IDEM_ROLE_IS_GONE,
+	IDEM_NO_EXECUTE,	  /* on idem_enqueue() */
+	IDEM_QUEUE_OF_ANOTHER /* the role lacks the privileges of the owner of the queue */
+} IdemMayEnqueue;
+
+/* Settings of a queue, with the default for each one not declared; times in microseconds */
+typedef struct IdemQueue
+{
+	text *name;
+	Oid owner; /* invalid: any role may use the queue */
+	bool paused;
+	IdemPolicy policy;
+	int64 debounce_max;
+	int64 lease; /* 0: none, a fetch holds its jobs until its transaction ends */
+	int max_attempts;
+	int64 backoff;
+	int64 backoff_max;
+	int64 keep;
+	int64 keep_dead;
+} IdemQueue;
+
+/* Other keys with the same hash as the key of an enqueue */
+typedef struct IdemSameHash
+{
+	int n;
+	text *queues[IDEM_MAX_SAME_HASH];
+	text *keys[IDEM_MAX_SAME_HASH];
+} IdemSameHash;
+
+/* What all jobs of one call of idem_enqueue() or idem_enqueue_many() have in common */
+typedef struct IdemEnqueue
+{
+	IdemQueue queue;
+	IdemPolicy policy;
+	TimestampTz now;
+	TimestampTz run_at;
+	bool later;	 /* scheduled: it ignores its key unless include_scheduled is set (J8) */
+	bool nowait; /* raise an error instead of waiting for another transaction (T6) */
+	int priority;
+	int max_attempts; /* 0: the setting of the queue */
+	text *scope;	  /* for the slots of the keys; NULL: idem.scope */
+} IdemEnqueue;
+
+/* One job to enqueue */
+typedef struct IdemNewJob
+{
+	int64 job_id; /* 0: take the next number of the sequence */
+	int slot;	  /* to be carried by the number, or IDEM_NO_SLOT */
+	text *key;	  /* NULL: none */
+	NullableDatum payload;
+	Jsonb *headers; /* NULL: none */
+} IdemNewJob;
+
+/* Is a follow-up job blocked by the job that it follows (J4)? */
+typedef enum IdemBlocked
+{
+	IDEM_BLOCKED_NOT,
+	IDEM_BLOCKED_FOR_NOW, /* yes, but an open transaction may change that */
+	IDEM_BLOCKED		  /* yes, and no open transaction is changing the other job */
+} IdemBlocked;
+
+/* State of a live job; in the order of idem_jobrow_state_words */
+typedef enum IdemJobState
+{
+	IDEM_JOB_WAITING,
+	IDEM_JOB_SCHEDULED,
+	IDEM_JOB_BLOCKED,
+	IDEM_JOB_RUNNING,
+	IDEM_JOB_EXPIRED
+} IdemJobState;
+
+/* Answer of idem_dead_make_if_spent() */
+typedef enum IdemDeadOutcome
+{
+	IDEM_DEAD_NOT_SPENT, /* the job can run again: nothing was done */
+	IDEM_DEAD_MADE,		 /* the job is dead */
+	IDEM_DEAD_SKIPPED	 /* another transaction is changing an older row of its number */
+} IdemDeadOutcome;
+
+/* What idem_job() returns about a job, live or in the history */
+typedef struct IdemJobInfo
+{
+	int64 job_id;
+	text *queue;
+	const char *state;
+	text *key;
+	Jsonb *payload;
+	Jsonb *result;
+	int priority;
+	int attempt;
+	int max_attempts;
+	text *worker;
+	Jsonb *errors;
+	Jsonb *headers;
+	Jsonb *links;
+	Jsonb *progress;
+	TimestampTz enqueued_at;
+	TimestampTz run_at;		 /* of a live job only */
+	TimestampTz started_at;	 /* 0: none */
+	TimestampTz lease_until; /* 0: none */
+	TimestampTz ended_at;	 /* 0: none */
+} IdemJobInfo;
+
+/* jobtable.c */
+extern const IdemTableDef idem_jobtable_def;
+extern const IdemTableDef idem_jobtable_keys_def;
+extern const IdemTableDef idem_jobtable_log_def;
+extern void idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode);
+extern bool idem_jobtable_open_at_commit(IdemTable *jobs);
+extern void idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode);
+extern void idem_jobtable_open_log(IdemTable *log, LOCKMODE lockmode);
+extern void idem_jobtable_lock_ids(void);
+pg_noreturn extern void idem_jobtable_refuse_number(void);
+extern int64 idem_jobtable_next_id(int slot);
+extern int64 idem_jobtable_last_value(void);
+extern void idem_jobtable_lift_sequence(int64 above);
+extern void idem_jobtable_next_ids(const text *scope, IdemNewJob *jobs, int n, int *ord);
+extern void idem_jobtable_mark_cancel(int64 job_id);
+extern void idem_jobtable_unmark_cancel(int64 job_id);
+extern bool idem_jobtable_is_marked(int64 job_id);
+extern int *idem_jobtable_list_marks(int64 job_id, int *n);
+extern void idem_jobtable_wait_for_mark(int64 job_id);
+extern IdemLookup idem_jobtable_by_id(IdemTable *table, int64 job_id);
+extern IdemLookup idem_jobtable_by_number(IdemTable *table, int64 job_id);
+extern IdemLookup idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash);
+extern Relation idem_jobtable_key_index(IdemTable *jobs);
+extern Relation idem_jobtable_log_key_index(IdemTable *log);
+extern Relation idem_jobtable_retry_index(IdemTable *log);
+extern Relation idem_jobtable_fetch_index(IdemTable *jobs);
+
+/* jobrow.c */
+extern bool idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key,
+								IdemSameHash *others);
+extern void idem_jobrow_set_key(TupleTableSlot *slot, text *key, int64 key_hash, bool holds_key);
+extern int64 idem_jobrow_ignored_hash(int64 key_hash);
+extern bool idem_jobrow_holds_key(IdemTable *jobs);
+extern int64 idem_jobrow_key_hash(IdemTable *jobs);
+extern bool idem_jobrow_is_leased(IdemTable *jobs);
+extern int64 idem_jobrow_lease(IdemTable *jobs);
+extern bool idem_jobrow_was_fetched_here(IdemTable *jobs);
+extern TimestampTz idem_jobrow_started_at(IdemTable *jobs);
+extern TimestampTz idem_jobrow_due_since(IdemTable *jobs);
+extern int idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue);
+extern bool idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue);
+extern bool idem_jobrow_waits_for_other(IdemTable *jobs);
+extern IdemBlocked idem_jobrow_is_blocked(IdemTable *jobs);
+extern const char *const idem_jobrow_state_words[];
+extern IdemJobState idem_jobrow_state(IdemTable *jobs, Snapshot snapshot, TimestampTz now);
+extern const char *idem_jobrow_state_name(IdemTable *jobs);
+extern void idem_jobrow_note_place(const text *queue, int64 key_hash, ItemPointer place);
+extern void idem_jobrow_store(IdemTable *jobs);
+
+/* queuecache.c */
+extern bool idem_queuecache_find(text *name, uint64 version, IdemQueue *queue);
+extern void idem_queuecache_set(const IdemQueue *queue, uint64 version);
+
+/* queuestore.c */
+extern const IdemTableDef idem_queuestore_def;
+extern const char *const idem_dedup_words[];
+extern const char *const idem_on_duplicate_words[];
+extern const char *const idem_if_running_words[];
+extern int idem_queuestore_word(const text *value, const char *name, const char *const *words);
+extern void idem_queuestore_get(text *name, IdemQueue *queue);
+extern void idem_queuestore_use(text *name, IdemQueue *queue);
+extern void idem_queuestore_use_of_row(IdemTable *table, AttrNumber attno, IdemQueue *queue);
+extern IdemMayEnqueue idem_queuestore_may_enqueue(Oid role, Oid owner);
+extern int idem_queuestore_count_jobs(text *queue, int max);
+extern void idem_queuestore_open(IdemTable *queues);
+extern bool idem_queuestore_set(IdemTable *queues, text *name, const NullableDatum *columns);
+extern bool idem_queuestore_drop(IdemTable *queues, text *name);
+extern bool idem_queuestore_pause(IdemTable *queues, text *name, bool pause);
+extern TimestampTz idem_queuestore_paused_at(text *name);
+
+/* change.c */
+extern void idem_change_note_job(IdemTable *jobs);
+extern void idem_change_note_move(IdemTable *jobs);
+extern void idem_change_note_unfetched(IdemTable *jobs);
+extern void idem_change_note_given_back(IdemTable *jobs);
+extern void idem_change_note_absorbed(IdemTable *jobs);
+extern void idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id);
+extern void idem_change_note_found(IdemTable *jobs);
+extern void idem_change_note_end(IdemTable *jobs, const text *queue);
+
+/* errors.c */
+extern Jsonb *idem_errors_add(Jsonb *errors, int attempt, const text *error);
+extern text *idem_errors_get_last(Jsonb *errors);
+extern bool idem_errors_has_since(Jsonb *errors, TimestampTz time);
+
+/* joblog.c */
+extern bool idem_joblog_write(IdemTable *jobs, const char *state, TimestampTz now, int64 keep,
+							  Jsonb *result, Jsonb *errors, TransactionId *in_the_way);
+extern bool idem_joblog_move(IdemTable *jobs, const IdemQueue *queue, const char *state,
+							 Jsonb *errors, TransactionId *in_the_way);
+extern void idem_joblog_keep_key(IdemTable *jobs, TimestampTz now, Jsonb *result);
+extern void idem_joblog_warn_skipped(int64 job_id);
+extern void idem_joblog_warn_in_use(int64 job_id);
+
+/* dead.c */
+extern bool idem_dead_make(IdemTable *jobs, const IdemQueue *queue, text *error,
+						   TransactionId *in_the_way);
+extern IdemDeadOutcome idem_dead_make_if_spent(IdemTable *jobs, const IdemQueue *queue,
+											   TransactionId *in_the_way);
+
+/* jobstore.c */
+extern bool idem_jobstore_find(IdemTable *jobs, int64 job_id, IdemQueue *queue);
+extern bool idem_jobstore_cancel(IdemTable *jobs, int64 job_id);
+extern bool idem_jobstore_insert_again(IdemTable *jobs, IdemTable *log);
+extern bool idem_jobstore_retry(IdemTable *jobs, int64 job_id);
+extern void idem_jobstore_read_log(IdemTable *log, const IdemQueue *queue, IdemJobInfo *info);
+extern bool idem_jobstore_get(IdemTable *jobs, int64 job_id, IdemJobInfo *info);
+
+/* headers.c */
+extern Jsonb *idem_headers_defaults(void);
+extern Jsonb *idem_headers_get(Jsonb *defaults, NullableDatum value);
+extern text *idem_headers_get_trace(Jsonb *headers);
+extern Jsonb *idem_headers_add_link(Jsonb *links, Jsonb *own, text *link);
+
+/* links.c */
+extern void idem_links_note(int64 job_id, Jsonb *headers);
+
+#endif /* IDEM_JOBS_JOB_H */

@@ -1,0 +1,248 @@
+/*
+ * joblog.c
+ *		Keep jobs that have ended: the history (idem.job_log), and the keys of
+ *		until_expired (idem.job_keys).
+ *
+ * A number can occur twice if the sequence was set back, or if logical
+ * replication has copied the rows but not the sequence.  An enqueue does not check
+ * for that.  When the job ends, its row replaces the older row with the same
+ * number, with a WARNING.  So no single row blocks a queue (J13).
+ *
+ * Another transaction may be deleting the older row, or may have locked it, for
+ * example an open transaction that has called idem_cleanup().  Complete, fail and
+ * cancel wait for that transaction, as long as lock_timeout allows.  Fetch and
+ * cleanup wait for no transaction: they skip the job.  An enqueue that makes a job
+ * dead gets the id of that transaction, and waits for it after it has released
+ * the lock on the hash.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "jobs/row/job.h"
+
+/* One warning of each kind per statement: a batch may contain thousands of such jobs */
+static bool
+is_first_in_statement(TimestampTz *last)
+{
+	TimestampTz statement = GetCurrentStatementStartTimestamp();
+	bool first = *last != statement;
+
+	*last = statement;
+	return first;
+}
+
+static void
+warn_replaced(IdemTable *table, int64 job_id)
+{
+	static TimestampTz last = 0;
+
+	if (is_first_in_statement(&last))
+		ereport(WARNING,
+				errmsg("a job replaced an older row with the same number"),
+				errdetail("Job " INT64_FORMAT " has ended, and idem.%s had a row of an earlier job with that number.",
+						  job_id, table->def->name),
+				errhint("The sequence idem.jobs_job_id_seq is behind the jobs; idem_doctor() shows how to correct it."));
+}
+
+/* J13: fetch or cleanup has skipped a job without attempts left that it could not make dead */
+void
+idem_joblog_warn_skipped(int64 job_id)
+{
+	static int64 last_job = 0;
+
+	if (job_id == last_job)
+		return;
+	last_job = job_id;
+	ereport(WARNING,
+			errmsg("a job without attempts left was skipped"),
+			errdetail("Another transaction is changing the row that idem.job_log has of an earlier job with the number " INT64_FORMAT ".", job_id),
+			errhint("The job becomes dead after that transaction has ended; idem_doctor() shows how to correct the sequence."));
+}
+
+/* J13: a job of the history was not retried, because a live job has its number */
+void
+idem_joblog_warn_in_use(int64 job_id)
+{
+	static TimestampTz last = 0;
+
+	if (is_first_in_statement(&last))
+		ereport(WARNING,
+				errmsg("a job was not retried, because its number is in use again"),
+				errdetail("Another job with the number " INT64_FORMAT " is live; the job in the history is older.",
+						  job_id),
+				errhint("Enqueue the payload of the older job in idem.job_log as a new job; idem_doctor() shows how to correct the sequence."));
+}
+
+/*
+ * Delete the older row that has the primary key of the row written, if it still
+ * exists (J13).  If another transaction is changing or has locked the older row: with
+ * in_the_way NULL, wait for it; else set *in_the_way to it, and return false.
+ */
+static bool
+make_room(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_the_way)
+{
+	bool wait = in_the_way == NULL;
+	IdemProbeResult probe;
+	TM_Result result;
+
+	idem_probe_latest(table, lookup, &probe);
+	if (probe.found == IDEM_FOUND_NONE)
+		return true;
+	if (probe.found == IDEM_FOUND_OPEN && wait)
+	{
+		idem_probe_wait(table, probe.xwait);
+		return true;
+	}
+	if (probe.found == IDEM_FOUND_OPEN)
+	{
+		*in_the_way = probe.xwait;
+		return false;
+	}
+	/* lock it first: a delete that does not wait refuses a row that this transaction has locked */
+	result = idem_table_lock_row(table, table->found->tts_tid, LockTupleExclusive,
+								 wait ? LockWaitBlock : LockWaitSkip);
+	if (result == TM_Ok && idem_write_delete(table, true) == TM_Ok)
+		warn_replaced(table, job_id);
+	if (result != TM_WouldBlock)
+		return true;
+	*in_the_way = idem_row_locker(table->found);
+	/* it may have ended since */
+	return !TransactionIdIsValid(*in_the_way);
+}
+
+/*
+ * Insert the row written; it replaces an older one with the same primary key
+ * (J13).  Returns false if make_room() does.
+ */
+static bool
+insert_over(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_the_way)
+{
+	while (!idem_write_insert(table))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!make_room(table, lookup, job_id, in_the_way))
+			return false;
+	}
+	return true;
+}
+
+/* Fill the row of the history for the job found.  Every state but "done" can be retried. */
+static void
+fill_log(IdemTable *jobs, TupleTableSlot *slot, const char *state, TimestampTz now, int64 keep)
+{
+	idem_row_copy_column(jobs->found, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_LOG_JOB_ID);
+	idem_row_set(slot, IDEM_JOB_LOG_ENDED_AT, TimestampTzGetDatum(now));
+	idem_row_set(slot, IDEM_JOB_LOG_EXPIRES_AT, TimestampTzGetDatum(now + keep));
+	idem_row_copy_column(jobs->found, IDEM_JOBS_ENQUEUED_AT, slot, IDEM_JOB_LOG_ENQUEUED_AT);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_PRIORITY, slot, IDEM_JOB_LOG_PRIORITY);
+	idem_row_set(slot, IDEM_JOB_LOG_ATTEMPT,
+				 Int32GetDatum(idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT)));
+	idem_row_copy_column(jobs->found, IDEM_JOBS_MAX_ATTEMPTS, slot, IDEM_JOB_LOG_MAX_ATTEMPTS);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_LOG_KEY_UNTIL);
+	if (idem_jobrow_is_leased(jobs))
+		idem_row_set(slot, IDEM_JOB_LOG_STARTED_AT,
+					 TimestampTzGetDatum(idem_jobrow_started_at(jobs)));
+	if (idem_jobrow_holds_key(jobs))
+		idem_row_set(slot, IDEM_JOB_LOG_TOOK_KEY, BoolGetDatum(true));
+	if (!idem_row_isnull(jobs->found, IDEM_JOBS_KEY_HASH))
+		idem_row_set(slot, IDEM_JOB_LOG_KEY_HASH, Int64GetDatum(idem_jobrow_key_hash(jobs)));
+	if (strcmp(state, "done") != 0)
+		idem_row_set(slot, IDEM_JOB_LOG_RETRYABLE, BoolGetDatum(true));
+	idem_row_set(slot, IDEM_JOB_LOG_STATE, CStringGetTextDatum(state));
+	idem_row_copy_column(jobs->found, IDEM_JOBS_QUEUE, slot, IDEM_JOB_LOG_QUEUE);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_KEY, slot, IDEM_JOB_LOG_KEY);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_WORKER, slot, IDEM_JOB_LOG_WORKER);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_PAYLOAD, slot, IDEM_JOB_LOG_PAYLOAD);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_HEADERS, slot, IDEM_JOB_LOG_HEADERS);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_LINKS, slot, IDEM_JOB_LOG_LINKS);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_ERRORS, slot, IDEM_JOB_LOG_ERRORS);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_PROGRESS, slot, IDEM_JOB_LOG_PROGRESS);
+}
+
+/*
+ * Write the job found, which ends now, into the history, unless its queue keeps none (keep is
+ * 0).  errors NULL: the list that the job has.
+ * With in_the_way NULL, this waits for a transaction that is changing an older row
+ * with the same number.  Else it does not wait: it writes nothing, sets
+ * *in_the_way to that transaction, and returns false.
+ */
+bool
+idem_joblog_write(IdemTable *jobs, const char *state, TimestampTz now, int64 keep, Jsonb *result,
+				  Jsonb *errors, TransactionId *in_the_way)
+{
+	int64 job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID);
+	IdemTable log;
+	IdemLookup lookup;
+	TupleTableSlot *slot;
+	bool written;
+
+	if (keep == 0)
+		return true;
+	idem_jobtable_open_log(&log, RowExclusiveLock);
+	slot = idem_write_new_row(&log);
+	fill_log(jobs, slot, state, now, keep);
+	if (errors != NULL)
+		idem_row_set(slot, IDEM_JOB_LOG_ERRORS, JsonbPGetDatum(errors));
+	if (result != NULL)
+		idem_row_set(slot, IDEM_JOB_LOG_RESULT, JsonbPGetDatum(result));
+	lookup = idem_jobtable_by_id(&log, job_id);
+	written = insert_over(&log, &lookup, job_id, in_the_way);
+	idem_table_close(&log);
+	return written;
+}
+
+/*
+ * Move the job found, which this transaction has locked, into the history.  in_the_way, and the
+ * answer false, are those of idem_joblog_write(): then the job stays.
+ */
+bool
+idem_joblog_move(IdemTable *jobs, const IdemQueue *queue, const char *state, Jsonb *errors,
+				 TransactionId *in_the_way)
+{
+	if (!idem_joblog_write(jobs, state, idem_clock_now(), queue->keep_dead, NULL, errors,
+						   in_the_way))
+		return false;
+	if (idem_write_delete(jobs, true) != TM_Ok)
+		elog(ERROR, "another transaction has changed a job that this transaction has locked");
+	idem_change_note_end(jobs, queue->name);
+	return true;
+}
+
+/* Does the row found in idem.job_keys have the number of the lookup, and not only the hash? */
+static bool
+has_job_id(IdemTable *keys, IdemLookup *lookup)
+{
+	return idem_row_int64(keys->found, IDEM_JOB_KEYS_JOB_ID) == *(const int64 *) lookup->key;
+}
+
+/* J5: keep the key of a job that is done, so that it absorbs duplicates until its ttl has passed */
+void
+idem_joblog_keep_key(IdemTable *jobs, TimestampTz now, Jsonb *result)
+{
+	int64 job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID);
+	IdemTable keys;
+	IdemLookup lookup;
+	TupleTableSlot *slot;
+
+	if (idem_row_isnull(jobs->found, IDEM_JOBS_KEY_UNTIL) ||
+		idem_row_timestamp(jobs->found, IDEM_JOBS_KEY_UNTIL) <= now)
+		return;
+	idem_jobtable_open_keys(&keys, RowExclusiveLock);
+	slot = idem_write_new_row(&keys);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_KEY_HASH, slot, IDEM_JOB_KEYS_KEY_HASH);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_KEYS_EXPIRES_AT);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_KEYS_JOB_ID);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_QUEUE, slot, IDEM_JOB_KEYS_QUEUE);
+	idem_row_copy_column(jobs->found, IDEM_JOBS_KEY, slot, IDEM_JOB_KEYS_KEY);
+	if (result != NULL)
+		idem_row_set(slot, IDEM_JOB_KEYS_RESULT, JsonbPGetDatum(result));
+	lookup = idem_jobtable_by_key(&keys, keys.pkey, idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH));
+	lookup.matches = has_job_id;
+	lookup.key = &job_id;
+	(void) insert_over(&keys, &lookup, job_id, NULL);
+	idem_table_close(&keys);
+}

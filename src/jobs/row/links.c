@@ -1,0 +1,209 @@
+/*
+ * links.c
+ *		Links that a transaction leaves in jobs when it commits (J16).
+ *
+ * A duplicate with a trace leaves a link in the job that absorbs it, even if it changes nothing
+ * else there.  The link is an update of the row, and other enqueues of the key wait for a
+ * transaction that has updated the row.  So the backend remembers the link, and writes it right
+ * before the transaction commits: then they wait for no longer than this commit lasts.
+ * Until then the transaction has the row locked FOR KEY SHARE, because of the duplicate, so no
+ * worker can fetch the job.
+ *
+ * A link is worth neither a wait nor an error of the commit.  No subtransaction can be begun at
+ * that moment, so nothing may raise an error: idem_table_open_at_commit() checks beforehand, and
+ * takes all locks without waiting.  The link is dropped if one of them is not free, if the table
+ * may have changed, or if another open transaction has changed the row.  A transaction that is
+ * prepared drops its links, too: it may stay open for long.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+
+#include "jobs/row/job.h"
+
+/* A transaction that absorbs more duplicates with traces drops the later ones */
+#define MAX_NOTED 256
+
+typedef struct NotedLink
+{
+	int64 job_id;
+	SubTransactionId subid; /* the subtransaction to which it belongs */
+	text *trace;
+} NotedLink;
+
+/* Allocated in TopTransactionContext, like the traces; NULL: none */
+static NotedLink *noted = NULL;
+static int nnoted = 0;
+
+/* J16: write the link into the row of its job, unless another transaction has changed that row */
+static void
+write_link(IdemTable *jobs, const NotedLink *link)
+{
+	IdemLookup lookup = idem_jobtable_by_id(jobs, link->job_id);
+	IdemProbeResult probe;
+	Jsonb *links;
+	bool holds_key;
+	int64 key_hash;
+
+	idem_probe(jobs, &lookup, &probe);
+	/* this transaction itself may have fetched or ended the job since */
+	if (probe.found != IDEM_FOUND_ROW || TransactionIdIsValid(probe.xwait) ||
+		idem_jobrow_is_leased(jobs))
+		return;
+	links = idem_headers_add_link(idem_row_jsonb(jobs->found, IDEM_JOBS_LINKS),
+								  idem_row_jsonb(jobs->found, IDEM_JOBS_HEADERS), link->trace);
+	if (links == NULL)
+		return;
+	/* idem_jobrow_store() takes it once more, and then it cannot have to wait */
+	holds_key = idem_jobrow_holds_key(jobs);
+	key_hash = idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH);
+	if (holds_key && !idem_table_try_lock_hash(jobs, key_hash))
+		return;
+	if (idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleNoKeyExclusive, LockWaitSkip) ==
+		TM_Ok)
+	{
+		idem_row_set(idem_write_copy_row(jobs), IDEM_JOBS_LINKS, JsonbPGetDatum(links));
+		idem_jobrow_store(jobs);
+		idem_change_note_absorbed(jobs);
+	}
+	if (holds_key)
+		idem_table_unlock_hash(jobs, key_hash);
+}
+
+/* Is there an index on the links?  It may have no room for them, which is an error. */
+static bool
+has_index(const IdemTable *jobs)
+{
+	for (int i = 0; i < jobs->nindexes; i++)
+	{
+		Form_pg_index form = jobs->indexes[i]->rd_index;
+
+		for (int j = 0; j < form->indnatts; j++)
+		{
+			if (form->indkey.values[j] == IDEM_JOBS_LINKS)
+				return true;
+		}
+	}
+	return false;
+}
+
+/*
+ * J16.  A serializable transaction does not write links: for other such transactions, which have
+ * read the row, that would be a conflict, and one of them would fail.
+ */
+static void
+write_links(void)
+{
+	IdemTable jobs;
+
+	/* the last statement may have changed the table or the row, and no command has followed */
+	CommandCounterIncrement();
+	if (XactReadOnly || IsolationIsSerializable())
+		return;
+	/* there are few, so a cancel can wait for them; here it would be an error of the commit */
+	HOLD_INTERRUPTS();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	if (idem_jobtable_open_at_commit(&jobs))
+	{
+		for (int i = 0; i < nnoted && !has_index(&jobs); i++)
+			write_link(&jobs, &noted[i]);
+		idem_table_close(&jobs);
+	}
+	PopActiveSnapshot();
+	RESUME_INTERRUPTS();
+}
+
+static void
+forget_all(void)
+{
+	noted = NULL;
+	nnoted = 0;
+}
+
+static void
+at_xact_event(XactEvent event, void *arg)
+{
+	switch (event)
+	{
+		case XACT_EVENT_PRE_COMMIT:
+			if (nnoted > 0)
+				write_links();
+			break;
+		case XACT_EVENT_COMMIT:
+		case XACT_EVENT_PREPARE:
+		case XACT_EVENT_ABORT:
+			forget_all();
+			break;
+		default:
+			break;
+	}
+}
+
+/* The links of a subtransaction go to its parent, or are dropped */
+static void
+at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId parent_subid,
+				 void *arg)
+{
+	int nkept = 0;
+
+	if (event != SUBXACT_EVENT_COMMIT_SUB && event != SUBXACT_EVENT_ABORT_SUB)
+		return;
+	for (int i = 0; i < nnoted; i++)
+	{
+		if (noted[i].subid == subid && event == SUBXACT_EVENT_ABORT_SUB)
+			continue;
+		noted[nkept] = noted[i];
+		if (noted[nkept].subid == subid)
+			noted[nkept].subid = parent_subid;
+		nkept++;
+	}
+	nnoted = nkept;
+}
+
+/* The link that was noted belongs to a subtransaction that lasts at least as long as this one */
+static bool
+is_noted(int64 job_id, const text *trace)
+{
+	for (int i = 0; i < nnoted; i++)
+	{
+		if (noted[i].job_id == job_id && VARSIZE_ANY(noted[i].trace) == VARSIZE_ANY(trace) &&
+			memcmp(noted[i].trace, trace, VARSIZE_ANY(trace)) == 0)
+			return true;
+	}
+	return false;
+}
+
+static void
+make_room(void)
+{
+	static bool is_registered = false;
+
+	if (!is_registered)
+	{
+		RegisterXactCallback(at_xact_event, NULL);
+		RegisterSubXactCallback(at_subxact_event, NULL);
+		is_registered = true;
+	}
+	if (noted == NULL)
+		noted = MemoryContextAlloc(TopTransactionContext, MAX_NOTED * sizeof(NotedLink));
+}
+
+/* J16: this job has absorbed a duplicate with these headers: leave a link if they have a trace */
+void
+idem_links_note(int64 job_id, Jsonb *headers)
+{
+	text *trace = idem_headers_get_trace(headers);
+	NotedLink *link;
+
+	if (trace == NULL || is_noted(job_id, trace) || nnoted == MAX_NOTED)
+		return;
+	make_room();
+	link = &noted[nnoted++];
+	link->job_id = job_id;
+	link->subid = GetCurrentSubTransactionId();
+	link->trace = (text *) MemoryContextAlloc(TopTransactionContext, VARSIZE_ANY(trace));
+	memcpy(link->trace, trace, VARSIZE_ANY(trace));
+}

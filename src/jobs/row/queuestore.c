@@ -1,0 +1,430 @@
+/*
+ * queuestore.c
+ *		Settings of queues, and which roles may use a queue.
+ *
+ * Every function about jobs gets the settings of each queue that it uses from here.
+ * Only has_privileges() decides whether a role may use a queue or change its owner.
+ *
+ * A caller gets the latest committed settings, also if the snapshot of its transaction is
+ * older.  A transaction that changes settings locks the table against other such
+ * transactions until it ends.  Readers do not wait for it.
+ *
+ * Settings are cached, see queuecache.c.  A transaction that changes settings invalidates the
+ * table.  The server sends the invalidation to the other sessions at commit.  In this session
+ * it applies at once, and again if the transaction or the subtransaction rolls back.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/xact.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "nodes/value.h"
+#include "parser/parse_func.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/inval.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+#include "utils/timestamp.h"
+
+#include "jobs/row/job.h"
+
+const char *const idem_dedup_words[] = {"until_executing", "until_executed", "until_expired", NULL};
+const char *const idem_on_duplicate_words[] = {"skip", "replace", "debounce", "error", NULL};
+const char *const idem_if_running_words[] = {"skip", "rerun", NULL};
+
+static const Oid queues_types[IDEM_QUEUES_NATTS] = {
+	TEXTOID, REGROLEOID, TIMESTAMPTZOID, TEXTOID, TEXTOID,
+	TEXTOID, INTERVALOID, BOOLOID, INTERVALOID, INTERVALOID,
+	INT4OID, INTERVALOID, INTERVALOID, INTERVALOID, INTERVALOID,
+	TIMESTAMPTZOID};
+
+static IdemTableCache queues_cache;
+
+const IdemTableDef idem_queuestore_def = {
+	.name = "queues",
+	.types = queues_types,
+	.natts = IDEM_QUEUES_NATTS,
+	.nullable = IDEM_COLUMNS_FROM(IDEM_QUEUES_OWNER),
+	.pkey = {IDEM_QUEUES_QUEUE},
+	.npkey = 1,
+	.pkey_command = "ALTER TABLE idem.queues ADD CONSTRAINT queues_pkey PRIMARY KEY (queue)",
+	.cache = &queues_cache};
+
+/* The position of the value in a list of words about duplicates; an error if it is not there */
+int
+idem_queuestore_word(const text *value, const char *name, const char *const *words)
+{
+	return idem_value_word(value, name, words, "Pass one of them, or leave it out for the default.");
+}
+
+/*
+ * Find the settings that were declared for a queue; false if there are none.  An index scan
+ * reports the read to SSI, also if there are none.
+ */
+static bool
+find_queue(IdemTable *table, text *name)
+{
+	IdemLookup lookup = {
+		.index = table->pkey, .value = PointerGetDatum(name), .equal = F_TEXTEQ};
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IndexScanDesc scan;
+	bool found;
+
+	scan = idem_probe_begin(table, &lookup, snapshot);
+	found = index_getnext_slot(scan, ForwardScanDirection, table->found);
+	index_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	return found;
+}
+
+static void
+get_span(IdemTable *table, AttrNumber attno, int64 *value)
+{
+	NullableDatum column = idem_row_datum(table->found, attno);
+
+	if (!column.isnull)
+		*value = idem_value_span(column.value, "interval", IDEM_SPAN_NOT_NEGATIVE);
+}
+
+static int
+get_word(IdemTable *table, AttrNumber attno, const char *name, const char *const *words)
+{
+	text *word = idem_row_text(table->found, attno);
+
+	return word == NULL ? 0 : idem_queuestore_word(word, name, words);
+}
+
+static void
+read_settings(IdemTable *table, IdemQueue *queue)
+{
+	queue->owner = idem_row_oid(table->found, IDEM_QUEUES_OWNER);
+	queue->paused = !idem_row_isnull(table->found, IDEM_QUEUES_PAUSED_AT);
+	queue->policy.dedup = get_word(table, IDEM_QUEUES_DEDUP, "dedup", idem_dedup_words);
+	queue->policy.on_duplicate =
+		get_word(table, IDEM_QUEUES_ON_DUPLICATE, "on_duplicate", idem_on_duplicate_words);
+	queue->policy.rerun =
+		get_word(table, IDEM_QUEUES_IF_RUNNING, "if_running", idem_if_running_words) != 0;
+	get_span(table, IDEM_QUEUES_KEY_TTL, &queue->policy.key_ttl);
+	queue->policy.include_scheduled = idem_row_bool(table->found, IDEM_QUEUES_INCLUDE_SCHEDULED);
+	get_span(table, IDEM_QUEUES_DEBOUNCE_MAX, &queue->debounce_max);
+	get_span(table, IDEM_QUEUES_LEASE, &queue->lease);
+	if (!idem_row_isnull(table->found, IDEM_QUEUES_MAX_ATTEMPTS))
+		queue->max_attempts = idem_row_int32(table->found, IDEM_QUEUES_MAX_ATTEMPTS);
+	get_span(table, IDEM_QUEUES_BACKOFF, &queue->backoff);
+	get_span(table, IDEM_QUEUES_BACKOFF_MAX, &queue->backoff_max);
+	get_span(table, IDEM_QUEUES_KEEP, &queue->keep);
+	get_span(table, IDEM_QUEUES_KEEP_DEAD, &queue->keep_dead);
+}
+
+/* Read the settings of a queue, with the default for each one not declared */
+static void
+read_queue(text *name, IdemQueue *queue)
+{
+	IdemTable table;
+
+	memset(queue, 0, sizeof(*queue));
+	queue->name = name;
+	queue->debounce_max = USECS_PER_HOUR;
+	queue->max_attempts = IDEM_DEFAULT_MAX_ATTEMPTS;
+	queue->backoff = 10 * USECS_PER_SEC;
+	queue->backoff_max = USECS_PER_DAY;
+	queue->keep_dead = 7 * USECS_PER_DAY;
+
+	idem_table_open(&table, &idem_queuestore_def, AccessShareLock);
+	if (find_queue(&table, name))
+		read_settings(&table, queue);
+	idem_table_close(&table);
+}
+
+/*
+ * Settings of a queue, without a check of privileges.  SERIALIZABLE reads the table, because
+ * its conflict checks need to know about the read.
+ */
+void
+idem_queuestore_get(text *name, IdemQueue *queue)
+{
+	uint64 version = idem_table_version(&idem_queuestore_def);
+
+	if (!IsolationIsSerializable() && idem_queuecache_find(name, version, queue))
+		return;
+	read_queue(name, queue);
+	idem_queuecache_set(queue, version);
+}
+
+/* May the role use a queue of this owner?  InvalidOid: every role may. */
+static bool
+has_privileges(Oid role, Oid owner)
+{
+	return !OidIsValid(owner) || has_privs_of_role(role, owner);
+}
+
+/*
+ * T9: may the role enqueue, by a call of idem_enqueue(), into a queue of this owner?  A role that
+ * was dropped may not, even if PUBLIC may execute the function.
+ */
+IdemMayEnqueue
+idem_queuestore_may_enqueue(Oid role, Oid owner)
+{
+	static const Oid any_types[] = {InvalidOid};
+	Oid function;
+
+	if (!SearchSysCacheExists1(AUTHOID, ObjectIdGetDatum(role)))
+		return IDEM_ROLE_IS_GONE;
+	function = LookupFuncName(list_make2(makeString("pg_catalog"), makeString("idem_enqueue")), -1,
+							  any_types, true);
+	if (!OidIsValid(function) ||
+		object_aclcheck(ProcedureRelationId, function, role, ACL_EXECUTE) != ACLCHECK_OK)
+		return IDEM_NO_EXECUTE;
+	return has_privileges(role, owner) ? IDEM_MAY_ENQUEUE : IDEM_QUEUE_OF_ANOTHER;
+}
+
+/* Raise an error if the queue has an owner and the current user lacks its privileges */
+static void
+require_owner(Oid owner, const text *name)
+{
+	if (!has_privileges(GetUserId(), owner))
+		ereport(ERROR,
+				errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("queue belongs to another role"),
+				name == NULL ?
+					errdetail("The current user does not have the privileges of the role that owns the queue.") :
+					errdetail("The current user does not have the privileges of the role that owns queue \"%s\".",
+							  text_to_cstring(name)),
+				errhint("Grant the role to the current user, or use another queue."));
+}
+
+/*
+ * Settings of a queue, after a check that the current user may use it.  The settings point to
+ * name, so it must live as long as they do.
+ */
+void
+idem_queuestore_use(text *name, IdemQueue *queue)
+{
+	idem_queuestore_get(name, queue);
+	require_owner(queue->owner, name);
+}
+
+/*
+ * Settings of the queue that the row found names in this column, after a check that the
+ * current user may use it.  If *queue has them already, nothing is read.  A caller without
+ * settings sets queue->name to NULL.
+ */
+void
+idem_queuestore_use_of_row(IdemTable *table, AttrNumber attno, IdemQueue *queue)
+{
+	MemoryContext oldcontext;
+
+	if (queue->name != NULL && idem_row_varlena_equals(table->found, attno, queue->name))
+		return;
+	oldcontext = MemoryContextSwitchTo(table->context);
+	idem_queuestore_get(idem_row_text(table->found, attno), queue);
+	/* a caller that guesses the number of a job does not learn the name of its queue */
+	require_owner(queue->owner, NULL);
+	MemoryContextSwitchTo(oldcontext);
+}
+
+/*
+ * Open the table to change settings.  The lock lets one transaction at a time do so, so the
+ * caller finds no uncommitted row of another transaction.
+ */
+void
+idem_queuestore_open(IdemTable *queues)
+{
+	idem_table_open(queues, &idem_queuestore_def, ShareRowExclusiveLock);
+}
+
+/*
+ * Write the row: update the row found if it exists, else insert a new one.  The invalidation
+ * comes first, so that it applies in this session with the end of the write.
+ */
+static void
+store_settings(IdemTable *table, bool exists)
+{
+	CacheInvalidateRelcache(table->heap);
+	if (exists ? idem_write_update(table) != TM_Ok : !idem_write_insert(table))
+		elog(ERROR, "could not store the settings of a queue");
+}
+
+/* The row to write: a copy of the row found, or a new one */
+static TupleTableSlot *
+begin_change(IdemTable *table, text *name, bool exists)
+{
+	TupleTableSlot *slot =
+		exists ? idem_write_copy_row(table) : idem_write_new_row(table);
+
+	idem_row_set(slot, IDEM_QUEUES_QUEUE, PointerGetDatum(name));
+	return slot;
+}
+
+/*
+ * Change the settings that are not null in columns, an array indexed by column number.
+ * InvalidOid as owner clears it.  Only a caller that may use an owned queue can change or
+ * clear its owner, because other roles could then read its payloads.  Returns true if the queue
+ * now has another owner than before, and not none.
+ */
+bool
+idem_queuestore_set(IdemTable *queues, text *name, const NullableDatum *columns)
+{
+	bool exists = find_queue(queues, name);
+	Oid owner = exists ? idem_row_oid(queues->found, IDEM_QUEUES_OWNER) : InvalidOid;
+	TupleTableSlot *slot = begin_change(queues, name, exists);
+	Oid new_owner = columns[IDEM_QUEUES_OWNER].isnull ?
+		owner :
+		DatumGetObjectId(columns[IDEM_QUEUES_OWNER].value);
+
+	if (new_owner != owner)
+	{
+		require_owner(owner, name);
+		idem_row_set(slot, IDEM_QUEUES_OWNED_AT, TimestampTzGetDatum(idem_clock_now()));
+	}
+	for (AttrNumber attno = IDEM_QUEUES_OWNER; attno <= IDEM_QUEUES_NATTS; attno++)
+	{
+		if (!columns[attno].isnull)
+			idem_row_set(slot, attno, columns[attno].value);
+	}
+	if (!OidIsValid(new_owner))
+	{
+		idem_row_clear(slot, IDEM_QUEUES_OWNER);
+		idem_row_clear(slot, IDEM_QUEUES_OWNED_AT);
+	}
+	store_settings(queues, exists);
+	return new_owner != owner && OidIsValid(new_owner);
+}
+
+/* The number of live jobs of the queue that are committed or of this transaction, at most max */
+int
+idem_queuestore_count_jobs(text *queue, int max)
+{
+	IdemTable jobs;
+	IdemLookup lookup = {.value = PointerGetDatum(queue), .equal = F_TEXTEQ};
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IndexScanDesc scan;
+	int n = 0;
+
+	idem_jobtable_open(&jobs, AccessShareLock);
+	lookup.index = idem_jobtable_fetch_index(&jobs);
+	scan = idem_probe_begin(&jobs, &lookup, snapshot);
+	while (n < max && index_getnext_slot(scan, ForwardScanDirection, jobs.found))
+	{
+		CHECK_FOR_INTERRUPTS();
+		n++;
+	}
+	index_endscan(scan);
+	idem_table_close(&jobs);
+	UnregisterSnapshot(snapshot);
+	return n;
+}
+
+/* Does the queue have a live job?  Jobs that an open transaction enqueues or removes count. */
+static bool
+has_jobs(text *queue)
+{
+	IdemTable jobs;
+	IdemLookup lookup = {.value = PointerGetDatum(queue), .equal = F_TEXTEQ};
+	IdemProbeResult probe;
+
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	lookup.index = idem_jobtable_fetch_index(&jobs);
+	idem_probe_existing(&jobs, &lookup, &probe);
+	idem_table_close(&jobs);
+	return probe.found != IDEM_FOUND_NONE;
+}
+
+/* Does the history have a job of the queue?  This scans the whole history. */
+static bool
+has_history(text *queue)
+{
+	IdemTable log;
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IndexScanDesc scan;
+	bool found = false;
+
+	idem_jobtable_open_log(&log, AccessShareLock);
+	scan = idem_compat_index_beginscan(log.heap, log.pkey, snapshot, 0);
+	index_rescan(scan, NULL, 0, NULL, 0);
+	while (!found && index_getnext_slot(scan, ForwardScanDirection, log.found))
+	{
+		CHECK_FOR_INTERRUPTS();
+		found = idem_row_varlena_equals(log.found, IDEM_JOB_LOG_QUEUE, queue);
+	}
+	index_endscan(scan);
+	idem_table_close(&log);
+	UnregisterSnapshot(snapshot);
+	return found;
+}
+
+/*
+ * Remove the declared settings; returns false if there are none.  Refuse to drop an owned
+ * queue: its history would become readable to all.
+ */
+bool
+idem_queuestore_drop(IdemTable *queues, text *name)
+{
+	bool exists = find_queue(queues, name);
+
+	if (has_jobs(name))
+		ereport(ERROR,
+				errcode(ERRCODE_OBJECT_IN_USE),
+				errmsg("queue has jobs"),
+				errdetail("Its jobs, also those of open transactions, would fall back to the defaults."),
+				errhint("Let the jobs end or cancel them, or change the settings with idem_queue_set()."));
+	if (exists && !idem_row_isnull(queues->found, IDEM_QUEUES_OWNER))
+		ereport(ERROR,
+				errcode(ERRCODE_OBJECT_IN_USE),
+				errmsg("queue belongs to a role"),
+				errdetail("Without its settings it would be open to every role that may call the functions."),
+				errhint("If that is intended, remove the owner first with idem_queue_set(queue, owner => '-')."));
+	if (exists)
+	{
+		CacheInvalidateRelcache(queues->heap);
+		if (idem_write_delete(queues, true) != TM_Ok)
+			elog(ERROR, "could not remove the settings of a queue");
+	}
+	return exists;
+}
+
+/* Pause or resume the queue; returns false if that changes nothing.  A2: resume wakes waiters. */
+bool
+idem_queuestore_pause(IdemTable *queues, text *name, bool pause)
+{
+	bool exists = find_queue(queues, name);
+	bool paused = exists && !idem_row_isnull(queues->found, IDEM_QUEUES_PAUSED_AT);
+
+	if (pause && !exists && !has_jobs(name) && !has_history(name))
+		ereport(NOTICE,
+				errmsg("the queue was never used or declared"),
+				errdetail("It has no settings, no jobs and no history; it is now paused."),
+				errhint("Check the name: idem.queue_status lists the queues. idem_resume() ends the pause."));
+	if (paused != pause)
+	{
+		TupleTableSlot *slot = begin_change(queues, name, exists);
+
+		if (pause)
+			idem_row_set(slot, IDEM_QUEUES_PAUSED_AT, TimestampTzGetDatum(idem_clock_now()));
+		else
+		{
+			idem_row_clear(slot, IDEM_QUEUES_PAUSED_AT);
+			idem_touched_held(name, true);
+		}
+		store_settings(queues, exists);
+	}
+	return paused != pause;
+}
+
+/* When the queue was paused; 0: it is not paused (H3) */
+TimestampTz
+idem_queuestore_paused_at(text *name)
+{
+	IdemTable table;
+	TimestampTz paused_at = 0;
+
+	idem_table_open(&table, &idem_queuestore_def, AccessShareLock);
+	if (find_queue(&table, name))
+		paused_at = idem_row_timestamp(table.found, IDEM_QUEUES_PAUSED_AT);
+	idem_table_close(&table);
+	return paused_at;
+}
