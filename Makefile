@@ -29,6 +29,7 @@ OBJS = \
 	src/table/leaf.o \
 	src/table/probe.o \
 	src/table/shard.o \
+	src/fn/answer.o \
 	src/fn/fn.o \
 	src/fn/value.o \
 	src/fn/args.o \
@@ -325,12 +326,13 @@ ISOLATION_OPTS = \
 TAP_TESTS = 1
 PROVE_TESTS = test/t/*.pl
 
-EXTRA_CLEAN = tmp_check_regress
+EXTRA_CLEAN = tmp_check_regress src/declared.h src/declared.new
 
 # Other libraries in the server do not see our symbols; 16 and newer do that for
 # all modules.
 PG_CFLAGS += -fvisibility=hidden
-PG_CPPFLAGS += -I$(srcdir)/src
+# src of the build directory has declared.h.
+PG_CPPFLAGS += -I$(srcdir)/src -Isrc
 
 # WERROR=1 is for our own builds.  Parameters go unused in the server's own
 # headers and in our callbacks, whose signatures are given.
@@ -413,7 +415,7 @@ list-%:
 	@echo $($*)
 
 CLANG_FORMAT ?= clang-format
-C_FILES = $(wildcard src/*.[ch] src/*/*.[ch] src/*/*/*.[ch])
+C_FILES = $(filter-out src/declared.h,$(wildcard src/*.[ch] src/*/*.[ch] src/*/*/*.[ch]))
 SHELL_SCRIPTS = .ci/run $(wildcard examples/*/start test/run test/setup test/*.sh test/*/run test/*/stop test/*/*.sh)
 
 format:
@@ -464,7 +466,16 @@ not-as-root:
 		echo 'PostgreSQL refuses to run as root: run "make installcheck" as another user with' >&2; \
 		echo 'write permission here, or "make test".' >&2; exit 1; fi
 
-$(OBJS) $(OBJS:.o=.bc): $(wildcard $(srcdir)/src/*.h $(srcdir)/src/*/*.h $(srcdir)/src/*/*/*.h)
+# What the C code must know of the SQL declarations.  The header keeps its time if nothing in
+# it changes, so that an edit of a view or a comment compiles no C file.
+$(OBJS) $(OBJS:.o=.bc): src/declared.h
+src/declared.h: src/declared.new
+	@cmp -s $< $@ || cp $< $@
+src/declared.new: $(addprefix $(srcdir)/,src/sql/declare.awk $(SQL_PARTS) Makefile)
+	@$(MKDIR_P) src
+	awk -f $(srcdir)/src/sql/declare.awk $(addprefix $(srcdir)/,$(SQL_PARTS)) >$@
+
+$(OBJS) $(OBJS:.o=.bc): $(filter-out $(srcdir)/src/bin/%,$(wildcard $(srcdir)/src/*.h $(srcdir)/src/*/*.h $(srcdir)/src/*/*/*.h))
 
 else
 

@@ -10,7 +10,7 @@
 #include "fn/fn.h"
 #include "table/table.h"
 
-IDEM_FUNCTION(idem_citus_table, TEXTOID, OIDOID);
+IDEM_FUNCTION(idem_citus_table);
 
 /* What Citus has made of a table (M7); null if nothing, also for a null argument */
 Datum

@@ -18,8 +18,8 @@
 
 #include "fn/fn.h"
 
-IDEM_FUNCTION(idem_grant, VOIDOID, TEXTOID, TEXTOID);
-IDEM_FUNCTION(idem_revoke, VOIDOID, TEXTOID, TEXTOID);
+IDEM_FUNCTION(idem_grant);
+IDEM_FUNCTION(idem_revoke);
 
 /* A set: functions and procedures in pg_catalog to execute, relations of schema idem to read */
 typedef struct PrivilegeSet

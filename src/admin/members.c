@@ -35,7 +35,7 @@
 #include "fn/fn.h"
 #include "stats/stats.h"
 
-IDEM_FUNCTION(idem_close_members, VOIDOID);
+IDEM_FUNCTION(idem_close_members);
 
 /* Objects that became members of the extension in this transaction */
 static List *

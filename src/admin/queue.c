@@ -16,12 +16,10 @@
 /* idem_queue_set() counts at most this many jobs */
 #define MAX_COUNTED 10000
 
-IDEM_FUNCTION(idem_queue_set, VOIDOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, INTERVALOID, BOOLOID,
-			  INTERVALOID, INTERVALOID, INT4OID, INTERVALOID, INTERVALOID, INTERVALOID, INTERVALOID,
-			  REGROLEOID);
-IDEM_FUNCTION(idem_queue_drop, BOOLOID, TEXTOID);
-IDEM_FUNCTION(idem_pause, BOOLOID, TEXTOID);
-IDEM_FUNCTION(idem_resume, BOOLOID, TEXTOID);
+IDEM_FUNCTION(idem_queue_set);
+IDEM_FUNCTION(idem_queue_drop);
+IDEM_FUNCTION(idem_pause);
+IDEM_FUNCTION(idem_resume);
 
 /* Arguments of idem_queue_set() after the name of the queue, and their columns in idem.queues */
 static const struct

@@ -28,11 +28,11 @@
 #include "jobs/row/job.h"
 #include "keys/keys.h"
 
-IDEM_FUNCTION(idem_shard_set, VOIDOID, INT4MULTIRANGEOID, TEXTOID, INT4OID, BOOLOID, UUIDOID);
-IDEM_FUNCTION(idem_shard_give, INT8OID, INT4MULTIRANGEOID, UUIDOID);
-IDEM_FUNCTION(idem_shard_take, VOIDOID, INT4MULTIRANGEOID, INT8OID, UUIDOID);
-IDEM_FUNCTION(idem_shard_id, UUIDOID);
-IDEM_FUNCTION(idem_slot, INT4OID, TEXTOID, TEXTOID);
+IDEM_FUNCTION(idem_shard_set);
+IDEM_FUNCTION(idem_shard_give);
+IDEM_FUNCTION(idem_shard_take);
+IDEM_FUNCTION(idem_shard_id);
+IDEM_FUNCTION(idem_slot);
 
 /*
  * The identity of a database (M8).  The id goes wherever the row of idem.shard goes; the other

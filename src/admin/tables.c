@@ -16,11 +16,7 @@
 #include "keys/keys.h"
 #include "schedules/schedules.h"
 
-#define TABLES_NATTS 3
-
-IDEM_FUNCTION(idem_stat_tables, RECORDOID);
-
-static const Oid tables_types[TABLES_NATTS] = {TEXTOID, TEXTOID, TEXTOID};
+IDEM_FUNCTION(idem_stat_tables);
 
 static const IdemTableDef *const defs[] = {
 	&idem_keytable_def, &idem_jobtable_def, &idem_jobtable_keys_def, &idem_jobtable_log_def,
@@ -49,23 +45,20 @@ find_problem(const IdemTableDef *def, IdemShapeProblem *problem)
 Datum
 idem_stat_tables(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
-	ReturnSetInfo *rsinfo;
+	IdemAnswer answer;
 
 	idem_fn_begin(fcinfo, &idem_stat_tables_signature, NULL);
-	rsinfo = idem_fn_row_set(fcinfo, tables_types, TABLES_NATTS, &row_desc);
+	idem_answer_begin(&answer, fcinfo, &idem_stat_tables_signature);
 	for (int i = 0; i < (int) lengthof(defs); i++)
 	{
 		IdemShapeProblem problem;
-		Datum values[TABLES_NATTS];
-		bool nulls[TABLES_NATTS] = {false};
 
 		if (!find_problem(defs[i], &problem))
 			continue;
-		values[0] = CStringGetTextDatum(defs[i]->name);
-		values[1] = CStringGetTextDatum(problem.detail);
-		values[2] = CStringGetTextDatum(psprintf("%s;", problem.command));
-		idem_fn_put_row(rsinfo, values, nulls, TABLES_NATTS);
+		idem_answer_string(&answer, Anum_idem_stat_tables_name, defs[i]->name);
+		idem_answer_string(&answer, Anum_idem_stat_tables_detail, problem.detail);
+		idem_answer_string(&answer, Anum_idem_stat_tables_fix, psprintf("%s;", problem.command));
+		idem_answer_put(&answer);
 	}
 	return (Datum) 0;
 }

@@ -21,7 +21,7 @@
 #include "cleanup/cleanup.h"
 #include "fn/fn.h"
 
-IDEM_FUNCTION(idem_cleanup, INT4OID, INT4OID);
+IDEM_FUNCTION(idem_cleanup);
 
 /* Where the next call continues */
 static IdemCleanupCursor cursors[IDEM_LAST_SWEEP + 1];

@@ -1,47 +1,59 @@
 /*
  * fn.h
- *		The declaration, the arguments and the result of an SQL function.
+ *		The declaration, the arguments and the answer of an SQL function.
  */
 #ifndef IDEM_FN_H
 #define IDEM_FN_H
 
 #include "access/htup_details.h"
+#include "catalog/pg_type.h"
 #include "nodes/execnodes.h"
+#include "utils/builtins.h"
 #include "utils/jsonb.h"
 #include "utils/tuplestore.h"
 #include "utils/typcache.h"
 
+#include "declared.h"
 #include "idem.h"
-
-#define IDEM_MAX_ARGS 16
 
 /* The most queues that one call waits for or fetches from */
 #define IDEM_MAX_QUEUES 1000
 
 /*
- * A declaration: type of the result, types of the arguments, then zeros.  RECORDOID
- * stands for a row: OUT columns, or a composite type.
+ * The declaration of an SQL function: from declared.h, which the build makes of src/sql.
+ * RECORDOID stands for a row: a composite type, or OUT columns.  The rest is a cache.
  */
 typedef struct IdemSignature
 {
-	Oid types[IDEM_MAX_ARGS + 2];
-	Oid function; /* function whose declaration has these types; invalid: not compared yet */
+	Oid result;
+	Oid args[IDEM_MAX_ARGS];
+	int nargs;
+	Oid columns[IDEM_MAX_COLUMNS]; /* of a row */
+	int natts;
+	bool returns_set;
+
+	Oid function;			  /* function whose declaration is this one; invalid: not compared yet */
+	Oid row_function;		  /* function whose rows have row_desc */
+	TypeCacheEntry *row_type; /* type of the row */
+	uint64 row_version;		  /* row_desc is right as long as row_type has this version */
+	TupleDesc row_desc;
 } IdemSignature;
 
-/* IDEM_FUNCTION(name, type of the result, types of the arguments): an SQL function */
-#define IDEM_FUNCTION(name, ...)                     \
+/* IDEM_FUNCTION(name): an SQL function, declared in src/sql */
+#define IDEM_FUNCTION(name)                          \
 	extern PGDLLEXPORT Datum name(PG_FUNCTION_ARGS); \
 	PG_FUNCTION_INFO_V1(name);                       \
-	static IdemSignature name##_signature = {.types = {__VA_ARGS__}}
+	static IdemSignature name##_signature = {IDEM_DECLARED_##name}
 
-/* Descriptor of the rows that an SQL function returns, cached for the session */
-typedef struct IdemRowDesc
+/* The answer of an SQL function: the row that is being filled */
+typedef struct IdemAnswer
 {
-	Oid function;
-	TypeCacheEntry *type; /* type of the row */
-	uint64 version;		  /* the descriptor is right as long as type has this version */
-	TupleDesc desc;
-} IdemRowDesc;
+	FunctionCallInfo fcinfo;
+	IdemSignature *signature;
+	int64 nrows; /* rows of the set so far */
+	Datum values[IDEM_MAX_COLUMNS];
+	bool nulls[IDEM_MAX_COLUMNS];
+} IdemAnswer;
 
 /* A key and the scope in which it is unique */
 typedef struct IdemKey
@@ -85,31 +97,77 @@ typedef enum IdemUnfinished
 /* fn.c */
 extern void idem_fn_begin(FunctionCallInfo fcinfo, IdemSignature *signature,
 						  const char *write_command);
-extern TupleDesc idem_fn_row_desc(FunctionCallInfo fcinfo, const Oid *types, int natts,
-								  IdemRowDesc *cache);
-extern ReturnSetInfo *idem_fn_row_set(FunctionCallInfo fcinfo, const Oid *types, int natts,
-									  IdemRowDesc *cache);
 
-extern HeapTuple idem_fn_form_wide_row(TupleDesc desc, Datum *values, bool *nulls, int natts);
+/* answer.c */
+extern TupleDesc idem_answer_desc(FunctionCallInfo fcinfo, IdemSignature *signature);
+extern void idem_answer_begin(IdemAnswer *answer, FunctionCallInfo fcinfo,
+							  IdemSignature *signature);
+extern Datum idem_answer_row(IdemAnswer *answer);
+extern void idem_answer_put(IdemAnswer *answer);
 
-/* The row to return; natts columns, without those of the type that were dropped */
-static inline HeapTuple
-idem_fn_form_row(TupleDesc desc, Datum *values, bool *nulls, int natts)
+/*
+ * Set a column of the row: attno as Anum_claim_result_status, and the type that it is
+ * declared with.  What has a value for "none" (NULL, time 0) leaves the column null.
+ */
+static inline void
+idem_answer_set(IdemAnswer *answer, int attno, Oid type PG_USED_FOR_ASSERTS_ONLY, Datum value)
 {
-	if (likely(desc->natts == natts))
-		return heap_form_tuple(desc, values, nulls);
-	return idem_fn_form_wide_row(desc, values, nulls, natts);
+	Assert(attno > 0 && attno <= answer->signature->natts);
+	Assert(answer->signature->columns[attno - 1] == type);
+	answer->values[attno - 1] = value;
+	answer->nulls[attno - 1] = false;
 }
 
-/* Add a row to the set to return */
 static inline void
-idem_fn_put_row(ReturnSetInfo *rsinfo, Datum *values, bool *nulls, int natts)
+idem_answer_bool(IdemAnswer *answer, int attno, bool value)
 {
-	if (likely(rsinfo->setDesc->natts == natts))
-		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
-	else
-		tuplestore_puttuple(rsinfo->setResult,
-							idem_fn_form_wide_row(rsinfo->setDesc, values, nulls, natts));
+	idem_answer_set(answer, attno, BOOLOID, BoolGetDatum(value));
+}
+
+static inline void
+idem_answer_int32(IdemAnswer *answer, int attno, int32 value)
+{
+	idem_answer_set(answer, attno, INT4OID, Int32GetDatum(value));
+}
+
+static inline void
+idem_answer_int64(IdemAnswer *answer, int attno, int64 value)
+{
+	idem_answer_set(answer, attno, INT8OID, Int64GetDatum(value));
+}
+
+static inline void
+idem_answer_float8(IdemAnswer *answer, int attno, double value)
+{
+	idem_answer_set(answer, attno, FLOAT8OID, Float8GetDatum(value));
+}
+
+static inline void
+idem_answer_time(IdemAnswer *answer, int attno, TimestampTz value)
+{
+	if (value != 0)
+		idem_answer_set(answer, attno, TIMESTAMPTZOID, TimestampTzGetDatum(value));
+}
+
+static inline void
+idem_answer_text(IdemAnswer *answer, int attno, const text *value)
+{
+	if (value != NULL)
+		idem_answer_set(answer, attno, TEXTOID, PointerGetDatum(value));
+}
+
+static inline void
+idem_answer_string(IdemAnswer *answer, int attno, const char *value)
+{
+	if (value != NULL)
+		idem_answer_set(answer, attno, TEXTOID, CStringGetTextDatum(value));
+}
+
+static inline void
+idem_answer_jsonb(IdemAnswer *answer, int attno, const Jsonb *value)
+{
+	if (value != NULL)
+		idem_answer_set(answer, attno, JSONBOID, PointerGetDatum(value));
 }
 
 /* value.c */

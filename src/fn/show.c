@@ -18,9 +18,9 @@
 
 #include "fn/fn.h"
 
-IDEM_FUNCTION(idem_visible, TEXTOID, TEXTOID);
-IDEM_FUNCTION(idem_visible_literal, TEXTOID, TEXTOID);
-IDEM_FUNCTION(idem_visible_name, TEXTOID, TEXTOID);
+IDEM_FUNCTION(idem_visible);
+IDEM_FUNCTION(idem_visible_literal);
+IDEM_FUNCTION(idem_visible_name);
 
 /* Characters that draw nothing, or move what stands beside them; in ascending order */
 static const struct

@@ -16,12 +16,7 @@
 
 #include "keys/keys.h"
 
-#define CALL_NATTS 3
-
-static const Oid call_types[CALL_NATTS] = {TEXTOID, JSONBOID, BOOLOID};
-
-IDEM_FUNCTION(idem_call, RECORDOID, TEXTOID, REGPROCOID, JSONBOID, INTERVALOID, INTERVALOID,
-			  TEXTOID);
+IDEM_FUNCTION(idem_call);
 
 /*
  * SHA-256 of schema and name of the handler.  A null byte separates the two, because
@@ -96,26 +91,21 @@ idem_call_once(Oid handler, NullableDatum payload, IdemClaim *claim, IdemKeyInfo
 Datum
 idem_call(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
 	Oid handler;
 	IdemClaim claim;
 	IdemKeyInfo info;
 	bool replayed;
-	TupleDesc desc;
-	Datum values[CALL_NATTS];
-	bool nulls[CALL_NATTS] = {false};
+	IdemAnswer answer;
 
 	idem_fn_begin(fcinfo, &idem_call_signature, "idem_call()");
-	(void) idem_fn_row_desc(fcinfo, call_types, CALL_NATTS, &row_desc);
 	handler = idem_handler_arg(fcinfo, 1);
 	idem_handler_check(handler, PG_ARGISNULL(2));
 	idem_claim_args(fcinfo, 2, &claim);
 	replayed = idem_call_once(handler, fcinfo->args[2], &claim, &info);
 
-	desc = idem_fn_row_desc(fcinfo, call_types, CALL_NATTS, &row_desc);
-	values[0] = CStringGetTextDatum(idem_keyrow_status_name(info.status));
-	values[1] = JsonbPGetDatum(info.result);
-	nulls[1] = info.result == NULL;
-	values[2] = BoolGetDatum(replayed);
-	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(desc, values, nulls, lengthof(values))));
+	idem_answer_begin(&answer, fcinfo, &idem_call_signature);
+	idem_answer_string(&answer, Anum_call_result_status, idem_keyrow_status_name(info.status));
+	idem_answer_jsonb(&answer, Anum_call_result_result, info.result);
+	idem_answer_bool(&answer, Anum_call_result_replayed, replayed);
+	return idem_answer_row(&answer);
 }

@@ -21,44 +21,32 @@
 
 #include "keys/keys.h"
 
-#define CLAIM_NATTS		 5
-#define GET_NATTS		 11
-#define CLAIM_MANY_NATTS 7
+IDEM_FUNCTION(idem_claim);
+IDEM_FUNCTION(idem_finish);
+IDEM_FUNCTION(idem_release);
+IDEM_FUNCTION(idem_get);
+IDEM_FUNCTION(idem_forget);
+IDEM_FUNCTION(idem_key_state);
+IDEM_FUNCTION(idem_key_hash);
+IDEM_FUNCTION(idem_claim_many);
+IDEM_FUNCTION(idem_finish_many);
 
-static const Oid claim_types[CLAIM_NATTS] = {
-	BOOLOID, TEXTOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
-static const Oid get_types[GET_NATTS] = {
-	TEXTOID, JSONBOID, NAMEOID, TEXTOID, INT4OID, INT8OID,
-	JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
-
-static const Oid claim_many_types[CLAIM_MANY_NATTS] = {
-	INT4OID, TEXTOID, BOOLOID, TEXTOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
-
-IDEM_FUNCTION(idem_claim, RECORDOID, TEXTOID, JSONBOID, INTERVALOID, INTERVALOID, TEXTOID);
-IDEM_FUNCTION(idem_finish, BOOLOID, TEXTOID, JSONBOID, INT8OID, TEXTOID);
-IDEM_FUNCTION(idem_release, BOOLOID, TEXTOID, INT8OID, TEXTOID);
-IDEM_FUNCTION(idem_get, RECORDOID, TEXTOID, TEXTOID);
-IDEM_FUNCTION(idem_forget, BOOLOID, TEXTOID, TEXTOID);
-IDEM_FUNCTION(idem_key_state, TEXTOID, TIMESTAMPTZOID, XIDOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
-			  TIMESTAMPTZOID, BOOLOID, INT4OID, INT4OID);
-IDEM_FUNCTION(idem_key_hash, INT8OID, TEXTOID, TEXTOID);
-IDEM_FUNCTION(idem_claim_many, RECORDOID, TEXTARRAYOID, JSONBARRAYOID, INTERVALOID, INTERVALOID,
-			  TEXTOID);
-IDEM_FUNCTION(idem_finish_many, INT4OID, TEXTARRAYOID, JSONBARRAYOID, TEXTOID);
-
-/* claimed, status, result, created_at, expires_at */
+/*
+ * Set the columns of idem.claim_result.  In the rows of idem_claim_many() they are
+ * offset columns further right.
+ */
 static void
-fill_claim_values(const IdemKeyInfo *info, Datum *values, bool *nulls)
+set_claim_columns(IdemAnswer *answer, int offset, const IdemKeyInfo *info)
 {
-	values[0] = BoolGetDatum(info->status == IDEM_KEY_CLAIMED);
-	values[1] = CStringGetTextDatum(idem_keyrow_status_name(info->status));
-	values[2] = JsonbPGetDatum(info->result);
-	values[3] = TimestampTzGetDatum(info->created_at);
-	values[4] = TimestampTzGetDatum(info->expires_at);
-
-	nulls[0] = nulls[1] = false;
-	nulls[2] = info->result == NULL;
-	nulls[3] = nulls[4] = info->status == IDEM_KEY_BUSY;
+	idem_answer_bool(answer, offset + Anum_claim_result_claimed, info->status == IDEM_KEY_CLAIMED);
+	idem_answer_string(answer, offset + Anum_claim_result_status,
+					   idem_keyrow_status_name(info->status));
+	idem_answer_jsonb(answer, offset + Anum_claim_result_result, info->result);
+	if (info->status != IDEM_KEY_BUSY)
+	{
+		idem_answer_time(answer, offset + Anum_claim_result_created_at, info->created_at);
+		idem_answer_time(answer, offset + Anum_claim_result_expires_at, info->expires_at);
+	}
 }
 
 /*
@@ -80,16 +68,12 @@ idem_claim_args(FunctionCallInfo fcinfo, int requestarg, IdemClaim *claim)
 Datum
 idem_claim(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
 	IdemTable table;
 	IdemClaim claim;
 	IdemKeyInfo info;
-	TupleDesc desc;
-	Datum values[CLAIM_NATTS];
-	bool nulls[CLAIM_NATTS];
+	IdemAnswer answer;
 
 	idem_fn_begin(fcinfo, &idem_claim_signature, "idem_claim()");
-	(void) idem_fn_row_desc(fcinfo, claim_types, CLAIM_NATTS, &row_desc);
 	idem_claim_args(fcinfo, 1, &claim);
 
 	idem_keytable_open(&table, RowExclusiveLock);
@@ -98,9 +82,9 @@ idem_claim(PG_FUNCTION_ARGS)
 	if (info.status == IDEM_KEY_CLAIMED)
 		idem_unfinished_note_claim(fcinfo->flinfo->fn_oid);
 
-	fill_claim_values(&info, values, nulls);
-	desc = idem_fn_row_desc(fcinfo, claim_types, CLAIM_NATTS, &row_desc);
-	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(desc, values, nulls, lengthof(values))));
+	idem_answer_begin(&answer, fcinfo, &idem_claim_signature);
+	set_claim_columns(&answer, 0, &info);
+	return idem_answer_row(&answer);
 }
 
 /* True: finished now; false: already finished with an equal result (K11, L3) */
@@ -176,51 +160,40 @@ get_role_name(Oid role)
 
 /* Return a row; the columns of leases are null for a plain claim */
 static void
-put_get_row(ReturnSetInfo *rsinfo, const IdemKeyInfo *info)
+put_get_row(IdemAnswer *answer, const IdemKeyInfo *info)
 {
-	Datum values[GET_NATTS] = {0};
-	bool nulls[GET_NATTS];
-
-	memset(nulls, true, sizeof(nulls));
-#define SET(i, datum) (values[i] = (datum), nulls[i] = false)
-	SET(0, CStringGetTextDatum(idem_keyrow_status_name(info->status)));
-	if (info->result != NULL)
-		SET(1, JsonbPGetDatum(info->result));
-	SET(2, get_role_name(info->owner));
-	if (info->worker != NULL)
-		SET(3, PointerGetDatum(info->worker));
+	idem_answer_string(answer, Anum_get_result_status, idem_keyrow_status_name(info->status));
+	idem_answer_jsonb(answer, Anum_get_result_result, info->result);
+	idem_answer_set(answer, Anum_get_result_owner, NAMEOID, get_role_name(info->owner));
+	idem_answer_text(answer, Anum_get_result_worker, info->worker);
 	if (info->lease_until != 0)
 	{
-		SET(4, Int32GetDatum(info->attempt));
-		SET(5, Int64GetDatum(info->token));
-		SET(9, TimestampTzGetDatum(info->lease_until));
+		idem_answer_int32(answer, Anum_get_result_attempt, info->attempt);
+		idem_answer_int64(answer, Anum_get_result_token, info->token);
+		idem_answer_time(answer, Anum_get_result_lease_until, info->lease_until);
 	}
-	if (info->checkpoint != NULL)
-		SET(6, JsonbPGetDatum(info->checkpoint));
-	SET(7, TimestampTzGetDatum(info->created_at));
-	if (info->finished_at != 0)
-		SET(8, TimestampTzGetDatum(info->finished_at));
-	SET(10, TimestampTzGetDatum(info->expires_at));
-#undef SET
-	idem_fn_put_row(rsinfo, values, nulls, lengthof(values));
+	idem_answer_jsonb(answer, Anum_get_result_checkpoint, info->checkpoint);
+	idem_answer_time(answer, Anum_get_result_created_at, info->created_at);
+	idem_answer_time(answer, Anum_get_result_finished_at, info->finished_at);
+	idem_answer_time(answer, Anum_get_result_expires_at, info->expires_at);
+	idem_answer_put(answer);
 }
 
 Datum
 idem_get(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
-	ReturnSetInfo *rsinfo;
+	IdemAnswer answer;
 	IdemTable table;
 	IdemKey key;
 	IdemKeyInfo info;
 
 	idem_fn_begin(fcinfo, &idem_get_signature, NULL);
-	rsinfo = idem_fn_row_set(fcinfo, get_types, GET_NATTS, &row_desc);
+	idem_answer_begin(&answer, fcinfo, &idem_get_signature);
 	idem_args_key(fcinfo, 0, 1, &key);
 
 	idem_keytable_open(&table, AccessShareLock);
 	if (idem_keystore_get(&table, &key, &info))
-		put_get_row(rsinfo, &info);
+		put_get_row(&answer, &info);
 	idem_table_close(&table);
 	return (Datum) 0;
 }
@@ -276,18 +249,16 @@ get_jsonbs(FunctionCallInfo fcinfo, int arg, const char *what, int nkeys, Datum 
 }
 
 static void
-put_claim_rows(ReturnSetInfo *rsinfo, text **keys, const BatchItem *items, int n)
+put_claim_rows(IdemAnswer *answer, text **keys, const BatchItem *items, int n)
 {
 	for (int i = 0; i < n; i++)
 	{
-		Datum values[CLAIM_MANY_NATTS];
-		bool nulls[CLAIM_MANY_NATTS] = {false};
-
 		CHECK_FOR_INTERRUPTS();
-		values[0] = Int32GetDatum(i + 1);
-		values[1] = PointerGetDatum(keys[i]);
-		fill_claim_values(&items[i].info, &values[2], &nulls[2]);
-		idem_fn_put_row(rsinfo, values, nulls, lengthof(values));
+		idem_answer_int32(answer, Anum_claim_many_result_ord, i + 1);
+		idem_answer_text(answer, Anum_claim_many_result_key, keys[i]);
+		set_claim_columns(answer, Anum_claim_many_result_claimed - Anum_claim_result_claimed,
+						  &items[i].info);
+		idem_answer_put(answer);
 	}
 }
 
@@ -317,8 +288,7 @@ claim_items(IdemClaim *claim, text **keys, BatchItem *items, int n)
 Datum
 idem_claim_many(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
-	ReturnSetInfo *rsinfo;
+	IdemAnswer answer;
 	IdemClaim claim;
 	Datum *requests;
 	bool *nulls;
@@ -327,7 +297,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	int n;
 
 	idem_fn_begin(fcinfo, &idem_claim_many_signature, "idem_claim_many()");
-	rsinfo = idem_fn_row_set(fcinfo, claim_many_types, CLAIM_MANY_NATTS, &row_desc);
+	idem_answer_begin(&answer, fcinfo, &idem_claim_many_signature);
 	keys = get_keys(fcinfo, 0, &n);
 	items = MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(BatchItem),
 									   MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
@@ -345,7 +315,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	{
 		claim_items(&claim, keys, items, n);
 		idem_unfinished_note_claim(fcinfo->flinfo->fn_oid);
-		put_claim_rows(rsinfo, keys, items, n);
+		put_claim_rows(&answer, keys, items, n);
 	}
 	return (Datum) 0;
 }

@@ -19,12 +19,7 @@
 
 #include "keys/keys.h"
 
-#define HOLDER_NATTS 8
-
-static const Oid holder_types[HOLDER_NATTS] = {
-	TEXTOID, INT4OID, TEXTOID, TIMESTAMPTZOID, TEXTOID, TIMESTAMPTZOID, TEXTOID, TEXTOID};
-
-IDEM_FUNCTION(idem_holder, RECORDOID, TEXTOID, TEXTOID);
+IDEM_FUNCTION(idem_holder);
 
 /* The version of the row of the key that another open transaction has inserted */
 typedef struct OpenVersion
@@ -44,40 +39,37 @@ check_owner(Oid owner)
 }
 
 static void
-put_row(ReturnSetInfo *rsinfo, const char *kind, const IdemHolder *holder, IdemTable *lease,
+put_row(IdemAnswer *answer, const char *kind, const IdemHolder *holder, IdemTable *lease,
 		const char *detail, const char *fix)
 {
-	Datum values[HOLDER_NATTS] = {0};
-	bool nulls[HOLDER_NATTS];
-
-	memset(nulls, true, sizeof(nulls));
-#define PUT(i, value) (values[i] = (value), nulls[i] = false)
-	PUT(0, CStringGetTextDatum(kind));
-	if (holder != NULL && holder->pid != 0)
-		PUT(1, Int32GetDatum(holder->pid));
-	if (holder != NULL && holder->application_name != NULL)
-		PUT(2, CStringGetTextDatum(holder->application_name));
-	if (holder != NULL && holder->since != 0)
-		PUT(3, TimestampTzGetDatum(holder->since));
+	idem_answer_string(answer, Anum_holder_result_kind, kind);
+	if (holder != NULL)
+	{
+		if (holder->pid != 0)
+			idem_answer_int32(answer, Anum_holder_result_pid, holder->pid);
+		idem_answer_string(answer, Anum_holder_result_application_name, holder->application_name);
+		idem_answer_time(answer, Anum_holder_result_since, holder->since);
+	}
 	if (lease != NULL)
 	{
-		PUT(3, TimestampTzGetDatum(idem_row_timestamp(lease->found, IDEM_KEYS_LEASED_AT)));
+		idem_answer_time(answer, Anum_holder_result_since,
+						 idem_row_timestamp(lease->found, IDEM_KEYS_LEASED_AT));
 		if (!idem_row_isnull(lease->found, IDEM_KEYS_WORKER))
-			PUT(4, PointerGetDatum(idem_row_text(lease->found, IDEM_KEYS_WORKER)));
-		PUT(5, TimestampTzGetDatum(idem_row_timestamp(lease->found, IDEM_KEYS_LEASE_UNTIL)));
+			idem_answer_text(answer, Anum_holder_result_worker,
+							 idem_row_text(lease->found, IDEM_KEYS_WORKER));
+		idem_answer_time(answer, Anum_holder_result_lease_until,
+						 idem_row_timestamp(lease->found, IDEM_KEYS_LEASE_UNTIL));
 	}
-	PUT(6, CStringGetTextDatum(idem_show_text(detail)));
-	if (fix != NULL)
-		PUT(7, CStringGetTextDatum(fix));
-#undef PUT
-	idem_fn_put_row(rsinfo, values, nulls, lengthof(values));
+	idem_answer_string(answer, Anum_holder_result_detail, idem_show_text(detail));
+	idem_answer_string(answer, Anum_holder_result_fix, fix);
+	idem_answer_put(answer);
 }
 
 /* H3: an open transaction */
 static void
-put_transaction(ReturnSetInfo *rsinfo, const char *kind, const IdemHolder *holder, const char *what)
+put_transaction(IdemAnswer *answer, const char *kind, const IdemHolder *holder, const char *what)
 {
-	put_row(rsinfo, kind, holder, NULL, psprintf("%s %s", what, idem_holders_describe(holder)),
+	put_row(answer, kind, holder, NULL, psprintf("%s %s", what, idem_holders_describe(holder)),
 			idem_holders_fix(holder));
 }
 
@@ -138,37 +130,37 @@ make_lease_fix(IdemTable *table, const IdemKey *key, IdemKeyStatus state)
 
 /* The row found has a lease that is not finished */
 static void
-put_lease(ReturnSetInfo *rsinfo, IdemTable *table, const IdemKey *key, IdemKeyStatus state)
+put_lease(IdemAnswer *answer, IdemTable *table, const IdemKey *key, IdemKeyStatus state)
 {
 	char *fix = make_lease_fix(table, key, state);
 
 	if (state == IDEM_KEY_LIVE)
-		put_row(rsinfo, "lease", NULL, table, "A worker has a lease of the key.", fix);
+		put_row(answer, "lease", NULL, table, "A worker has a lease of the key.", fix);
 	else if (state == IDEM_KEY_PARKED)
-		put_row(rsinfo, "lease", NULL, table, "The lease has expired, and the key is parked: an operator must decide whether the work happened.", fix);
+		put_row(answer, "lease", NULL, table, "The lease has expired, and the key is parked: an operator must decide whether the work happened.", fix);
 	else if (state == IDEM_KEY_EXHAUSTED)
-		put_row(rsinfo, "lease", NULL, table, "The lease of the last attempt has expired.", fix);
+		put_row(answer, "lease", NULL, table, "The lease of the last attempt has expired.", fix);
 }
 
 /* What a transaction does that has this lock on the row of the key */
 static void
-put_lock(ReturnSetInfo *rsinfo, IdemTable *table, const IdemRowLock *lock, const OpenVersion *open)
+put_lock(IdemAnswer *answer, IdemTable *table, const IdemRowLock *lock, const OpenVersion *open)
 {
 	IdemHolder holder;
 
 	if (!idem_holders_find(lock->xid, &holder))
 		return;
 	if (lock->status != MultiXactStatusUpdate && lock->status != MultiXactStatusNoKeyUpdate)
-		put_transaction(rsinfo, "fence", &holder, "An open transaction has locked the key, as a fence does.");
+		put_transaction(answer, "fence", &holder, "An open transaction has locked the key, as a fence does.");
 	else if (TransactionIdIsValid(open->xid))
-		put_transaction(rsinfo, "claim", &holder, describe_version(open));
+		put_transaction(answer, "claim", &holder, describe_version(open));
 	else
-		put_transaction(rsinfo, "claim", &holder, "An open transaction is removing the key.");
+		put_transaction(answer, "claim", &holder, "An open transaction is removing the key.");
 }
 
 /* The row found is committed, or this transaction has written it */
 static void
-put_holders(ReturnSetInfo *rsinfo, IdemTable *table, const IdemKey *key, const OpenVersion *open)
+put_holders(IdemAnswer *answer, IdemTable *table, const IdemKey *key, const OpenVersion *open)
 {
 	IdemKeyStatus state = idem_keyrow_judge(table, 0);
 	bool mine = idem_row_is_mine(table->found);
@@ -183,21 +175,21 @@ put_holders(ReturnSetInfo *rsinfo, IdemTable *table, const IdemKey *key, const O
 	if (mine && idem_holders_find(GetTopTransactionId(), &holder))
 	{
 		read_version(table, GetTopTransactionId(), &version);
-		put_transaction(rsinfo, "claim", &holder, describe_version(&version));
+		put_transaction(answer, "claim", &holder, describe_version(&version));
 	}
 	idem_row_list_locks(table->found, &locks);
 	for (int i = 0; i < locks.n; i++)
 	{
 		if (!mine || !TransactionIdEquals(locks.locks[i].xid, GetTopTransactionIdIfAny()))
-			put_lock(rsinfo, table, &locks.locks[i], open);
+			put_lock(answer, table, &locks.locks[i], open);
 	}
 	if (state == IDEM_KEY_LIVE || state == IDEM_KEY_PARKED || state == IDEM_KEY_EXHAUSTED)
-		put_lease(rsinfo, table, key, state);
+		put_lease(answer, table, key, state);
 }
 
 /* Find out who holds the key; returns false if a transaction has ended meanwhile */
 static bool
-look_at_key(ReturnSetInfo *rsinfo, IdemTable *table, const IdemKey *key)
+look_at_key(IdemAnswer *answer, IdemTable *table, const IdemKey *key)
 {
 	IdemLookup lookup = idem_keytable_lookup(table, key);
 	IdemProbeResult probe;
@@ -207,7 +199,7 @@ look_at_key(ReturnSetInfo *rsinfo, IdemTable *table, const IdemKey *key)
 	find_open(table, &lookup, &open);
 	idem_probe_latest(table, &lookup, &probe);
 	if (probe.found == IDEM_FOUND_ROW)
-		put_holders(rsinfo, table, key, &open);
+		put_holders(answer, table, key, &open);
 	else if (probe.found == IDEM_FOUND_OPEN)
 	{
 		if (!TransactionIdIsValid(open.xid))
@@ -215,7 +207,7 @@ look_at_key(ReturnSetInfo *rsinfo, IdemTable *table, const IdemKey *key)
 		check_owner(open.owner);
 		if (!idem_holders_find(open.xid, &holder))
 			return false;
-		put_transaction(rsinfo, "claim", &holder, describe_version(&open));
+		put_transaction(answer, "claim", &holder, describe_version(&open));
 	}
 	else
 	{
@@ -229,18 +221,17 @@ look_at_key(ReturnSetInfo *rsinfo, IdemTable *table, const IdemKey *key)
 Datum
 idem_holder(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
-	ReturnSetInfo *rsinfo;
+	IdemAnswer answer;
 	IdemTable table;
 	IdemKey key;
 
 	idem_fn_begin(fcinfo, &idem_holder_signature, NULL);
-	rsinfo = idem_fn_row_set(fcinfo, holder_types, HOLDER_NATTS, &row_desc);
+	idem_answer_begin(&answer, fcinfo, &idem_holder_signature);
 	idem_args_key(fcinfo, 0, 1, &key);
 
 	idem_keytable_open(&table, AccessShareLock);
 	idem_holders_refresh();
-	while (!look_at_key(rsinfo, &table, &key))
+	while (!look_at_key(&answer, &table, &key))
 		CHECK_FOR_INTERRUPTS();
 	idem_table_close(&table);
 	return (Datum) 0;

@@ -17,16 +17,10 @@
 
 #include "keys/keys.h"
 
-#define LEASE_NATTS 8
-
-static const Oid lease_types[LEASE_NATTS] = {
-	BOOLOID, TEXTOID, JSONBOID, INT8OID, INT4OID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
-
-IDEM_FUNCTION(idem_lease, RECORDOID, TEXTOID, INTERVALOID, JSONBOID, INTERVALOID, TEXTOID, INT4OID,
-			  TEXTOID, INTERVALOID, TEXTOID);
-IDEM_FUNCTION(idem_renew, TIMESTAMPTZOID, TEXTOID, INT8OID, INTERVALOID, TEXTOID);
-IDEM_FUNCTION(idem_checkpoint, TIMESTAMPTZOID, TEXTOID, INT8OID, JSONBOID, TEXTOID);
-IDEM_FUNCTION(idem_fence, BOOLOID, TEXTOID, INT8OID, TEXTOID);
+IDEM_FUNCTION(idem_lease);
+IDEM_FUNCTION(idem_renew);
+IDEM_FUNCTION(idem_checkpoint);
+IDEM_FUNCTION(idem_fence);
 
 /* The argument on_expiry: is the key parked when the lease has expired? */
 static bool
@@ -38,45 +32,17 @@ get_park(FunctionCallInfo fcinfo, int arg)
 						   "Use \"retry\" if the work may run again, \"park\" if an operator must decide first.") != 0;
 }
 
-/* claimed, status, result, token, attempt, checkpoint, lease_until, expires_at */
-static Datum
-form_lease_row(TupleDesc desc, const IdemKeyInfo *info)
-{
-	bool granted = info->status == IDEM_KEY_CLAIMED || info->status == IDEM_KEY_RESUMED;
-	Datum values[LEASE_NATTS] = {0};
-	bool nulls[LEASE_NATTS];
-
-	values[0] = BoolGetDatum(granted);
-	values[1] = CStringGetTextDatum(idem_keyrow_status_name(info->status));
-	values[2] = JsonbPGetDatum(info->result);
-	values[3] = Int64GetDatum(info->token);
-	values[4] = Int32GetDatum(info->attempt);
-	values[5] = JsonbPGetDatum(info->checkpoint);
-	values[6] = TimestampTzGetDatum(info->lease_until);
-	values[7] = TimestampTzGetDatum(info->expires_at);
-
-	nulls[0] = nulls[1] = false;
-	nulls[2] = info->result == NULL;
-	nulls[3] = !granted; /* only the holder gets the token */
-	nulls[4] = info->lease_until == 0;
-	nulls[5] = !granted || info->checkpoint == NULL;
-	nulls[6] = info->lease_until == 0;
-	nulls[7] = info->expires_at == 0;
-	return HeapTupleGetDatum(idem_fn_form_row(desc, values, nulls, lengthof(values)));
-}
-
 Datum
 idem_lease(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
 	IdemTable table;
 	IdemLease lease;
 	IdemClaim claim;
 	IdemKeyInfo info;
-	TupleDesc desc;
+	bool granted;
+	IdemAnswer answer;
 
 	idem_fn_begin(fcinfo, &idem_lease_signature, "idem_lease()");
-	(void) idem_fn_row_desc(fcinfo, lease_types, LEASE_NATTS, &row_desc);
 	idem_args_key(fcinfo, 0, 8, &claim.key);
 	lease.length = idem_args_lease(fcinfo, 1);
 	claim.request = PG_ARGISNULL(2) ? NULL : idem_value_fingerprint(PG_GETARG_DATUM(2));
@@ -96,8 +62,25 @@ idem_lease(PG_FUNCTION_ARGS)
 				errmsg("other sessions cannot see this lease before the transaction commits"),
 				errdetail("If the transaction rolls back, the lease is lost, even if work was done under it."),
 				errhint("Commit before you call an external service."));
-	desc = idem_fn_row_desc(fcinfo, lease_types, LEASE_NATTS, &row_desc);
-	PG_RETURN_DATUM(form_lease_row(desc, &info));
+
+	granted = info.status == IDEM_KEY_CLAIMED || info.status == IDEM_KEY_RESUMED;
+	idem_answer_begin(&answer, fcinfo, &idem_lease_signature);
+	idem_answer_bool(&answer, Anum_lease_result_claimed, granted);
+	idem_answer_string(&answer, Anum_lease_result_status, idem_keyrow_status_name(info.status));
+	idem_answer_jsonb(&answer, Anum_lease_result_result, info.result);
+	if (granted)
+	{
+		/* only the holder gets the token */
+		idem_answer_int64(&answer, Anum_lease_result_token, info.token);
+		idem_answer_jsonb(&answer, Anum_lease_result_checkpoint, info.checkpoint);
+	}
+	if (info.lease_until != 0)
+	{
+		idem_answer_int32(&answer, Anum_lease_result_attempt, info.attempt);
+		idem_answer_time(&answer, Anum_lease_result_lease_until, info.lease_until);
+	}
+	idem_answer_time(&answer, Anum_lease_result_expires_at, info.expires_at);
+	return idem_answer_row(&answer);
 }
 
 Datum

@@ -13,11 +13,7 @@
 
 #include "keys/keys.h"
 
-#define WAIT_KEY_NATTS 2
-
-static const Oid wait_key_types[WAIT_KEY_NATTS] = {TEXTOID, JSONBOID};
-
-IDEM_FUNCTION(idem_wait_key, RECORDOID, TEXTOID, INTERVALOID, TEXTOID, TEXTOID, JSONBOID);
+IDEM_FUNCTION(idem_wait_key);
 
 /* A wait for a key, and what the last look has found */
 typedef struct KeyWait
@@ -50,7 +46,6 @@ look_at_key(int i, IdemLook *look, void *arg)
 Datum
 idem_wait_key(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
 	KeyWait wait = {.context = CurrentMemoryContext};
 	uint64 subject;
 	IdemSleep sleep = {
@@ -60,11 +55,9 @@ idem_wait_key(PG_FUNCTION_ARGS)
 		.subjects = &subject,
 		.look = look_at_key,
 		.arg = &wait};
-	Datum values[WAIT_KEY_NATTS];
-	bool nulls[WAIT_KEY_NATTS] = {false};
+	IdemAnswer answer;
 
 	idem_fn_begin(fcinfo, &idem_wait_key_signature, NULL);
-	(void) idem_fn_row_desc(fcinfo, wait_key_types, WAIT_KEY_NATTS, &row_desc);
 	idem_sleep_check(fcinfo, "idem_wait_key()");
 	idem_args_key(fcinfo, 0, 2, &wait.key);
 	wait.key.key = (text *) PG_DETOAST_DATUM_COPY(PointerGetDatum(wait.key.key));
@@ -73,10 +66,8 @@ idem_wait_key(PG_FUNCTION_ARGS)
 	sleep.timeout = idem_args_timeout(fcinfo, 1);
 
 	(void) idem_sleep_wait(&sleep);
-	values[0] = CStringGetTextDatum(wait.status);
-	values[1] = JsonbPGetDatum(wait.result);
-	nulls[1] = wait.result == NULL;
-	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(
-		idem_fn_row_desc(fcinfo, wait_key_types, WAIT_KEY_NATTS, &row_desc), values, nulls,
-		lengthof(values))));
+	idem_answer_begin(&answer, fcinfo, &idem_wait_key_signature);
+	idem_answer_string(&answer, Anum_idem_wait_key_status, wait.status);
+	idem_answer_jsonb(&answer, Anum_idem_wait_key_result, wait.result);
+	return idem_answer_row(&answer);
 }

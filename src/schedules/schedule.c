@@ -29,11 +29,10 @@ enum ScheduleArg
 	ARG_ENDS_AT
 };
 
-IDEM_FUNCTION(idem_schedule, TIMESTAMPTZOID, TEXTOID, TEXTOID, TEXTOID, INTERVALOID, JSONBOID,
-			  TEXTOID, TEXTOID, INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID);
-IDEM_FUNCTION(idem_unschedule, BOOLOID, TEXTOID);
-IDEM_FUNCTION(idem_schedule_pause, BOOLOID, TEXTOID);
-IDEM_FUNCTION(idem_schedule_resume, BOOLOID, TEXTOID);
+IDEM_FUNCTION(idem_schedule);
+IDEM_FUNCTION(idem_unschedule);
+IDEM_FUNCTION(idem_schedule_pause);
+IDEM_FUNCTION(idem_schedule_resume);
 
 /* The name of the schedule (T8) */
 static text *

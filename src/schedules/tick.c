@@ -14,7 +14,7 @@
 
 #include "schedules/schedules.h"
 
-IDEM_FUNCTION(idem_tick, INT4OID);
+IDEM_FUNCTION(idem_tick);
 
 /* The tick of one schedule, to run in a subtransaction */
 typedef struct Tick

@@ -23,10 +23,6 @@
 #include "fn/fn.h"
 #include "stats/stats.h"
 
-#define CLEANUP_NATTS 9
-#define WORKER_NATTS  18
-#define LATENCY_NATTS 11
-
 static const char *const phase_names[] = {
 	"idle", "keys", "job keys", "job history", "jobs", "off", "failing", "not installed", "locked", "subscribed"};
 static const char *const state_names[] = {
@@ -37,25 +33,14 @@ StaticAssertDecl(lengthof(phase_names) == IDEM_PHASE_SUBSCRIBED + 1, "every phas
 StaticAssertDecl(lengthof(state_names) == IDEM_LAUNCHER_FAILING + 1, "every state has a name");
 StaticAssertDecl(lengthof(kind_names) == IDEM_HISTOGRAM_N, "every histogram has a name");
 
-static const Oid cleanup_types[CLEANUP_NATTS] = {
-	OIDOID, TEXTOID, INT8OID, FLOAT8OID, INT8OID, TIMESTAMPTZOID,
-	TIMESTAMPTZOID, TEXTOID, TIMESTAMPTZOID};
-static const Oid worker_types[WORKER_NATTS] = {
-	BOOLOID, TEXTOID, TEXTOID, INT4OID, TIMESTAMPTZOID, INT8OID,
-	TIMESTAMPTZOID, OIDOID, INT4OID, INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID, FLOAT8OID,
-	INT8OID, BOOLOID, FLOAT8OID, TEXTOID, TIMESTAMPTZOID};
-static const Oid latency_types[LATENCY_NATTS] = {
-	OIDOID, TEXTOID, TEXTOID, INT8OID, FLOAT8OID, FLOAT8OID, FLOAT8OID, FLOAT8OID,
-	FLOAT8ARRAYOID, INT8ARRAYOID, TIMESTAMPTZOID};
-
-IDEM_FUNCTION(idem_version, TEXTOID);
-IDEM_FUNCTION(idem_clock, TIMESTAMPTZOID);
-IDEM_FUNCTION(idem_stat_databases, RECORDOID);
-IDEM_FUNCTION(idem_stat_queues, RECORDOID);
-IDEM_FUNCTION(idem_stat_latency, RECORDOID);
-IDEM_FUNCTION(idem_stat_cleanup, RECORDOID);
-IDEM_FUNCTION(idem_stat_worker, RECORDOID);
-IDEM_FUNCTION(idem_stats_reset, VOIDOID);
+IDEM_FUNCTION(idem_version);
+IDEM_FUNCTION(idem_clock);
+IDEM_FUNCTION(idem_stat_databases);
+IDEM_FUNCTION(idem_stat_queues);
+IDEM_FUNCTION(idem_stat_latency);
+IDEM_FUNCTION(idem_stat_cleanup);
+IDEM_FUNCTION(idem_stat_worker);
+IDEM_FUNCTION(idem_stats_reset);
 
 /*
  * idem_doctor() calls this one before any other function of the library.  So
@@ -73,28 +58,6 @@ idem_clock(PG_FUNCTION_ARGS)
 {
 	idem_fn_begin(fcinfo, &idem_clock_signature, NULL);
 	PG_RETURN_TIMESTAMPTZ(idem_clock_now());
-}
-
-/* A row to return, filled from the left */
-typedef struct Row
-{
-	ReturnSetInfo *rsinfo;
-	int n;
-	Datum values[IDEM_NCOUNTERS + 3];
-	bool nulls[IDEM_NCOUNTERS + 3];
-} Row;
-
-static void
-add_column(Row *row, Datum value, bool isnull)
-{
-	row->values[row->n] = value;
-	row->nulls[row->n++] = isnull;
-}
-
-static void
-add_time(Row *row, TimestampTz time)
-{
-	add_column(row, TimestampTzGetDatum(time), time == 0);
 }
 
 /* The encoding of a database; -1 if it was dropped */
@@ -164,74 +127,79 @@ is_ascii(const char *value, int len)
 	return true;
 }
 
-/* Add text from a database that may have another encoding: converted, else escaped (S3) */
+/* Set a column to text of a database that may have another encoding: converted, else escaped (S3) */
 static void
-add_text(Row *row, Oid database, const char *value, int len)
+set_text(IdemAnswer *answer, int attno, Oid database, const char *value, int len)
 {
 	char *text = is_ascii(value, len) ? pnstrdup(value, len) : convert_text(database, value, len);
 
-	add_column(row, CStringGetTextDatum(text != NULL ? text : escape_text(value, len)), false);
+	idem_answer_string(answer, attno, text != NULL ? text : escape_text(value, len));
 }
 
-static void
-put_row(Row *row)
+/* The counters of all databases or queues; none if the library is not preloaded */
+static IdemStatsSnapshot *
+copy_counters(bool of_queues, int *n)
 {
-	idem_fn_put_row(row->rsinfo, row->values, row->nulls, row->n);
-	row->n = 0;
-}
-
-/* Return one row per database or queue: database, queue, the counters, time of the reset */
-static Datum
-put_counters(FunctionCallInfo fcinfo, IdemSignature *signature, bool of_queues)
-{
-	static IdemRowDesc row_descs[2];
-	Oid types[IDEM_NCOUNTERS + 3];
-	Row row = {0};
-	int ncounters = of_queues ? IDEM_QUEUE_COUNTER_N : IDEM_DATABASE_COUNTER_N;
-	int natts = 0;
-	int n;
-	IdemStatsSnapshot *copies;
-
-	types[natts++] = OIDOID;
-	if (of_queues)
-		types[natts++] = TEXTOID;
-	for (int i = 0; i < ncounters; i++)
-		types[natts++] = INT8OID;
-	types[natts++] = TIMESTAMPTZOID;
-
-	idem_fn_begin(fcinfo, signature, NULL);
-	row.rsinfo = idem_fn_row_set(fcinfo, types, natts, &row_descs[of_queues]);
+	*n = 0;
 	if (!idem_entries_exist())
-		return (Datum) 0;
+		return NULL;
 	/* make an entry, so that this database has a row even before the first count */
 	(void) idem_entries_get_database();
-	copies = idem_entries_copy_counters(of_queues, &n);
-	for (int i = 0; i < n; i++)
-	{
-		const IdemStatsSnapshot *snapshot = &copies[i];
-
-		add_column(&row, ObjectIdGetDatum(snapshot->database), false);
-		if (of_queues)
-			add_text(&row, snapshot->database, snapshot->queue, snapshot->queue_len);
-		for (int j = 0; j < ncounters; j++)
-			add_column(&row, Int64GetDatum((int64) snapshot->counters[j]), false);
-		add_time(&row, snapshot->stats_reset);
-		put_row(&row);
-	}
-	pfree(copies);
-	return (Datum) 0;
+	return idem_entries_copy_counters(of_queues, n);
 }
+
+/* In the rows of both functions the counters are in the order of their enum */
+StaticAssertDecl(Natts_idem_stat_databases == 2 + IDEM_DATABASE_COUNTER_N,
+				 "idem_stat_databases has a column for each counter");
+StaticAssertDecl(Natts_idem_stat_queues == 3 + IDEM_QUEUE_COUNTER_N,
+				 "idem_stat_queues has a column for each counter");
 
 Datum
 idem_stat_databases(PG_FUNCTION_ARGS)
 {
-	return put_counters(fcinfo, &idem_stat_databases_signature, false);
+	IdemAnswer answer;
+	int n;
+	IdemStatsSnapshot *copies;
+
+	idem_fn_begin(fcinfo, &idem_stat_databases_signature, NULL);
+	idem_answer_begin(&answer, fcinfo, &idem_stat_databases_signature);
+	copies = copy_counters(false, &n);
+	for (int i = 0; i < n; i++)
+	{
+		idem_answer_set(&answer, Anum_idem_stat_databases_datid, OIDOID,
+						ObjectIdGetDatum(copies[i].database));
+		for (int j = 0; j < IDEM_DATABASE_COUNTER_N; j++)
+			idem_answer_int64(&answer, Anum_idem_stat_databases_claims + j,
+							  (int64) copies[i].counters[j]);
+		idem_answer_time(&answer, Anum_idem_stat_databases_stats_reset, copies[i].stats_reset);
+		idem_answer_put(&answer);
+	}
+	return (Datum) 0;
 }
 
 Datum
 idem_stat_queues(PG_FUNCTION_ARGS)
 {
-	return put_counters(fcinfo, &idem_stat_queues_signature, true);
+	IdemAnswer answer;
+	int n;
+	IdemStatsSnapshot *copies;
+
+	idem_fn_begin(fcinfo, &idem_stat_queues_signature, NULL);
+	idem_answer_begin(&answer, fcinfo, &idem_stat_queues_signature);
+	copies = copy_counters(true, &n);
+	for (int i = 0; i < n; i++)
+	{
+		idem_answer_set(&answer, Anum_idem_stat_queues_datid, OIDOID,
+						ObjectIdGetDatum(copies[i].database));
+		set_text(&answer, Anum_idem_stat_queues_queue, copies[i].database, copies[i].queue,
+				 copies[i].queue_len);
+		for (int j = 0; j < IDEM_QUEUE_COUNTER_N; j++)
+			idem_answer_int64(&answer, Anum_idem_stat_queues_enqueued + j,
+							  (int64) copies[i].counters[j]);
+		idem_answer_time(&answer, Anum_idem_stat_queues_stats_reset, copies[i].stats_reset);
+		idem_answer_put(&answer);
+	}
+	return (Datum) 0;
 }
 
 /* The bounds of all buckets, as an array */
@@ -263,93 +231,93 @@ make_counts(const IdemHistogramCopy *histogram)
 }
 
 static void
-add_quantile(Row *row, const IdemHistogramCopy *histogram, double part)
-{
-	bool is_empty = idem_histogram_count(histogram) == 0;
-
-	add_column(row, is_empty ? (Datum) 0 : Float8GetDatum(idem_histogram_quantile(histogram, part)),
-			   is_empty);
-}
-
-static void
-put_latency(Row *row, const IdemStatsSnapshot *snapshot, IdemHistogramKind kind, Datum bounds)
+put_latency(IdemAnswer *answer, const IdemStatsSnapshot *snapshot, IdemHistogramKind kind,
+			Datum bounds)
 {
 	const IdemHistogramCopy *histogram = &snapshot->histograms[kind];
+	uint64 count = idem_histogram_count(histogram);
 
-	add_column(row, ObjectIdGetDatum(snapshot->database), false);
-	add_text(row, snapshot->database, snapshot->queue, snapshot->queue_len);
-	add_column(row, CStringGetTextDatum(kind_names[kind]), false);
-	add_column(row, Int64GetDatum((int64) idem_histogram_count(histogram)), false);
-	add_column(row, Float8GetDatum(histogram->usecs / 1e6), false);
-	add_quantile(row, histogram, 0.5);
-	add_quantile(row, histogram, 0.9);
-	add_quantile(row, histogram, 0.99);
-	add_column(row, bounds, false);
-	add_column(row, make_counts(histogram), false);
-	add_time(row, snapshot->stats_reset);
-	put_row(row);
+	idem_answer_set(answer, Anum_idem_stat_latency_datid, OIDOID,
+					ObjectIdGetDatum(snapshot->database));
+	set_text(answer, Anum_idem_stat_latency_queue, snapshot->database, snapshot->queue,
+			 snapshot->queue_len);
+	idem_answer_string(answer, Anum_idem_stat_latency_kind, kind_names[kind]);
+	idem_answer_int64(answer, Anum_idem_stat_latency_count, (int64) count);
+	idem_answer_float8(answer, Anum_idem_stat_latency_total_seconds, histogram->usecs / 1e6);
+	if (count > 0)
+	{
+		idem_answer_float8(answer, Anum_idem_stat_latency_p50_seconds,
+						   idem_histogram_quantile(histogram, 0.5));
+		idem_answer_float8(answer, Anum_idem_stat_latency_p90_seconds,
+						   idem_histogram_quantile(histogram, 0.9));
+		idem_answer_float8(answer, Anum_idem_stat_latency_p99_seconds,
+						   idem_histogram_quantile(histogram, 0.99));
+	}
+	idem_answer_set(answer, Anum_idem_stat_latency_bounds, FLOAT8ARRAYOID, bounds);
+	idem_answer_set(answer, Anum_idem_stat_latency_counts, INT8ARRAYOID, make_counts(histogram));
+	idem_answer_time(answer, Anum_idem_stat_latency_stats_reset, snapshot->stats_reset);
+	idem_answer_put(answer);
 }
 
 /* S5: two rows per queue, one for each histogram */
 Datum
 idem_stat_latency(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
-	Row row = {0};
+	IdemAnswer answer;
 	Datum bounds = make_bounds();
 	int n;
 	IdemStatsSnapshot *copies;
 
 	idem_fn_begin(fcinfo, &idem_stat_latency_signature, NULL);
-	row.rsinfo = idem_fn_row_set(fcinfo, latency_types, LATENCY_NATTS, &row_desc);
+	idem_answer_begin(&answer, fcinfo, &idem_stat_latency_signature);
 	if (!idem_entries_exist())
 		return (Datum) 0;
 	copies = idem_entries_copy_counters(true, &n);
 	for (int i = 0; i < n; i++)
 	{
 		for (IdemHistogramKind kind = 0; kind < IDEM_HISTOGRAM_N; kind++)
-			put_latency(&row, &copies[i], kind, bounds);
+			put_latency(&answer, &copies[i], kind, bounds);
 	}
 	pfree(copies);
 	return (Datum) 0;
 }
 
 static void
-put_progress(Row *row, Oid database, const IdemProgress *progress)
+put_progress(IdemAnswer *answer, Oid database, const IdemProgress *progress)
 {
-	add_column(row, ObjectIdGetDatum(database), false);
-	add_column(row, CStringGetTextDatum(phase_names[progress->phase]), false);
-	add_column(row, Int64GetDatum(progress->removed), false);
-	add_column(row, Float8GetDatum(progress->removed * 1e6 / Max(progress->working, 1)),
-			   progress->working == 0);
-	add_column(row, Int64GetDatum(progress->backlog), progress->backlog < 0);
-	add_time(row, progress->started_at);
-	add_time(row, progress->finished_at);
+	idem_answer_set(answer, Anum_idem_stat_cleanup_datid, OIDOID, ObjectIdGetDatum(database));
+	idem_answer_string(answer, Anum_idem_stat_cleanup_phase, phase_names[progress->phase]);
+	idem_answer_int64(answer, Anum_idem_stat_cleanup_removed, progress->removed);
+	if (progress->working != 0)
+		idem_answer_float8(answer, Anum_idem_stat_cleanup_rows_per_second,
+						   progress->removed * 1e6 / Max(progress->working, 1));
+	if (progress->backlog >= 0)
+		idem_answer_int64(answer, Anum_idem_stat_cleanup_backlog, progress->backlog);
+	idem_answer_time(answer, Anum_idem_stat_cleanup_started_at, progress->started_at);
+	idem_answer_time(answer, Anum_idem_stat_cleanup_last_finished_at, progress->finished_at);
 	if (progress->error_at != 0)
-		add_text(row, database, progress->error, strlen(progress->error));
-	else
-		add_column(row, (Datum) 0, true);
-	add_time(row, progress->error_at);
-	put_row(row);
+		set_text(answer, Anum_idem_stat_cleanup_last_error, database, progress->error,
+				 strlen(progress->error));
+	idem_answer_time(answer, Anum_idem_stat_cleanup_last_error_at, progress->error_at);
+	idem_answer_put(answer);
 }
 
 Datum
 idem_stat_cleanup(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
-	Row row = {0};
+	IdemAnswer answer;
 	int n;
 	IdemDatabaseProgress *copies;
 
 	idem_fn_begin(fcinfo, &idem_stat_cleanup_signature, NULL);
-	row.rsinfo = idem_fn_row_set(fcinfo, cleanup_types, CLEANUP_NATTS, &row_desc);
+	idem_answer_begin(&answer, fcinfo, &idem_stat_cleanup_signature);
 	if (!idem_entries_exist())
 		return (Datum) 0;
 	/* make an entry, so that this database has a row and the worker visits it (W5) */
 	idem_counters_note_use();
 	copies = idem_entries_copy_progress(&n);
 	for (int i = 0; i < n; i++)
-		put_progress(&row, copies[i].database, &copies[i].progress);
+		put_progress(&answer, copies[i].database, &copies[i].progress);
 	pfree(copies);
 	return (Datum) 0;
 }
@@ -368,39 +336,50 @@ count_workers(void)
 Datum
 idem_stat_worker(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
-	Row row = {0};
+	IdemAnswer answer;
 	IdemLauncher launcher = {0};
 	IdemVisit visit = {0};
 	bool preloaded = idem_entries_exist();
 
 	idem_fn_begin(fcinfo, &idem_stat_worker_signature, NULL);
-	row.rsinfo = idem_fn_row_set(fcinfo, worker_types, WORKER_NATTS, &row_desc);
+	idem_answer_begin(&answer, fcinfo, &idem_stat_worker_signature);
+	idem_answer_bool(&answer, Anum_idem_stat_worker_preloaded, preloaded);
+	idem_answer_string(&answer, Anum_idem_stat_worker_library_version, IDEM_VERSION);
 	if (preloaded)
+	{
 		idem_exchange_get_status(&launcher, &visit);
-	add_column(&row, BoolGetDatum(preloaded), false);
-	add_column(&row, CStringGetTextDatum(IDEM_VERSION), false);
-	add_column(&row, CStringGetTextDatum(state_names[launcher.state]), false);
-	add_column(&row, Int32GetDatum(launcher.pid), launcher.pid == 0);
-	add_time(&row, launcher.started_at);
-	add_column(&row, Int64GetDatum(launcher.visits), !preloaded);
-	add_time(&row, launcher.last_visit_at);
-	add_column(&row, ObjectIdGetDatum(visit.request.database), visit.pid == 0);
-	add_column(&row, Int32GetDatum(visit.pid), visit.pid == 0);
-	add_column(&row, Int32GetDatum(count_workers()), false);
-	add_time(&row, launcher.no_slot_since);
-	add_time(&row, launcher.clock_back_at);
-	add_column(&row, Float8GetDatum(launcher.clock_back_by / 1e6), launcher.clock_back_at == 0);
-	add_column(&row, Int64GetDatum(launcher.memory), launcher.pid == 0);
-	add_column(&row, BoolGetDatum(preloaded && idem_entries_is_full()), !preloaded);
-	add_column(&row, Float8GetDatum(Max(idem_clock_steady() - launcher.awake_at, 0) / 1e6),
-			   launcher.pid == 0);
+		idem_answer_int64(&answer, Anum_idem_stat_worker_runs, launcher.visits);
+		idem_answer_bool(&answer, Anum_idem_stat_worker_stats_full, idem_entries_is_full());
+	}
+	idem_answer_string(&answer, Anum_idem_stat_worker_state, state_names[launcher.state]);
+	if (launcher.pid != 0)
+	{
+		idem_answer_int32(&answer, Anum_idem_stat_worker_launcher_pid, launcher.pid);
+		idem_answer_int64(&answer, Anum_idem_stat_worker_memory_bytes, launcher.memory);
+		idem_answer_float8(&answer, Anum_idem_stat_worker_overdue_seconds,
+						   Max(idem_clock_steady() - launcher.awake_at, 0) / 1e6);
+	}
+	idem_answer_time(&answer, Anum_idem_stat_worker_started_at, launcher.started_at);
+	idem_answer_time(&answer, Anum_idem_stat_worker_last_run_at, launcher.last_visit_at);
+	if (visit.pid != 0)
+	{
+		idem_answer_set(&answer, Anum_idem_stat_worker_datid, OIDOID,
+						ObjectIdGetDatum(visit.request.database));
+		idem_answer_int32(&answer, Anum_idem_stat_worker_worker_pid, visit.pid);
+	}
+	idem_answer_int32(&answer, Anum_idem_stat_worker_used_slots, count_workers());
+	idem_answer_time(&answer, Anum_idem_stat_worker_no_slot_since, launcher.no_slot_since);
+	if (launcher.clock_back_at != 0)
+	{
+		idem_answer_time(&answer, Anum_idem_stat_worker_clock_back_at, launcher.clock_back_at);
+		idem_answer_float8(&answer, Anum_idem_stat_worker_clock_back_seconds,
+						   launcher.clock_back_by / 1e6);
+	}
 	if (launcher.error_at != 0)
-		add_text(&row, InvalidOid, launcher.error, strlen(launcher.error));
-	else
-		add_column(&row, (Datum) 0, true);
-	add_time(&row, launcher.error_at);
-	put_row(&row);
+		set_text(&answer, Anum_idem_stat_worker_last_error, InvalidOid, launcher.error,
+				 strlen(launcher.error));
+	idem_answer_time(&answer, Anum_idem_stat_worker_last_error_at, launcher.error_at);
+	idem_answer_put(&answer);
 	return (Datum) 0;
 }
 

@@ -19,11 +19,7 @@
 #include "jobs/hold/hold.h"
 #include "testing/testing.h"
 
-#define DRAIN_NATTS 5
-
-static const Oid drain_types[DRAIN_NATTS] = {INT8OID, TEXTOID, TEXTOID, JSONBOID, TEXTOID};
-
-IDEM_FUNCTION(idem_drain, RECORDOID, TEXTOID, REGPROCOID, INT4OID);
+IDEM_FUNCTION(idem_drain);
 
 static int
 get_max_jobs(FunctionCallInfo fcinfo, int arg)
@@ -47,20 +43,14 @@ typedef struct Drained
 } Drained;
 
 static void
-put_job(ReturnSetInfo *rsinfo, const Drained *job)
+put_job(IdemAnswer *answer, const Drained *job)
 {
-	Datum values[DRAIN_NATTS];
-	bool nulls[DRAIN_NATTS] = {false};
-
-	values[0] = Int64GetDatum(job->run.fetched.job_id);
-	values[1] = PointerGetDatum(job->run.fetched.key);
-	values[2] = CStringGetTextDatum(job->outcome);
-	values[3] = PointerGetDatum(job->run.result);
-	values[4] = job->error != NULL ? CStringGetTextDatum(job->error) : (Datum) 0;
-	nulls[1] = job->run.fetched.key == NULL;
-	nulls[3] = job->run.result == NULL;
-	nulls[4] = job->error == NULL;
-	idem_fn_put_row(rsinfo, values, nulls, lengthof(values));
+	idem_answer_int64(answer, Anum_drain_result_job_id, job->run.fetched.job_id);
+	idem_answer_text(answer, Anum_drain_result_key, job->run.fetched.key);
+	idem_answer_string(answer, Anum_drain_result_outcome, job->outcome);
+	idem_answer_jsonb(answer, Anum_drain_result_result, job->run.result);
+	idem_answer_string(answer, Anum_drain_result_error, job->error);
+	idem_answer_put(answer);
 }
 
 /* V7: fetch and run one job; false if none is due */
@@ -87,8 +77,7 @@ do_job(text *queue, Drained *job)
 Datum
 idem_drain(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
-	ReturnSetInfo *rsinfo;
+	IdemAnswer answer;
 	text *queue;
 	Oid handler;
 	int max_jobs;
@@ -96,7 +85,7 @@ idem_drain(PG_FUNCTION_ARGS)
 	bool found = true;
 
 	idem_fn_begin(fcinfo, &idem_drain_signature, "idem_drain()");
-	rsinfo = idem_fn_row_set(fcinfo, drain_types, DRAIN_NATTS, &row_desc);
+	idem_answer_begin(&answer, fcinfo, &idem_drain_signature);
 	queue = idem_args_queue(fcinfo, 0);
 	handler = idem_handler_arg(fcinfo, 1);
 	max_jobs = get_max_jobs(fcinfo, 2);
@@ -111,11 +100,7 @@ idem_drain(PG_FUNCTION_ARGS)
 
 		found = do_job(queue, &job);
 		if (found)
-		{
-			/* the handler may have called this function, too */
-			rsinfo->setDesc = idem_fn_row_desc(fcinfo, drain_types, DRAIN_NATTS, &row_desc);
-			put_job(rsinfo, &job);
-		}
+			put_job(&answer, &job);
 		MemoryContextSwitchTo(oldcontext);
 		MemoryContextReset(context);
 	}

@@ -33,7 +33,7 @@
 #include "keys/keys.h"
 #include "testing/testing.h"
 
-IDEM_FUNCTION(idem_reset, INT8OID);
+IDEM_FUNCTION(idem_reset);
 
 /* How long to wait for other transactions, in microseconds */
 #define MAX_WAIT USECS_PER_SEC

@@ -31,11 +31,7 @@
 #include "keys/keys.h"
 #include "testing/testing.h"
 
-#define VERIFY_NATTS 4
-
-static const Oid verify_types[VERIFY_NATTS] = {TEXTOID, TEXTOID, TEXTOID, TEXTOID};
-
-IDEM_FUNCTION(idem_verify, RECORDOID, REGPROCOID, JSONBOID, INT8OID);
+IDEM_FUNCTION(idem_verify);
 
 /* A run of the handler */
 typedef struct Run
@@ -378,36 +374,31 @@ get_max_table_size(FunctionCallInfo fcinfo, int arg)
 }
 
 static void
-put_verdicts(ReturnSetInfo *rsinfo, List *verdicts)
+put_verdicts(IdemAnswer *answer, List *verdicts)
 {
 	ListCell *lc;
 
 	foreach (lc, verdicts)
 	{
 		const IdemVerdict *verdict = lfirst(lc);
-		Datum values[VERIFY_NATTS] = {0};
-		bool nulls[VERIFY_NATTS] = {false};
 
-		values[0] = CStringGetTextDatum(verdict->check);
-		values[1] = CStringGetTextDatum(verdict->verdict);
-		if (verdict->object != NULL)
-			values[2] = CStringGetTextDatum(verdict->object);
-		nulls[2] = verdict->object == NULL;
-		values[3] = CStringGetTextDatum(verdict->detail);
-		idem_fn_put_row(rsinfo, values, nulls, lengthof(values));
+		idem_answer_string(answer, Anum_verify_result_check, verdict->check);
+		idem_answer_string(answer, Anum_verify_result_verdict, verdict->verdict);
+		idem_answer_string(answer, Anum_verify_result_object, verdict->object);
+		idem_answer_string(answer, Anum_verify_result_detail, verdict->detail);
+		idem_answer_put(answer);
 	}
 }
 
 Datum
 idem_verify(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
-	ReturnSetInfo *rsinfo;
+	IdemAnswer answer;
 	Verify verify = {0};
 	int nest_level;
 
 	idem_fn_begin(fcinfo, &idem_verify_signature, "idem_verify()");
-	rsinfo = idem_fn_row_set(fcinfo, verify_types, VERIFY_NATTS, &row_desc);
+	idem_answer_begin(&answer, fcinfo, &idem_verify_signature);
 	verify.handler = idem_handler_arg(fcinfo, 0);
 	verify.payload = fcinfo->args[1];
 	verify.max_table_size = get_max_table_size(fcinfo, 2);
@@ -424,8 +415,6 @@ idem_verify(PG_FUNCTION_ARGS)
 		idem_subxact_undo(call_twice, &verify);
 	}
 	AtEOXact_GUC(true, nest_level);
-	/* the handler may have called this function, too */
-	rsinfo->setDesc = idem_fn_row_desc(fcinfo, verify_types, VERIFY_NATTS, &row_desc);
-	put_verdicts(rsinfo, verify.verdicts);
+	put_verdicts(&answer, verify.verdicts);
 	return (Datum) 0;
 }

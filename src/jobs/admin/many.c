@@ -16,14 +16,11 @@
 /* The most jobs that a call by queue changes */
 #define MAX_JOBS 100000
 
-IDEM_FUNCTION(idem_cancel_many, INT4OID, INT8ARRAYOID, TEXTOID, TEXTOID, INT4OID);
-IDEM_FUNCTION(idem_retry_many, INT4OID, INT8ARRAYOID, TEXTOID, TEXTOID, INT4OID);
-IDEM_FUNCTION(idem_fail_many, INT4OID, INT8ARRAYOID, INT8ARRAYOID, TEXTOID, INTERVALOID, BOOLOID,
-			  TEXTOID, TEXTOID, TEXTOID, INT4OID);
-IDEM_FUNCTION(idem_snooze_many, INT4OID, INT8ARRAYOID, INT8ARRAYOID, INTERVALOID, TEXTOID, TEXTOID,
-			  TEXTOID, INT4OID);
-IDEM_FUNCTION(idem_reschedule_many, INT4OID, INT8ARRAYOID, TIMESTAMPTZOID, INT4OID, TEXTOID,
-			  TEXTOID, INT4OID);
+IDEM_FUNCTION(idem_cancel_many);
+IDEM_FUNCTION(idem_retry_many);
+IDEM_FUNCTION(idem_fail_many);
+IDEM_FUNCTION(idem_snooze_many);
+IDEM_FUNCTION(idem_reschedule_many);
 
 /* Positions of the arguments that say which jobs; the numbers are the first argument */
 typedef struct Positions

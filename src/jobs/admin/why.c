@@ -13,45 +13,35 @@
 
 #include "jobs/admin/jobadmin.h"
 
-#define WHY_NATTS 5
-
-static const Oid why_types[WHY_NATTS] = {TEXTOID, TEXTOID, TIMESTAMPTZOID, INT4OID, TEXTOID};
-
-IDEM_FUNCTION(idem_why, RECORDOID, INT8OID);
+IDEM_FUNCTION(idem_why);
 
 static void
 put_reason(const IdemWhy *why, void *arg)
 {
-	ReturnSetInfo *rsinfo = arg;
-	Datum values[WHY_NATTS] = {0};
-	bool nulls[WHY_NATTS] = {false};
+	IdemAnswer *answer = arg;
 
-	values[0] = CStringGetTextDatum(why->reason);
-	values[1] = CStringGetTextDatum(idem_show_text(why->detail));
-	values[2] = TimestampTzGetDatum(why->since);
-	values[3] = Int32GetDatum(why->pid);
-	nulls[2] = why->since == 0;
-	nulls[3] = why->pid == 0;
-	nulls[4] = why->fix == NULL;
-	if (why->fix != NULL)
-		values[4] = CStringGetTextDatum(why->fix);
-	idem_fn_put_row(rsinfo, values, nulls, lengthof(values));
+	idem_answer_string(answer, Anum_why_result_reason, why->reason);
+	idem_answer_string(answer, Anum_why_result_detail, idem_show_text(why->detail));
+	idem_answer_time(answer, Anum_why_result_since, why->since);
+	if (why->pid != 0)
+		idem_answer_int32(answer, Anum_why_result_pid, why->pid);
+	idem_answer_string(answer, Anum_why_result_fix, why->fix);
+	idem_answer_put(answer);
 }
 
 Datum
 idem_why(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
-	ReturnSetInfo *rsinfo;
+	IdemAnswer answer;
 	IdemTable jobs;
 	int64 job_id;
 
 	idem_fn_begin(fcinfo, &idem_why_signature, NULL);
-	rsinfo = idem_fn_row_set(fcinfo, why_types, WHY_NATTS, &row_desc);
+	idem_answer_begin(&answer, fcinfo, &idem_why_signature);
 	job_id = idem_args_job_id(fcinfo, 0);
 
 	idem_jobtable_open(&jobs, AccessShareLock);
-	idem_whystore_explain(&jobs, job_id, put_reason, rsinfo);
+	idem_whystore_explain(&jobs, job_id, put_reason, &answer);
 	idem_table_close(&jobs);
 	return (Datum) 0;
 }

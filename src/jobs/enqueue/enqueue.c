@@ -19,12 +19,6 @@
 /* How far the clock of a client may be ahead, in microseconds (J8) */
 #define MAX_CLOCK_AHEAD (5 * USECS_PER_SEC)
 
-#define ENQUEUE_NATTS	   3
-#define ENQUEUE_MANY_NATTS 4
-
-static const Oid enqueue_types[ENQUEUE_NATTS] = {INT8OID, TEXTOID, JSONBOID};
-static const Oid enqueue_many_types[ENQUEUE_MANY_NATTS] = {INT4OID, INT8OID, TEXTOID, JSONBOID};
-
 /* Arguments of both functions */
 enum EnqueueArg
 {
@@ -44,12 +38,8 @@ enum EnqueueArg
 	ARG_HEADERS
 };
 
-IDEM_FUNCTION(idem_enqueue, RECORDOID, TEXTOID, JSONBOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID,
-			  INTERVALOID, BOOLOID, INTERVALOID, TIMESTAMPTZOID, INT4OID, INT4OID, TEXTOID,
-			  JSONBOID);
-IDEM_FUNCTION(idem_enqueue_many, RECORDOID, TEXTOID, JSONBARRAYOID, TEXTARRAYOID, TEXTOID, TEXTOID,
-			  TEXTOID, INTERVALOID, BOOLOID, INTERVALOID, TIMESTAMPTZOID, INT4OID, INT4OID,
-			  TEXTOID, JSONBARRAYOID);
+IDEM_FUNCTION(idem_enqueue);
+IDEM_FUNCTION(idem_enqueue_many);
 
 /* How duplicates are treated: each argument that is null leaves the setting of the queue */
 static void
@@ -152,31 +142,29 @@ check_no_policy(FunctionCallInfo fcinfo)
 	}
 }
 
-/* Fill the columns job_id, outcome and result */
+/*
+ * Set the columns of idem.enqueue_result.  In the rows of idem_enqueue_many() they are
+ * offset columns further right.
+ */
 static void
-fill_answer(const IdemEnqueued *answer, Datum *values, bool *nulls)
+set_enqueue_columns(IdemAnswer *answer, int offset, const IdemEnqueued *enqueued)
 {
-	values[0] = Int64GetDatum(answer->job_id);
-	values[1] = CStringGetTextDatum(idem_dedup_outcome_name(answer->outcome));
-	values[2] = JsonbPGetDatum(answer->result);
-	nulls[0] = nulls[1] = false;
-	nulls[2] = answer->result == NULL;
+	idem_answer_int64(answer, offset + Anum_enqueue_result_job_id, enqueued->job_id);
+	idem_answer_string(answer, offset + Anum_enqueue_result_outcome,
+					   idem_dedup_outcome_name(enqueued->outcome));
+	idem_answer_jsonb(answer, offset + Anum_enqueue_result_result, enqueued->result);
 }
 
 Datum
 idem_enqueue(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
 	IdemTable jobs;
 	IdemEnqueue enqueue;
 	IdemNewJob job = {0};
-	IdemEnqueued answer;
-	TupleDesc desc;
-	Datum values[ENQUEUE_NATTS];
-	bool nulls[ENQUEUE_NATTS];
+	IdemEnqueued enqueued;
+	IdemAnswer answer;
 
 	idem_fn_begin(fcinfo, &idem_enqueue_signature, "idem_enqueue()");
-	(void) idem_fn_row_desc(fcinfo, enqueue_types, ENQUEUE_NATTS, &row_desc);
 	get_enqueue(fcinfo, &enqueue);
 	if (PG_ARGISNULL(ARG_KEY))
 		check_no_policy(fcinfo);
@@ -190,12 +178,12 @@ idem_enqueue(PG_FUNCTION_ARGS)
 	job.headers = idem_headers_get(idem_headers_defaults(), fcinfo->args[ARG_HEADERS]);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	idem_dedup_enqueue(&jobs, &enqueue, &job, &answer);
+	idem_dedup_enqueue(&jobs, &enqueue, &job, &enqueued);
 	idem_table_close(&jobs);
 
-	fill_answer(&answer, values, nulls);
-	desc = idem_fn_row_desc(fcinfo, enqueue_types, ENQUEUE_NATTS, &row_desc);
-	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(desc, values, nulls, lengthof(values))));
+	idem_answer_begin(&answer, fcinfo, &idem_enqueue_signature);
+	set_enqueue_columns(&answer, 0, &enqueued);
+	return idem_answer_row(&answer);
 }
 
 /* The keys, checked; one per payload, NULL for a job without a key */
@@ -277,18 +265,17 @@ enqueue_jobs(const IdemEnqueue *enqueue, IdemNewJob *news, text **keys, const Da
 Datum
 idem_enqueue_many(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
-	ReturnSetInfo *rsinfo;
+	IdemAnswer answer;
 	IdemEnqueue enqueue;
 	Datum *payloads;
 	bool *nulls;
 	text **keys;
 	IdemNewJob *news;
-	IdemEnqueued *answers;
+	IdemEnqueued *enqueued;
 	int n;
 
 	idem_fn_begin(fcinfo, &idem_enqueue_many_signature, "idem_enqueue_many()");
-	rsinfo = idem_fn_row_set(fcinfo, enqueue_many_types, ENQUEUE_MANY_NATTS, &row_desc);
+	idem_answer_begin(&answer, fcinfo, &idem_enqueue_many_signature);
 	get_enqueue(fcinfo, &enqueue);
 	idem_arrays_require(fcinfo, ARG_PAYLOAD, "payloads", &payloads, &nulls, &n);
 	keys = get_keys(fcinfo, n);
@@ -299,20 +286,19 @@ idem_enqueue_many(PG_FUNCTION_ARGS)
 	news = MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(IdemNewJob),
 									  MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
 	set_headers(fcinfo, news, n);
-	answers =
+	enqueued =
 		MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(IdemEnqueued), MCXT_ALLOC_HUGE);
 
 	if (n > 0)
-		enqueue_jobs(&enqueue, news, keys, payloads, nulls, answers, n);
+		enqueue_jobs(&enqueue, news, keys, payloads, nulls, enqueued, n);
 	for (int i = 0; i < n; i++)
 	{
-		Datum row[ENQUEUE_MANY_NATTS];
-		bool row_nulls[ENQUEUE_MANY_NATTS] = {false};
-
 		CHECK_FOR_INTERRUPTS();
-		row[0] = Int32GetDatum(i + 1);
-		fill_answer(&answers[i], &row[1], &row_nulls[1]);
-		idem_fn_put_row(rsinfo, row, row_nulls, lengthof(row));
+		idem_answer_int32(&answer, Anum_enqueue_many_result_ord, i + 1);
+		set_enqueue_columns(&answer,
+							Anum_enqueue_many_result_job_id - Anum_enqueue_result_job_id,
+							&enqueued[i]);
+		idem_answer_put(&answer);
 	}
 	return (Datum) 0;
 }

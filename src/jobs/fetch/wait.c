@@ -14,17 +14,9 @@
 
 #include "jobs/fetch/fetch.h"
 
-#define WAIT_NATTS	   1
-#define WAIT_ANY_NATTS 2
-#define WAIT_JOB_NATTS 2
-
-static const Oid wait_types[WAIT_NATTS] = {BOOLOID};
-static const Oid wait_any_types[WAIT_ANY_NATTS] = {BOOLOID, TEXTOID};
-static const Oid wait_job_types[WAIT_JOB_NATTS] = {TEXTOID, JSONBOID};
-
-IDEM_FUNCTION(idem_wait, RECORDOID, TEXTOID, INTERVALOID, BOOLOID);
-IDEM_FUNCTION(idem_wait_any, RECORDOID, TEXTARRAYOID, INTERVALOID, BOOLOID, TEXTOID);
-IDEM_FUNCTION(idem_wait_job, RECORDOID, INT8OID, INTERVALOID, TEXTOID, JSONBOID);
+IDEM_FUNCTION(idem_wait);
+IDEM_FUNCTION(idem_wait_any);
+IDEM_FUNCTION(idem_wait_job);
 
 /* A wait for the end of a job, and what the last look has found */
 typedef struct JobWait
@@ -72,49 +64,42 @@ idem_wait_for_queues(const char *command, text **queues, int n, int64 timeout)
 Datum
 idem_wait(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
 	text *queue;
 	int64 timeout;
-	Datum values[WAIT_NATTS];
-	bool nulls[WAIT_NATTS] = {false};
+	bool ready;
+	IdemAnswer answer;
 
 	idem_fn_begin(fcinfo, &idem_wait_signature, "idem_wait()");
-	(void) idem_fn_row_desc(fcinfo, wait_types, WAIT_NATTS, &row_desc);
 	idem_sleep_check(fcinfo, "idem_wait()");
 	queue = idem_args_queue(fcinfo, 0);
 	timeout = idem_args_timeout(fcinfo, 1);
 
-	values[0] = BoolGetDatum(idem_wait_for_queues("idem_wait()", &queue, 1, timeout) >= 0);
-	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(
-		idem_fn_row_desc(fcinfo, wait_types, WAIT_NATTS, &row_desc), values, nulls,
-		lengthof(values))));
+	ready = idem_wait_for_queues("idem_wait()", &queue, 1, timeout) >= 0;
+	idem_answer_begin(&answer, fcinfo, &idem_wait_signature);
+	idem_answer_bool(&answer, Anum_idem_wait_ready, ready);
+	return idem_answer_row(&answer);
 }
 
 Datum
 idem_wait_any(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
 	text **queues;
 	int n;
 	int64 timeout;
-	int answer;
-	Datum values[WAIT_ANY_NATTS] = {0};
-	bool nulls[WAIT_ANY_NATTS] = {false};
+	int queue;
+	IdemAnswer answer;
 
 	idem_fn_begin(fcinfo, &idem_wait_any_signature, "idem_wait_any()");
-	(void) idem_fn_row_desc(fcinfo, wait_any_types, WAIT_ANY_NATTS, &row_desc);
 	idem_sleep_check(fcinfo, "idem_wait_any()");
 	queues = idem_arrays_queues(fcinfo, 0, &n);
 	timeout = idem_args_timeout(fcinfo, 1);
 
-	answer = idem_wait_for_queues("idem_wait_any()", queues, n, timeout);
-	values[0] = BoolGetDatum(answer >= 0);
-	if (answer >= 0)
-		values[1] = PointerGetDatum(queues[answer]);
-	nulls[1] = answer < 0;
-	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(
-		idem_fn_row_desc(fcinfo, wait_any_types, WAIT_ANY_NATTS, &row_desc), values, nulls,
-		lengthof(values))));
+	queue = idem_wait_for_queues("idem_wait_any()", queues, n, timeout);
+	idem_answer_begin(&answer, fcinfo, &idem_wait_any_signature);
+	idem_answer_bool(&answer, Anum_idem_wait_any_ready, queue >= 0);
+	if (queue >= 0)
+		idem_answer_text(&answer, Anum_idem_wait_any_queue, queues[queue]);
+	return idem_answer_row(&answer);
 }
 
 /* A5: has the job ended?  The state of a job that is not there any more is "gone". */
@@ -137,7 +122,6 @@ look_at_job(int i, IdemLook *look, void *arg)
 Datum
 idem_wait_job(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
 	JobWait wait = {.context = CurrentMemoryContext};
 	uint64 subject;
 	IdemSleep sleep = {
@@ -147,21 +131,17 @@ idem_wait_job(PG_FUNCTION_ARGS)
 		.subjects = &subject,
 		.look = look_at_job,
 		.arg = &wait};
-	Datum values[WAIT_JOB_NATTS];
-	bool nulls[WAIT_JOB_NATTS] = {false};
+	IdemAnswer answer;
 
 	idem_fn_begin(fcinfo, &idem_wait_job_signature, NULL);
-	(void) idem_fn_row_desc(fcinfo, wait_job_types, WAIT_JOB_NATTS, &row_desc);
 	idem_sleep_check(fcinfo, "idem_wait_job()");
 	wait.job_id = idem_args_job_id(fcinfo, 0);
 	subject = idem_waiters_job(wait.job_id);
 	sleep.timeout = idem_args_timeout(fcinfo, 1);
 
 	(void) idem_sleep_wait(&sleep);
-	values[0] = CStringGetTextDatum(wait.state);
-	values[1] = JsonbPGetDatum(wait.result);
-	nulls[1] = wait.result == NULL;
-	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(
-		idem_fn_row_desc(fcinfo, wait_job_types, WAIT_JOB_NATTS, &row_desc), values, nulls,
-		lengthof(values))));
+	idem_answer_begin(&answer, fcinfo, &idem_wait_job_signature);
+	idem_answer_string(&answer, Anum_idem_wait_job_state, wait.state);
+	idem_answer_jsonb(&answer, Anum_idem_wait_job_result, wait.result);
+	return idem_answer_row(&answer);
 }

@@ -27,12 +27,9 @@
 
 #include "jobs/hold/hold.h"
 
-#define COMMAND	   "idem_work()"
-#define WORK_NATTS 2
+#define COMMAND "idem_work()"
 
-static const Oid work_types[WORK_NATTS] = {INT8OID, INT8OID};
-
-IDEM_FUNCTION(idem_work, RECORDOID, TEXTOID, REGPROCOID, INTERVALOID, INT4OID, INT8OID, INT8OID);
+IDEM_FUNCTION(idem_work);
 
 /* A call of idem_work() */
 typedef struct Work
@@ -335,13 +332,10 @@ work_in_turns(Work *work)
 Datum
 idem_work(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
 	Work work = {0};
-	Datum values[WORK_NATTS];
-	bool nulls[WORK_NATTS] = {false};
+	IdemAnswer answer;
 
 	idem_fn_begin(fcinfo, &idem_work_signature, COMMAND);
-	(void) idem_fn_row_desc(fcinfo, work_types, WORK_NATTS, &row_desc);
 	idem_sleep_check(fcinfo, COMMAND);
 	work.queue = idem_args_queue(fcinfo, 0);
 	work.handler = idem_handler_arg(fcinfo, 1);
@@ -355,9 +349,8 @@ idem_work(PG_FUNCTION_ARGS)
 	watch_handlers();
 
 	work_in_turns(&work);
-	values[0] = Int64GetDatum(work.completed);
-	values[1] = Int64GetDatum(work.failed);
-	PG_RETURN_DATUM(HeapTupleGetDatum(idem_fn_form_row(
-		idem_fn_row_desc(fcinfo, work_types, WORK_NATTS, &row_desc), values, nulls,
-		lengthof(values))));
+	idem_answer_begin(&answer, fcinfo, &idem_work_signature);
+	idem_answer_int64(&answer, Anum_idem_work_completed, work.completed);
+	idem_answer_int64(&answer, Anum_idem_work_failed, work.failed);
+	return idem_answer_row(&answer);
 }

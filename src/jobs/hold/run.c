@@ -16,12 +16,7 @@
 
 #include "jobs/hold/hold.h"
 
-#define CURRENT_JOB_NATTS 7
-
-static const Oid current_job_types[CURRENT_JOB_NATTS] = {
-	INT8OID, TEXTOID, TEXTOID, INT4OID, INT4OID, JSONBOID, JSONBOID};
-
-IDEM_FUNCTION(idem_current_job, RECORDOID);
+IDEM_FUNCTION(idem_current_job);
 
 /* J22: the job whose handler runs, the innermost if one runs inside another; NULL: none */
 static const IdemFetched *current = NULL;
@@ -184,25 +179,19 @@ idem_run_fail_later(IdemRun *run, text *queue, const ErrorData *error)
 Datum
 idem_current_job(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
-	ReturnSetInfo *rsinfo;
-	Datum values[CURRENT_JOB_NATTS];
-	bool nulls[CURRENT_JOB_NATTS] = {false};
+	IdemAnswer answer;
 
 	idem_fn_begin(fcinfo, &idem_current_job_signature, NULL);
-	rsinfo = idem_fn_row_set(fcinfo, current_job_types, CURRENT_JOB_NATTS, &row_desc);
+	idem_answer_begin(&answer, fcinfo, &idem_current_job_signature);
 	if (current == NULL)
 		return (Datum) 0;
-	values[0] = Int64GetDatum(current->job_id);
-	values[1] = PointerGetDatum(current->queue);
-	values[2] = PointerGetDatum(current->key);
-	values[3] = Int32GetDatum(current->attempt);
-	values[4] = Int32GetDatum(current->max_attempts);
-	values[5] = JsonbPGetDatum(current->headers);
-	values[6] = JsonbPGetDatum(current->progress);
-	nulls[2] = current->key == NULL;
-	nulls[5] = current->headers == NULL;
-	nulls[6] = current->progress == NULL;
-	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	idem_answer_int64(&answer, Anum_current_job_result_job_id, current->job_id);
+	idem_answer_text(&answer, Anum_current_job_result_queue, current->queue);
+	idem_answer_text(&answer, Anum_current_job_result_key, current->key);
+	idem_answer_int32(&answer, Anum_current_job_result_attempt, current->attempt);
+	idem_answer_int32(&answer, Anum_current_job_result_max_attempts, current->max_attempts);
+	idem_answer_jsonb(&answer, Anum_current_job_result_headers, current->headers);
+	idem_answer_jsonb(&answer, Anum_current_job_result_progress, current->progress);
+	idem_answer_put(&answer);
 	return (Datum) 0;
 }

@@ -21,24 +21,14 @@
 
 #include "jobs/hold/hold.h"
 
-#define FETCH_NATTS			12
-#define COMPLETE_MANY_NATTS 3
-#define HEARTBEAT_NATTS		4
-
-static const Oid fetch_types[FETCH_NATTS] = {
-	INT8OID, INT8OID, INT4OID, INT4OID, TEXTOID, JSONBOID, TEXTOID, TIMESTAMPTZOID,
-	PG_LSNOID, JSONBOID, JSONBOID, JSONBOID};
-static const Oid complete_many_types[COMPLETE_MANY_NATTS] = {INT4OID, INT8OID, TEXTOID};
-static const Oid heartbeat_types[HEARTBEAT_NATTS] = {INT4OID, INT8OID, TEXTOID, TIMESTAMPTZOID};
-
-IDEM_FUNCTION(idem_fetch, RECORDOID, TEXTOID, INT4OID, INTERVALOID, TEXTOID);
-IDEM_FUNCTION(idem_fetch_any, RECORDOID, TEXTARRAYOID, INT4OID, INTERVALOID, TEXTOID);
-IDEM_FUNCTION(idem_complete, BOOLOID, INT8OID, INT8OID, JSONBOID);
-IDEM_FUNCTION(idem_complete_many, RECORDOID, INT8ARRAYOID, INT8ARRAYOID);
-IDEM_FUNCTION(idem_fail, TEXTOID, INT8OID, INT8OID, TEXTOID, INTERVALOID, BOOLOID);
-IDEM_FUNCTION(idem_heartbeat, RECORDOID, INT8ARRAYOID, INT8ARRAYOID, INTERVALOID);
-IDEM_FUNCTION(idem_progress, TIMESTAMPTZOID, INT8OID, INT8OID, JSONBOID, INTERVALOID);
-IDEM_FUNCTION(idem_snooze, TIMESTAMPTZOID, INT8OID, INT8OID, INTERVALOID);
+IDEM_FUNCTION(idem_fetch);
+IDEM_FUNCTION(idem_fetch_any);
+IDEM_FUNCTION(idem_complete);
+IDEM_FUNCTION(idem_complete_many);
+IDEM_FUNCTION(idem_fail);
+IDEM_FUNCTION(idem_heartbeat);
+IDEM_FUNCTION(idem_progress);
+IDEM_FUNCTION(idem_snooze);
 
 static int
 get_batch_size(FunctionCallInfo fcinfo, int arg)
@@ -56,28 +46,21 @@ get_batch_size(FunctionCallInfo fcinfo, int arg)
 static void
 put_fetched(const IdemFetched *job, void *arg)
 {
-	ReturnSetInfo *rsinfo = arg;
-	Datum values[FETCH_NATTS];
-	bool nulls[FETCH_NATTS] = {false};
+	IdemAnswer *answer = arg;
 
-	values[0] = Int64GetDatum(job->job_id);
-	values[1] = Int64GetDatum(job->token);
-	values[2] = Int32GetDatum(job->attempt);
-	values[3] = Int32GetDatum(job->max_attempts);
-	values[4] = PointerGetDatum(job->queue);
-	values[5] = JsonbPGetDatum(job->payload);
-	values[6] = PointerGetDatum(job->key);
-	values[7] = TimestampTzGetDatum(job->enqueued_at);
-	values[8] = LSNGetDatum(job->lsn);
-	values[9] = JsonbPGetDatum(job->progress);
-	values[10] = JsonbPGetDatum(job->headers);
-	values[11] = JsonbPGetDatum(job->links);
-	nulls[5] = job->payload == NULL;
-	nulls[6] = job->key == NULL;
-	nulls[9] = job->progress == NULL;
-	nulls[10] = job->headers == NULL;
-	nulls[11] = job->links == NULL;
-	idem_fn_put_row(rsinfo, values, nulls, lengthof(values));
+	idem_answer_int64(answer, Anum_fetch_result_job_id, job->job_id);
+	idem_answer_int64(answer, Anum_fetch_result_token, job->token);
+	idem_answer_int32(answer, Anum_fetch_result_attempt, job->attempt);
+	idem_answer_int32(answer, Anum_fetch_result_max_attempts, job->max_attempts);
+	idem_answer_text(answer, Anum_fetch_result_queue, job->queue);
+	idem_answer_jsonb(answer, Anum_fetch_result_payload, job->payload);
+	idem_answer_text(answer, Anum_fetch_result_key, job->key);
+	idem_answer_time(answer, Anum_fetch_result_enqueued_at, job->enqueued_at);
+	idem_answer_set(answer, Anum_fetch_result_lsn, PG_LSNOID, LSNGetDatum(job->lsn));
+	idem_answer_jsonb(answer, Anum_fetch_result_progress, job->progress);
+	idem_answer_jsonb(answer, Anum_fetch_result_headers, job->headers);
+	idem_answer_jsonb(answer, Anum_fetch_result_links, job->links);
+	idem_answer_put(answer);
 }
 
 /* Check the arguments about a queue */
@@ -109,20 +92,19 @@ note_open_leases(void)
 Datum
 idem_fetch(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
-	ReturnSetInfo *rsinfo;
+	IdemAnswer answer;
 	IdemTable jobs;
 	IdemFetch fetch;
 
 	idem_fn_begin(fcinfo, &idem_fetch_signature, "idem_fetch()");
-	rsinfo = idem_fn_row_set(fcinfo, fetch_types, FETCH_NATTS, &row_desc);
+	idem_answer_begin(&answer, fcinfo, &idem_fetch_signature);
 	get_fetch(fcinfo, idem_args_queue(fcinfo, 0), &fetch);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	(void) idem_fetchstore_fetch(&jobs, &fetch, put_fetched, rsinfo);
+	(void) idem_fetchstore_fetch(&jobs, &fetch, put_fetched, &answer);
 	idem_table_close(&jobs);
 
-	if (fetch.lease > 0 && tuplestore_tuple_count(rsinfo->setResult) > 0)
+	if (fetch.lease > 0 && answer.nrows > 0)
 		note_open_leases();
 	return (Datum) 0;
 }
@@ -130,7 +112,7 @@ idem_fetch(PG_FUNCTION_ARGS)
 /* The queues of a call of idem_fetch_any() */
 typedef struct FetchAny
 {
-	ReturnSetInfo *rsinfo;
+	IdemAnswer answer;
 	IdemFetch *fetches;
 	bool *is_empty; /* the queue had fewer jobs than it was asked for */
 	int n;
@@ -146,12 +128,12 @@ static void
 fetch_share(FetchAny *any, IdemTable *jobs, int i, int share)
 {
 	IdemFetch *fetch = &any->fetches[i];
-	int64 before = tuplestore_tuple_count(any->rsinfo->setResult);
+	int64 before = any->answer.nrows;
 	int got;
 
 	fetch->batch = share;
-	any->was_long |= idem_fetchstore_fetch(jobs, fetch, put_fetched, any->rsinfo);
-	got = tuplestore_tuple_count(any->rsinfo->setResult) - before;
+	any->was_long |= idem_fetchstore_fetch(jobs, fetch, put_fetched, &any->answer);
+	got = any->answer.nrows - before;
 	any->left -= got;
 	any->is_empty[i] = got < share;
 	any->has_got |= got > 0;
@@ -198,13 +180,12 @@ choose_first(int n)
 Datum
 idem_fetch_any(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
 	FetchAny any = {0};
 	text **queues;
 	IdemTable jobs;
 
 	idem_fn_begin(fcinfo, &idem_fetch_any_signature, "idem_fetch_any()");
-	any.rsinfo = idem_fn_row_set(fcinfo, fetch_types, FETCH_NATTS, &row_desc);
+	idem_answer_begin(&any.answer, fcinfo, &idem_fetch_any_signature);
 	queues = idem_arrays_queues(fcinfo, 0, &any.n);
 	any.left = get_batch_size(fcinfo, 1);
 	any.fetches = palloc_array(IdemFetch, any.n);
@@ -379,36 +360,24 @@ get_batch_of_jobs(FunctionCallInfo fcinfo, Batch *batch)
 	batch->job_context = AllocSetContextCreate(CurrentMemoryContext, "idem job", ALLOCSET_DEFAULT_SIZES);
 }
 
-/* Return a row: ord, job_id, status ("stale" for an old token, J11), and for heartbeat lease_until */
-static void
-put_status(ReturnSetInfo *rsinfo, const Batch *batch, int i, const char *done,
-		   const TimestampTz *lease_until)
+/* The status of a job of the batch; "stale" for an old token (J11) */
+static const char *
+get_status(IdemHold hold, const char *done)
 {
-	Datum values[HEARTBEAT_NATTS];
-	bool nulls[HEARTBEAT_NATTS] = {false};
-	IdemHold hold = batch->holds[i];
-
-	values[0] = Int32GetDatum(i + 1);
-	values[1] = batch->ids[i];
-	values[2] = CStringGetTextDatum(hold == IDEM_HOLD_OK ? done : hold == IDEM_HOLD_NONE ? "not_held" :
-																						   "stale");
-	nulls[3] = lease_until == NULL || hold != IDEM_HOLD_OK || *lease_until == 0;
-	values[3] = nulls[3] ? (Datum) 0 : TimestampTzGetDatum(*lease_until);
-	idem_fn_put_row(rsinfo, values, nulls,
-					lease_until != NULL ? HEARTBEAT_NATTS : COMPLETE_MANY_NATTS);
+	return hold == IDEM_HOLD_OK ? done : hold == IDEM_HOLD_NONE ? "not_held" :
+																  "stale";
 }
 
 Datum
 idem_complete_many(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
-	ReturnSetInfo *rsinfo;
+	IdemAnswer answer;
 	IdemTable jobs;
 	IdemQueue queue = {0};
 	Batch batch;
 
 	idem_fn_begin(fcinfo, &idem_complete_many_signature, "idem_complete_many()");
-	rsinfo = idem_fn_row_set(fcinfo, complete_many_types, COMPLETE_MANY_NATTS, &row_desc);
+	idem_answer_begin(&answer, fcinfo, &idem_complete_many_signature);
 	get_batch_of_jobs(fcinfo, &batch);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
@@ -426,15 +395,20 @@ idem_complete_many(PG_FUNCTION_ARGS)
 	}
 	idem_table_close(&jobs);
 	for (int i = 0; i < batch.n; i++)
-		put_status(rsinfo, &batch, i, "completed", NULL);
+	{
+		idem_answer_int32(&answer, Anum_complete_many_result_ord, i + 1);
+		idem_answer_set(&answer, Anum_complete_many_result_job_id, INT8OID, batch.ids[i]);
+		idem_answer_string(&answer, Anum_complete_many_result_status,
+						   get_status(batch.holds[i], "completed"));
+		idem_answer_put(&answer);
+	}
 	return (Datum) 0;
 }
 
 Datum
 idem_heartbeat(PG_FUNCTION_ARGS)
 {
-	static IdemRowDesc row_desc;
-	ReturnSetInfo *rsinfo;
+	IdemAnswer answer;
 	IdemTable jobs;
 	IdemQueue queue = {0};
 	Batch batch;
@@ -442,7 +416,7 @@ idem_heartbeat(PG_FUNCTION_ARGS)
 	TimestampTz *lease_until;
 
 	idem_fn_begin(fcinfo, &idem_heartbeat_signature, "idem_heartbeat()");
-	rsinfo = idem_fn_row_set(fcinfo, heartbeat_types, HEARTBEAT_NATTS, &row_desc);
+	idem_answer_begin(&answer, fcinfo, &idem_heartbeat_signature);
 	get_batch_of_jobs(fcinfo, &batch);
 	lease = PG_ARGISNULL(2) ? -1 : idem_args_lease(fcinfo, 2);
 	lease_until = palloc_array(TimestampTz, batch.n);
@@ -463,6 +437,14 @@ idem_heartbeat(PG_FUNCTION_ARGS)
 	}
 	idem_table_close(&jobs);
 	for (int i = 0; i < batch.n; i++)
-		put_status(rsinfo, &batch, i, "renewed", &lease_until[i]);
+	{
+		idem_answer_int32(&answer, Anum_heartbeat_result_ord, i + 1);
+		idem_answer_set(&answer, Anum_heartbeat_result_job_id, INT8OID, batch.ids[i]);
+		idem_answer_string(&answer, Anum_heartbeat_result_status,
+						   get_status(batch.holds[i], "renewed"));
+		if (batch.holds[i] == IDEM_HOLD_OK)
+			idem_answer_time(&answer, Anum_heartbeat_result_lease_until, lease_until[i]);
+		idem_answer_put(&answer);
+	}
 	return (Datum) 0;
 }
