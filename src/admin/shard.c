@@ -401,7 +401,8 @@ store_map(Change *change, const IdemShard *to)
 	set_moving(slot, IDEM_SHARD_GIVEN, to->given, IDEM_SHARD_RECEIVER, change->receiver);
 	set_moving(slot, IDEM_SHARD_TAKEN, to->taken, IDEM_SHARD_SENDER, change->sender);
 	CacheInvalidateRelcache(table->heap);
-	if (change->from.exists ? idem_write_update(table) != TM_Ok : !idem_write_insert(table))
+	if (change->from.exists ? idem_write_update(table, table->found, slot, NULL) != TM_Ok :
+							  !idem_write_insert(table, slot))
 		elog(ERROR, "could not store the map of slots");
 }
 

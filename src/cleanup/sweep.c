@@ -86,7 +86,7 @@ remove_key(IdemTable *table)
 {
 	bool abandoned = idem_keyrow_is_leased(table) && idem_row_isnull(table->found, IDEM_KEYS_FINISHED_AT);
 
-	if (idem_keyrow_judge(table, 0) != IDEM_KEY_GONE || idem_write_delete(table, false) != TM_Ok)
+	if (idem_keyrow_judge(table, 0) != IDEM_KEY_GONE || idem_write_delete(table, table->found, false) != TM_Ok)
 		return false;
 	idem_counters_add(IDEM_DATABASE_COUNTER_EXPIRED_KEYS);
 	if (abandoned)
@@ -108,7 +108,7 @@ sweep_keys(IdemSweepBatch *batch)
 static bool
 remove_job_key(IdemTable *keys)
 {
-	if (idem_write_delete(keys, false) != TM_Ok)
+	if (idem_write_delete(keys, keys->found, false) != TM_Ok)
 		return false;
 	idem_counters_add(IDEM_DATABASE_COUNTER_EXPIRED_JOB_KEYS);
 	return true;
@@ -128,7 +128,7 @@ sweep_job_keys(IdemSweepBatch *batch)
 static bool
 remove_log(IdemTable *log)
 {
-	if (idem_write_delete(log, false) != TM_Ok)
+	if (idem_write_delete(log, log->found, false) != TM_Ok)
 		return false;
 	idem_counters_add(IDEM_DATABASE_COUNTER_EXPIRED_JOB_HISTORY);
 	return true;
@@ -161,7 +161,7 @@ make_dead_if_expired(IdemTable *jobs, IdemQueue *queue, TimestampTz now)
 		idem_queuestore_get(idem_row_text(jobs->found, IDEM_JOBS_QUEUE), queue);
 	if (!idem_jobrow_has_no_attempts_left(jobs, queue))
 		return false;
-	return idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip) ==
+	return idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip, jobs->found) ==
 		TM_Ok &&
 		idem_dead_make_if_spent(jobs, queue, NULL) == IDEM_DEAD_MADE;
 }

@@ -95,7 +95,7 @@ find_open(IdemTable *table, IdemLookup *lookup, OpenVersion *open)
 	idem_probe_walk(&walk, table, lookup, &dirty);
 	while (!TransactionIdIsValid(open->xid) && idem_leaf_next_row(&walk))
 	{
-		if (!TransactionIdIsValid(dirty.xmin) || !lookup->matches(table, lookup))
+		if (!TransactionIdIsValid(dirty.xmin) || !lookup->matches(table->found, lookup))
 			continue;
 		read_version(table, dirty.xmin, open);
 	}

@@ -38,8 +38,11 @@ idem_keyhint_find(IdemTable *table, const IdemKey *key, IdemProbeResult *probe)
 	if (ItemPointerIsValid(&last_claim) &&
 		ItemPointerGetBlockNumber(&last_claim) < RelationGetNumberOfBlocks(table->heap) &&
 		table_tuple_fetch_row_version(table->heap, &last_claim, &dirty, table->found) &&
-		idem_keytable_has_key(table, key))
+		idem_keytable_has_key(table->found, key))
+	{
 		idem_probe_classify(&dirty, probe);
+		probe->row = table->found;
+	}
 	/* do not try a wrong place again for each key of a batch */
 	if (probe->found != IDEM_FOUND_ROW)
 		ItemPointerSetInvalid(&last_claim);

@@ -292,7 +292,7 @@ idem_keyrow_check_absent(IdemTable *table, IdemLookup *lookup)
 	while (!shown && idem_leaf_next_row(&walk))
 		shown =
 			table_tuple_satisfies_snapshot(table->heap, table->found, GetTransactionSnapshot()) &&
-			lookup->matches(table, lookup) && idem_keyrow_judge(table, 0) != IDEM_KEY_GONE;
+			lookup->matches(walk.row, lookup) && idem_keyrow_judge(table, 0) != IDEM_KEY_GONE;
 	idem_leaf_end(&walk);
 	if (shown)
 		raise_serialization_failure("The key was removed after this transaction took its snapshot.");
@@ -344,7 +344,7 @@ idem_keyrow_reject_finished(IdemTable *table, const char *hint)
 TupleTableSlot *
 idem_keyrow_copy_finished(IdemTable *table, Jsonb *result, TimestampTz now)
 {
-	TupleTableSlot *slot = idem_write_copy_row(table);
+	TupleTableSlot *slot = idem_write_copy_row(table, table->found);
 
 	idem_row_set(slot, IDEM_KEYS_FINISHED_AT, TimestampTzGetDatum(now));
 	if (result != NULL)

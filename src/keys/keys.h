@@ -128,11 +128,11 @@ typedef struct IdemKeyInfo
 /* keytable.c */
 extern const IdemTableDef idem_keytable_def;
 extern void idem_keytable_open(IdemTable *table, LOCKMODE lockmode);
-extern bool idem_keytable_has_key(IdemTable *table, const IdemKey *key);
+extern bool idem_keytable_has_key(TupleTableSlot *row, const IdemKey *key);
 extern IdemLookup idem_keytable_lookup(IdemTable *table, const IdemKey *key);
 extern int64 idem_keytable_hash(const IdemLookup *lookup);
 extern void idem_keytable_note_end(const IdemKey *key);
-extern void idem_keytable_update(IdemTable *table);
+extern void idem_keytable_update(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new);
 extern int idem_keytable_free_nth(const IdemLookup *lookup);
 
 /* keyrow.c */

@@ -197,10 +197,10 @@ keep_lease_times(IdemTable *table, TupleTableSlot *slot)
  * expires_at: the first is unchanged in the row, the others are restored.  Its token
  * is valid again (L3).
  */
-static void
+static TupleTableSlot *
 restore_lease(IdemTable *table)
 {
-	TupleTableSlot *slot = idem_write_copy_row(table);
+	TupleTableSlot *slot = idem_write_copy_row(table, table->found);
 
 	idem_row_set(slot, IDEM_KEYS_LEASE_UNTIL,
 				 TimestampTzGetDatum(idem_row_timestamp(table->found, IDEM_KEYS_PRIOR_LEASE_UNTIL)));
@@ -208,6 +208,7 @@ restore_lease(IdemTable *table)
 				 TimestampTzGetDatum(idem_row_timestamp(table->found, IDEM_KEYS_PRIOR_EXPIRES_AT)));
 	idem_row_clear(slot, IDEM_KEYS_PRIOR_LEASE_UNTIL);
 	idem_row_clear(slot, IDEM_KEYS_PRIOR_EXPIRES_AT);
+	return slot;
 }
 
 StaticAssertDecl(IDEM_MAX_KEY_LEN + IDEM_MAX_SCOPE_LEN + IDEM_MAX_WORKER_LEN + IDEM_HANDLER_LEN +
@@ -231,7 +232,10 @@ insert_claim(IdemTable *table, const IdemClaim *claim, const IdemLookup *lookup,
 	slot = start_row(table);
 	fill_pkey(slot, idem_keytable_hash(lookup), idem_keytable_free_nth(lookup));
 	fill_claim(slot, claim, now, info);
-	return idem_write_insert(table);
+	if (!idem_write_insert(table, slot))
+		return false;
+	idem_keyhint_set(slot->tts_tid);
+	return true;
 }
 
 static int
@@ -260,7 +264,7 @@ take_over(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 
 	idem_keyrow_check_serializable(table);
 	result = idem_table_lock_row(table, table->found->tts_tid, LockTupleNoKeyExclusive,
-								 claim->wait.forever ? LockWaitBlock : LockWaitSkip);
+								 claim->wait.forever ? LockWaitBlock : LockWaitSkip, table->found);
 	if (result != TM_Ok)
 		return result;
 	state = idem_keyrow_judge(table, get_max_attempts(claim));
@@ -273,7 +277,7 @@ take_over(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 	if (state == IDEM_KEY_GONE)
 		begin_life(info->token, idem_keyrow_current_owner(), now, info);
 	grant_key(claim, now, info);
-	slot = state == IDEM_KEY_GONE ? start_row(table) : idem_write_copy_row(table);
+	slot = state == IDEM_KEY_GONE ? start_row(table) : idem_write_copy_row(table, table->found);
 	if (state == IDEM_KEY_EXPIRED && claim->lease == NULL)
 	{
 		keep_lease_times(table, slot);
@@ -283,7 +287,8 @@ take_over(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 	fill_pkey(slot, idem_row_int64(table->found, IDEM_KEYS_KEY_HASH),
 			  idem_row_int16(table->found, IDEM_KEYS_NTH));
 	fill_claim(slot, claim, now, info);
-	idem_keytable_update(table);
+	idem_keytable_update(table, table->found, slot);
+	idem_keyhint_set(slot->tts_tid);
 	if (state == IDEM_KEY_EXPIRED)
 		idem_counters_add(IDEM_DATABASE_COUNTER_TAKEOVERS);
 	return TM_Ok;
@@ -391,10 +396,7 @@ claim_key(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info)
 			result = take_over(table, claim, info);
 
 		if (result == TM_Ok)
-		{
-			idem_keyhint_set(table->written->tts_tid);
 			return;
-		}
 		/* another transaction has locked the row without changing it */
 		if (result == TM_WouldBlock)
 		{
@@ -513,8 +515,8 @@ idem_keystore_finish(IdemTable *table, const IdemKey *key, Jsonb *result)
 	find_held_key(table, key);
 	if (idem_keyrow_check_finished(table, result))
 		return false;
-	(void) idem_keyrow_copy_finished(table, result, idem_clock_now());
-	if (idem_write_update(table) != TM_Ok)
+	if (idem_write_update(table, table->found,
+						  idem_keyrow_copy_finished(table, result, idem_clock_now()), NULL) != TM_Ok)
 		elog(ERROR, "another transaction has changed a key that this transaction holds");
 	idem_unfinished_add(IDEM_UNFINISHED_KEYS, -1);
 	return true;
@@ -531,10 +533,9 @@ idem_keystore_release(IdemTable *table, const IdemKey *key)
 	idem_keyrow_reject_finished(table, "Roll back to undo the work together with its key.");
 	if (!idem_row_isnull(table->found, IDEM_KEYS_PRIOR_LEASE_UNTIL))
 	{
-		restore_lease(table);
-		idem_keytable_update(table);
+		idem_keytable_update(table, table->found, restore_lease(table));
 	}
-	else if (idem_write_delete(table, true) != TM_Ok)
+	else if (idem_write_delete(table, table->found, true) != TM_Ok)
 		elog(ERROR, "another transaction has changed a key that this transaction holds");
 	idem_unfinished_add(IDEM_UNFINISHED_KEYS, -1);
 }
@@ -570,7 +571,7 @@ idem_keystore_forget(IdemTable *table, const IdemKey *key)
 		else
 		{
 			idem_keyrow_check_serializable(table);
-			if (idem_write_delete(table, true) != TM_Ok)
+			if (idem_write_delete(table, table->found, true) != TM_Ok)
 				continue;
 			idem_keytable_note_end(key);
 			if (state == IDEM_KEY_HELD)
@@ -600,7 +601,7 @@ idem_keystore_get(IdemTable *table, const IdemKey *key, IdemKeyInfo *info)
 	{
 		IdemKeyStatus state = idem_keyrow_judge(table, 0);
 
-		if (!idem_keytable_has_key(table, key))
+		if (!idem_keytable_has_key(table->found, key))
 			continue;
 		mine = idem_row_is_mine(table->found);
 		if (state == IDEM_KEY_GONE)

@@ -45,21 +45,21 @@ idem_keytable_open(IdemTable *table, LOCKMODE lockmode)
 
 /* Does the row found have the key? */
 bool
-idem_keytable_has_key(IdemTable *table, const IdemKey *key)
+idem_keytable_has_key(TupleTableSlot *row, const IdemKey *key)
 {
-	return idem_row_varlena_equals(table->found, IDEM_KEYS_KEY, key->key) &&
-		idem_row_varlena_equals(table->found, IDEM_KEYS_SCOPE, key->scope);
+	return idem_row_varlena_equals(row, IDEM_KEYS_KEY, key->key) &&
+		idem_row_varlena_equals(row, IDEM_KEYS_SCOPE, key->scope);
 }
 
 /* The same for a lookup.  If the row has another key of the same hash, note its nth. */
 static bool
-matches_key(IdemTable *table, IdemLookup *lookup)
+matches_key(TupleTableSlot *row, IdemLookup *lookup)
 {
 	int nth;
 
-	if (idem_keytable_has_key(table, lookup->key))
+	if (idem_keytable_has_key(row, lookup->key))
 		return true;
-	nth = idem_row_int16(table->found, IDEM_KEYS_NTH);
+	nth = idem_row_int16(row, IDEM_KEYS_NTH);
 	if (nth >= 0 && nth < IDEM_MAX_SAME_HASH)
 		lookup->others |= (uint32) 1 << nth;
 	return false;
@@ -92,11 +92,11 @@ idem_keytable_hash(const IdemLookup *lookup)
 	return DatumGetInt64(lookup->value);
 }
 
-/* Update the row found, which this transaction has locked, under the lock on its hash */
+/* Update a row that this transaction has locked, under the lock on its hash */
 void
-idem_keytable_update(IdemTable *table)
+idem_keytable_update(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new)
 {
-	idem_write_update_hashed(table, idem_row_int64(table->found, IDEM_KEYS_KEY_HASH));
+	idem_write_update_hashed(table, old, new, idem_row_int64(old, IDEM_KEYS_KEY_HASH));
 }
 
 /* The least nth that no other key of the same hash has; the lookup has not found the key */

@@ -91,7 +91,7 @@ static bool
 lock_row_found(IdemTable *table)
 {
 	return idem_table_lock_row(table, table->found->tts_tid, LockTupleNoKeyExclusive,
-							   LockWaitBlock) == TM_Ok &&
+							   LockWaitBlock, table->found) == TM_Ok &&
 		idem_keyrow_judge(table, 0) != IDEM_KEY_GONE;
 }
 
@@ -155,9 +155,9 @@ finish_found(IdemTable *table, const IdemKey *key, Jsonb *result)
 	}
 	slot = idem_keyrow_copy_finished(table, result, now);
 	if (!has_expired(table, now))
-		return idem_write_update(table) == TM_Ok;
+		return idem_write_update(table, table->found, slot, NULL) == TM_Ok;
 	idem_row_set(slot, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(now + compute_ttl(table)));
-	idem_keytable_update(table);
+	idem_keytable_update(table, table->found, slot);
 	return true;
 }
 
@@ -192,7 +192,7 @@ idem_leasestore_release(IdemTable *table, const IdemKey *key, int64 token)
 	TimestampTz until;
 
 	lock_lease(table, key, token);
-	slot = idem_write_copy_row(table);
+	slot = idem_write_copy_row(table, table->found);
 	if (idem_keyrow_judge(table, 0) == IDEM_KEY_PARKED)
 		idem_row_set(slot, IDEM_KEYS_ATTEMPT,
 					 Int32GetDatum(idem_row_int32(table->found, IDEM_KEYS_ATTEMPT) - 1));
@@ -200,7 +200,7 @@ idem_leasestore_release(IdemTable *table, const IdemKey *key, int64 token)
 	idem_row_set(slot, IDEM_KEYS_TOKEN, Int64GetDatum(idem_clock_next_token(token, until)));
 	idem_row_set(slot, IDEM_KEYS_PARK, BoolGetDatum(false));
 	idem_row_clear(slot, IDEM_KEYS_WORKER);
-	idem_keytable_update(table);
+	idem_keytable_update(table, table->found, slot);
 	idem_keytable_note_end(key);
 }
 
@@ -208,13 +208,15 @@ idem_leasestore_release(IdemTable *table, const IdemKey *key, int64 token)
 TimestampTz
 idem_leasestore_renew(IdemTable *table, const IdemKey *key, int64 token, int64 length)
 {
+	TupleTableSlot *slot;
 	TimestampTz before;
 	TimestampTz until;
 
 	lock_lease(table, key, token);
 	before = idem_row_timestamp(table->found, IDEM_KEYS_LEASE_UNTIL);
-	until = restart_lease(table, idem_write_copy_row(table), length);
-	idem_keytable_update(table);
+	slot = idem_write_copy_row(table, table->found);
+	until = restart_lease(table, slot, length);
+	idem_keytable_update(table, table->found, slot);
 	/* who waits sleeps until the time before */
 	if (until < before)
 		idem_keytable_note_end(key);
@@ -229,12 +231,12 @@ idem_leasestore_checkpoint(IdemTable *table, const IdemKey *key, int64 token, Js
 	TimestampTz until;
 
 	lock_lease(table, key, token);
-	slot = idem_write_copy_row(table);
+	slot = idem_write_copy_row(table, table->found);
 	until = restart_lease(table, slot,
 						  idem_row_timestamp(table->found, IDEM_KEYS_LEASE_UNTIL) -
 							  idem_row_timestamp(table->found, IDEM_KEYS_LEASED_AT));
 	idem_row_set(slot, IDEM_KEYS_CHECKPOINT, JsonbPGetDatum(data));
-	idem_keytable_update(table);
+	idem_keytable_update(table, table->found, slot);
 	return until;
 }
 

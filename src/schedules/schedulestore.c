@@ -104,7 +104,7 @@ lock_schedule(IdemTable *schedules, text *name)
 		if (probe.found == IDEM_FOUND_OPEN)
 			idem_probe_wait(schedules, probe.xwait);
 		else if (idem_table_lock_row(schedules, schedules->found->tts_tid, LockTupleExclusive,
-									 LockWaitBlock) == TM_Ok)
+									 LockWaitBlock, schedules->found) == TM_Ok)
 			return true;
 	}
 }
@@ -275,7 +275,7 @@ count_schedules(IdemTable *schedules)
  * one transaction at a time count and insert, so that the limit is exact.
  */
 static bool
-insert_schedule(IdemTable *schedules)
+insert_schedule(IdemTable *schedules, TupleTableSlot *slot)
 {
 	bool inserted;
 
@@ -288,7 +288,7 @@ insert_schedule(IdemTable *schedules)
 				errmsg("too many schedules"),
 				errdetail("This database has %d schedules, and may not have more.", IDEM_MAX_SCHEDULES),
 				errhint("Remove schedules with idem_unschedule(), or let one schedule do the work of many."));
-	inserted = idem_write_insert(schedules);
+	inserted = idem_write_insert(schedules, slot);
 	idem_table_unlock_hash(schedules, 0);
 	return inserted;
 }
@@ -298,7 +298,8 @@ static bool
 write_schedule(IdemTable *schedules, bool exists, TupleTableSlot *slot, TimestampTz next)
 {
 	set_time(slot, IDEM_SCHEDULES_NEXT_TICK, next);
-	return exists ? idem_write_update(schedules) == TM_Ok : insert_schedule(schedules);
+	return exists ? idem_write_update(schedules, schedules->found, slot, NULL) == TM_Ok :
+					insert_schedule(schedules, slot);
 }
 
 /* The same, and tell the launcher of the next tick */
@@ -323,7 +324,7 @@ declare_schedule(IdemTable *schedules, const IdemSchedule *schedule, bool exists
 	*next = choose_next(schedules, schedule, exists, &rhythm);
 	if (is_paused)
 		*next = DT_NOEND;
-	slot = exists ? idem_write_copy_row(schedules) : idem_write_new_row(schedules);
+	slot = exists ? idem_write_copy_row(schedules, schedules->found) : idem_write_new_row(schedules);
 	fill_row(slot, schedule, &rhythm);
 	if (!exists)
 		idem_row_set(slot, IDEM_SCHEDULES_MISSED_TICKS, Int64GetDatum(0));
@@ -360,7 +361,7 @@ idem_schedulestore_drop(IdemTable *schedules, text *name)
 	if (!lock_schedule(schedules, name))
 		return false;
 	check_privileges(schedules);
-	if (idem_write_delete(schedules, true) != TM_Ok)
+	if (idem_write_delete(schedules, schedules->found, true) != TM_Ok)
 		elog(ERROR, "could not remove a schedule that this transaction has locked");
 	return true;
 }
@@ -387,7 +388,7 @@ idem_schedulestore_pause(IdemTable *schedules, text *name)
 	require_schedule(schedules, name);
 	if (!idem_row_isnull(schedules->found, IDEM_SCHEDULES_PAUSED_AT))
 		return false;
-	slot = idem_write_copy_row(schedules);
+	slot = idem_write_copy_row(schedules, schedules->found);
 	set_time(slot, IDEM_SCHEDULES_PAUSED_AT, idem_clock_now());
 	if (!store_schedule(schedules, true, slot, DT_NOEND))
 		elog(ERROR, "could not change a schedule that this transaction has locked");
@@ -412,7 +413,7 @@ idem_schedulestore_resume(IdemTable *schedules, text *name)
 		(idem_row_isnull(schedules->found, IDEM_SCHEDULES_NEXT_TICK) ||
 		 idem_row_timestamp(schedules->found, IDEM_SCHEDULES_NEXT_TICK) <= next))
 		return false;
-	slot = idem_write_copy_row(schedules);
+	slot = idem_write_copy_row(schedules, schedules->found);
 	idem_row_clear(slot, IDEM_SCHEDULES_PAUSED_AT);
 	if (!store_schedule(schedules, true, slot, next))
 		elog(ERROR, "could not change a schedule that this transaction has locked");
@@ -519,7 +520,7 @@ idem_schedulestore_lock_due(IdemTable *schedules, text *name, TimestampTz now,
 	if (probe.found != IDEM_FOUND_ROW)
 		return false;
 	result = idem_table_lock_row(schedules, schedules->found->tts_tid, LockTupleNoKeyExclusive,
-								 LockWaitSkip);
+								 LockWaitSkip, schedules->found);
 	if (result == TM_WouldBlock)
 		*ticked = IDEM_TICKED_LOCKED;
 	return result == TM_Ok && !idem_row_isnull(schedules->found, IDEM_SCHEDULES_NEXT_TICK) &&
@@ -534,7 +535,7 @@ void
 idem_schedulestore_advance(IdemTable *schedules, const IdemTicks *ticks, int64 last_job,
 						   bool tell_launcher)
 {
-	TupleTableSlot *slot = idem_write_copy_row(schedules);
+	TupleTableSlot *slot = idem_write_copy_row(schedules, schedules->found);
 	int64 missed = idem_row_int64(schedules->found, IDEM_SCHEDULES_MISSED_TICKS);
 
 	idem_row_set(slot, IDEM_SCHEDULES_MISSED_TICKS,

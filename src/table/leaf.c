@@ -53,6 +53,7 @@ idem_leaf_begin(IdemLeafWalk *walk, IdemTable *table, Relation index, Snapshot s
 	walk->has_begun = false;
 	walk->nentries = 0;
 	walk->heap = NULL;
+	walk->row = idem_table_row(table);
 	walk->again = false;
 	/* as in index scans: on a standby, a mark of the primary says nothing about our snapshots */
 	walk->use_marks = !TransactionStartedDuringRecovery();
@@ -286,7 +287,7 @@ mark_dead(IdemLeafWalk *walk)
 }
 
 /*
- * Read the row of the entry into the slot "found" of the table; false if the snapshot
+ * Read the row of the entry into walk->row; false if the snapshot
  * shows no version of it.  walk->again: there may be another version for the snapshot.
  */
 bool
@@ -300,7 +301,7 @@ idem_leaf_fetch(IdemLeafWalk *walk)
 		walk->heap = idem_compat_index_fetch_begin(walk->table->heap);
 	if (first)
 		walk->tid = walk->entry.tuple.t_tid;
-	found = table_index_fetch_tuple(walk->heap, &walk->tid, walk->snapshot, walk->table->found,
+	found = table_index_fetch_tuple(walk->heap, &walk->tid, walk->snapshot, walk->row,
 									&walk->again, &all_dead);
 	if (found)
 		pgstat_count_heap_fetch(walk->index);

@@ -36,11 +36,10 @@ idem_probe_walk(IdemLeafWalk *walk, IdemTable *table, const IdemLookup *lookup, 
 	idem_leaf_begin(walk, table, lookup->index, snapshot, &lookup->value, 1, false, 1);
 }
 
-/* Does the row found have the key that is looked up? */
 static bool
-has_looked_up_key(IdemTable *table, IdemLookup *lookup)
+has_looked_up_key(TupleTableSlot *row, IdemLookup *lookup)
 {
-	return lookup->matches == NULL || lookup->matches(table, lookup);
+	return lookup->matches == NULL || lookup->matches(row, lookup);
 }
 
 /* Classify a row returned by a dirty snapshot */
@@ -71,11 +70,12 @@ idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result)
 
 	InitDirtySnapshot(dirty);
 	memset(result, 0, sizeof(*result));
+	result->row = idem_table_row(table);
 	lookup->others = 0;
 	idem_probe_walk(&walk, table, lookup, &dirty);
 	while (result->found != IDEM_FOUND_ROW && idem_leaf_next_row(&walk))
 	{
-		if (has_looked_up_key(table, lookup))
+		if (has_looked_up_key(walk.row, lookup))
 			idem_probe_classify(&dirty, result);
 	}
 	result->nentries = walk.nentries;
@@ -96,9 +96,9 @@ idem_probe_shows(IdemTable *table, IdemLookup *lookup, Snapshot snapshot)
 	do
 	{
 		found = idem_leaf_next_row(&walk);
-	} while (found && !has_looked_up_key(table, lookup));
+	} while (found && !has_looked_up_key(walk.row, lookup));
 	idem_leaf_end(&walk);
-	return found && !idem_row_is_replaced_by_me(table->found);
+	return found && !idem_row_is_replaced_by_me(walk.row);
 }
 
 static bool

@@ -161,6 +161,13 @@ make_slots(const IdemTableDef *def, Relation heap)
 	MemoryContextSwitchTo(oldcontext);
 }
 
+/* The slot that looks at the table read their row into: each look replaces the row of the last */
+TupleTableSlot *
+idem_table_row(IdemTable *table)
+{
+	return table->found;
+}
+
 /* A slot to write a row that ends after its first natts columns */
 TupleTableSlot *
 idem_table_row_slot(IdemTable *table, int natts)
@@ -171,7 +178,7 @@ idem_table_row_slot(IdemTable *table, int natts)
 	{
 		MemoryContext oldcontext = MemoryContextSwitchTo(cache->context);
 		TupleDesc desc =
-			CreateTupleDescTruncatedCopy(table->found->tts_tupleDescriptor, natts);
+			CreateTupleDescTruncatedCopy(cache->found->tts_tupleDescriptor, natts);
 
 		cache->rows[natts] = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
 		MemoryContextSwitchTo(oldcontext);
@@ -313,8 +320,6 @@ idem_table_close(IdemTable *table)
 		if (table->indexes[i] != table->pkey)
 			index_close(table->indexes[i], NoLock);
 	}
-	if (table->written != NULL)
-		ExecClearTuple(table->written);
 	ExecClearTuple(table->found);
 	index_close(table->pkey, NoLock);
 	table_close(table->heap, NoLock);
@@ -521,16 +526,16 @@ idem_table_unlock_hash(IdemTable *table, int64 hash)
 }
 
 /*
- * Lock the row at this place until the end of the transaction and make it the
- * row found.  TM_WouldBlock is returned with LockWaitSkip only.  After
+ * Lock the row at this place until the end of the transaction, and read its latest version.
+ * TM_WouldBlock is returned with LockWaitSkip only.  After
  * TM_Updated or TM_Deleted the caller has to look the row up again.
  */
 TM_Result
 idem_table_lock_row(IdemTable *table, ItemPointerData tid, LockTupleMode mode,
-					LockWaitPolicy policy)
+					LockWaitPolicy policy, TupleTableSlot *row)
 {
 	TM_FailureData tmfd;
-	TM_Result result = table_tuple_lock(table->heap, &tid, GetActiveSnapshot(), table->found,
+	TM_Result result = table_tuple_lock(table->heap, &tid, GetActiveSnapshot(), row,
 										GetCurrentCommandId(true), mode, policy, 0, &tmfd);
 
 	if (result == TM_Invisible || result == TM_SelfModified)

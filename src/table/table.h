@@ -81,10 +81,8 @@ typedef struct IdemTable
 	LOCKMODE index_lock;   /* the lock on each index that is opened */
 	Relation heap;
 	Relation pkey;
-	TupleTableSlot *found;	 /* the row found last */
-	TupleTableSlot *written; /* the row to be written, or written last */
-	bool has_moved;			 /* the last update has given the row new entries in indexes */
-	Relation *indexes;		 /* those that take entries; opened when needed */
+	TupleTableSlot *found; /* the row found last */
+	Relation *indexes;	   /* those that take entries; opened when needed */
 	int nindexes;
 } IdemTable;
 
@@ -119,7 +117,7 @@ typedef struct IdemLookup
 	Datum value;		/* of its first column */
 	RegProcedure equal; /* equality of its type */
 	/* Does the row found have the key, and not only its hash?  NULL: no hash, so it has. */
-	bool (*matches)(IdemTable *table, struct IdemLookup *lookup);
+	bool (*matches)(TupleTableSlot *row, struct IdemLookup *lookup);
 	const void *key; /* for matches() */
 	uint32 others;	 /* set by matches(): see keytable.c */
 } IdemLookup;
@@ -141,6 +139,7 @@ typedef struct IdemLeafWalk
 	bool is_single; /* the entry at offnum points to one row */
 	struct IndexFetchTableData *heap;
 	ItemPointerData tid; /* of the row version read last */
+	TupleTableSlot *row; /* that version; valid until the next look at the table */
 	bool again;			 /* there may be another version for the snapshot */
 	union
 	{
@@ -151,7 +150,7 @@ typedef struct IdemLeafWalk
 	BTScanInsertData key;
 } IdemLeafWalk;
 
-/* What a probe has found; the row itself is in the slot "found" of the table */
+/* What a probe has found */
 typedef enum IdemFound
 {
 	IDEM_FOUND_NONE,
@@ -162,6 +161,7 @@ typedef enum IdemFound
 typedef struct IdemProbeResult
 {
 	IdemFound found;
+	TupleTableSlot *row; /* unless IDEM_FOUND_NONE; valid until the next look at the table */
 	int nentries;		 /* entries of the index that were looked at */
 	TransactionId xwait; /* open transaction that has inserted or is changing the row, or invalid */
 } IdemProbeResult;
@@ -256,27 +256,31 @@ extern Relation idem_table_find_index(IdemTable *table, const AttrNumber *column
 									  const char *missing, const char *hint);
 extern void idem_table_lock_toast(IdemTable *table);
 extern TupleTableSlot *idem_table_row_slot(IdemTable *table, int natts);
+extern TupleTableSlot *idem_table_row(IdemTable *table);
 extern struct IndexInfo *idem_table_index_info(IdemTable *table, int i);
 extern const BTScanInsertData *idem_table_search_key(IdemTable *table, Relation index);
 extern void idem_table_lock_hash(IdemTable *table, int64 hash);
 extern bool idem_table_try_lock_hash(IdemTable *table, int64 hash);
 extern void idem_table_unlock_hash(IdemTable *table, int64 hash);
 extern TM_Result idem_table_lock_row(IdemTable *table, ItemPointerData tid, LockTupleMode mode,
-									 LockWaitPolicy policy);
+									 LockWaitPolicy policy, TupleTableSlot *row);
 
 /* write.c */
 extern TupleTableSlot *idem_write_new_row(IdemTable *table);
-extern TupleTableSlot *idem_write_copy_row(IdemTable *table);
-extern bool idem_write_insert(IdemTable *table);
+extern TupleTableSlot *idem_write_copy_row(IdemTable *table, TupleTableSlot *row);
+extern bool idem_write_insert(IdemTable *table, TupleTableSlot *new);
 extern IdemBatch *idem_write_begin_batch(IdemTable *table);
-extern Size idem_write_add(IdemBatch *batch, int ord);
+extern Size idem_write_add(IdemBatch *batch, TupleTableSlot *new, int ord);
 extern void idem_write_rows(IdemBatch *batch, AttrNumber attno);
 extern bool idem_write_other_entries(IdemBatch *batch, AttrNumber attno, int *ord);
 extern void idem_write_end_batch(IdemBatch *batch);
-extern TM_Result idem_write_update(IdemTable *table);
-extern void idem_write_update_locked(IdemTable *table, int64 hash);
-extern void idem_write_update_hashed(IdemTable *table, int64 hash);
-extern TM_Result idem_write_delete(IdemTable *table, bool wait);
+extern TM_Result idem_write_update(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new,
+								   bool *has_moved);
+extern void idem_write_update_locked(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new,
+									 int64 hash, bool *has_moved);
+extern void idem_write_update_hashed(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new,
+									 int64 hash);
+extern TM_Result idem_write_delete(IdemTable *table, TupleTableSlot *row, bool wait);
 
 /* row.c */
 extern bool idem_row_varlena_equals(TupleTableSlot *row, AttrNumber attno, struct varlena *value);

@@ -36,24 +36,24 @@ TupleTableSlot *
 idem_write_new_row(IdemTable *table)
 {
 	int natts = table->def->natts;
+	TupleTableSlot *new = idem_table_row_slot(table, natts);
 
-	table->written = idem_table_row_slot(table, natts);
-	ExecClearTuple(table->written);
-	memset(table->written->tts_isnull, true, natts * sizeof(bool));
-	return table->written;
+	ExecClearTuple(new);
+	memset(new->tts_isnull, true, natts * sizeof(bool));
+	return new;
 }
 
-/* Start a row to be written as a copy of the row found */
+/* Start a row to be written as a copy of this one, which must stay in its slot until then */
 TupleTableSlot *
-idem_write_copy_row(IdemTable *table)
+idem_write_copy_row(IdemTable *table, TupleTableSlot *row)
 {
-	TupleTableSlot *slot = idem_write_new_row(table);
+	TupleTableSlot *new = idem_write_new_row(table);
 	int natts = table->def->natts;
 
-	slot_getallattrs(table->found);
-	memcpy(slot->tts_values, table->found->tts_values, natts * sizeof(Datum));
-	memcpy(slot->tts_isnull, table->found->tts_isnull, natts * sizeof(bool));
-	return slot;
+	slot_getallattrs(row);
+	memcpy(new->tts_values, row->tts_values, natts * sizeof(Datum));
+	memcpy(new->tts_isnull, row->tts_isnull, natts * sizeof(bool));
+	return new;
 }
 
 /*
@@ -63,9 +63,8 @@ idem_write_copy_row(IdemTable *table)
  * and in its WAL record.
  */
 static TupleTableSlot *
-trim_row(IdemTable *table)
+trim_row(IdemTable *table, TupleTableSlot *filled)
 {
-	TupleTableSlot *filled = table->written;
 	int natts = table->def->natts;
 	TupleTableSlot *slot;
 
@@ -81,12 +80,16 @@ trim_row(IdemTable *table)
 	return slot;
 }
 
-/* The row to be written is filled: store it */
-static void
-store_row(IdemTable *table)
+/* The row to be written is filled: store it, in the slot that is returned */
+static TupleTableSlot *
+store_row(IdemTable *table, TupleTableSlot *filled)
 {
-	table->written = trim_row(table);
-	ExecStoreVirtualTuple(table->written);
+	TupleTableSlot *stored = trim_row(table, filled);
+
+	/* after a conflict of an insert, the caller may come back with the same row */
+	if (TTS_EMPTY(stored))
+		ExecStoreVirtualTuple(stored);
+	return stored;
 }
 
 /* A column of a row to be written; a short row ends before some columns, which are null */
@@ -129,11 +132,11 @@ insert_index_entry(IdemTable *table, int i, TupleTableSlot *slot, IndexUniqueChe
 
 /* Delete the row that was just inserted */
 static void
-delete_written(IdemTable *table)
+delete_inserted(IdemTable *table, TupleTableSlot *stored)
 {
 	TM_FailureData tmfd;
 
-	if (idem_compat_tuple_delete(table->heap, &table->written->tts_tid, GetCurrentCommandId(true),
+	if (idem_compat_tuple_delete(table->heap, &stored->tts_tid, GetCurrentCommandId(true),
 								 GetActiveSnapshot(), false, &tmfd) != TM_Ok)
 		elog(ERROR, "could not delete a row just inserted into idem.%s", table->def->name);
 	CommandCounterIncrement();
@@ -146,20 +149,20 @@ delete_written(IdemTable *table)
  * because its page was full.  False: the row was not inserted, look the key up again.
  */
 bool
-idem_write_insert(IdemTable *table)
+idem_write_insert(IdemTable *table, TupleTableSlot *new)
 {
+	TupleTableSlot *stored;
 	bool unique = true;
 
 	idem_table_open_indexes(table);
-	/* after a conflict the caller tries again with the row that is stored already */
-	if (TTS_EMPTY(table->written))
-		store_row(table);
-	table_tuple_insert(table->heap, table->written, GetCurrentCommandId(true), 0, NULL);
+	stored = store_row(table, new);
+	table_tuple_insert(table->heap, stored, GetCurrentCommandId(true), 0, NULL);
 	for (int i = 0; i < table->nindexes && unique; i++)
-		unique = insert_index_entry(table, i, table->written, UNIQUE_CHECK_PARTIAL, false);
+		unique = insert_index_entry(table, i, stored, UNIQUE_CHECK_PARTIAL, false);
 	CommandCounterIncrement();
 	if (!unique)
-		delete_written(table);
+		delete_inserted(table, stored);
+	new->tts_tid = stored->tts_tid;
 	return unique;
 }
 
@@ -177,21 +180,21 @@ idem_write_begin_batch(IdemTable *table)
 	return batch;
 }
 
-/* Add the row filled last to the batch, which has room; returns the size of the row */
+/* Add a row to the batch, which has room; returns the size of the row */
 Size
-idem_write_add(IdemBatch *batch, int ord)
+idem_write_add(IdemBatch *batch, TupleTableSlot *new, int ord)
 {
-	TupleTableSlot *written = trim_row(batch->table);
+	TupleTableSlot *trimmed = trim_row(batch->table, new);
 	MemoryContext oldcontext = MemoryContextSwitchTo(batch->context);
 	IdemBatchRow *row = &batch->rows[batch->n];
 	HeapTuple tuple =
-		heap_form_tuple(written->tts_tupleDescriptor, written->tts_values, written->tts_isnull);
+		heap_form_tuple(trimmed->tts_tupleDescriptor, trimmed->tts_values, trimmed->tts_isnull);
 
 	Assert(batch->n < IDEM_BATCH_ROWS);
 	if (batch->n == batch->nslots)
 	{
-		row->slot = MakeSingleTupleTableSlot(batch->table->found->tts_tupleDescriptor,
-											 &TTSOpsHeapTuple);
+		row->slot = MakeSingleTupleTableSlot(
+			idem_table_row(batch->table)->tts_tupleDescriptor, &TTSOpsHeapTuple);
 		batch->nslots++;
 	}
 	MemoryContextSwitchTo(oldcontext);
@@ -286,19 +289,20 @@ idem_write_end_batch(IdemBatch *batch)
 }
 
 /*
- * Does the row written have the same key in the index as the row found?  If so, the index has
- * entries of older versions with that key, and may remove those of dead versions before it
+ * Does the new version of a row have the same key in the index as the old one?  If so, the index
+ * has entries of older versions with that key, and may remove those of dead versions before it
  * splits a page.
  */
 static bool
-is_key_unchanged(IdemTable *table, Form_pg_index form)
+is_key_unchanged(IdemTable *table, Form_pg_index form, TupleTableSlot *old_row,
+				 TupleTableSlot *new_row)
 {
 	for (int i = 0; i < form->indnkeyatts; i++)
 	{
 		AttrNumber attno = form->indkey.values[i];
 		Form_pg_attribute att = TupleDescAttr(RelationGetDescr(table->heap), attno - 1);
-		NullableDatum old = idem_row_datum(table->found, attno);
-		NullableDatum new = get_column(table->written, attno);
+		NullableDatum old = idem_row_datum(old_row, attno);
+		NullableDatum new = get_column(new_row, attno);
 
 		if (old.isnull != new.isnull ||
 			(!old.isnull && !datumIsEqual(old.value, new.value, att->attbyval, att->attlen)))
@@ -313,38 +317,44 @@ is_key_unchanged(IdemTable *table, Form_pg_index form)
  * and no transaction to wait for.
  */
 static void
-insert_update_entries(IdemTable *table, IdemUpdateIndexes which)
+insert_update_entries(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new,
+					  IdemUpdateIndexes which)
 {
 	idem_table_open_indexes(table);
 	for (int i = 0; i < table->nindexes; i++)
 	{
 		if (idem_compat_index_needs_entry(table->indexes[i], which))
-			(void) insert_index_entry(table, i, table->written, UNIQUE_CHECK_NO,
-									  is_key_unchanged(table, table->indexes[i]->rd_index));
+			(void) insert_index_entry(table, i, new, UNIQUE_CHECK_NO,
+									  is_key_unchanged(table, table->indexes[i]->rd_index, old, new));
 	}
 }
 
-/* Replace the row found by the row written; waits, and returns what idem_table_lock_row() does */
+/*
+ * Replace a row by a new version of it; waits, and returns what idem_table_lock_row() does.
+ * has_moved, unless NULL: the new version has entries of its own in indexes.
+ */
 TM_Result
-idem_write_update(IdemTable *table)
+idem_write_update(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new, bool *has_moved)
 {
-	ItemPointerData tid = table->found->tts_tid;
+	ItemPointerData tid = old->tts_tid;
+	TupleTableSlot *stored = store_row(table, new);
 	TM_FailureData tmfd;
 	LockTupleMode lockmode;
 	IdemUpdateIndexes which;
 	TM_Result result;
 
-	store_row(table);
 	CheckCmdReplicaIdentity(table->heap, CMD_UPDATE);
-	result = idem_compat_tuple_update(table->heap, &tid, table->written, GetCurrentCommandId(true),
+	result = idem_compat_tuple_update(table->heap, &tid, stored, GetCurrentCommandId(true),
 									  GetActiveSnapshot(), &tmfd, &lockmode, &which);
 	if (result == TM_Invisible || result == TM_SelfModified)
 		elog(ERROR, "unexpected result %d of an update of idem.%s", result, table->def->name);
 	if (result == TM_Ok)
 	{
-		table->has_moved = which != 0;
-		if (table->has_moved)
-			insert_update_entries(table, which);
+		if (which != 0)
+			insert_update_entries(table, old, stored, which);
+		if (has_moved != NULL)
+			*has_moved = which != 0;
+		new->tts_tid = stored->tts_tid;
 		CommandCounterIncrement();
 	}
 	return result;
@@ -352,15 +362,13 @@ idem_write_update(IdemTable *table)
 
 /* May the update store or delete something in the TOAST table? */
 static bool
-needs_toast(IdemTable *table)
+needs_toast(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new)
 {
-	TupleTableSlot *written = table->written;
-	HeapTuple found = ExecFetchSlotHeapTuple(table->found, false, NULL);
+	HeapTuple tuple = ExecFetchSlotHeapTuple(old, false, NULL);
 	Size size = MAXALIGN(SizeofHeapTupleHeader + BITMAPLEN(table->def->natts));
 
-	size += heap_compute_data_size(written->tts_tupleDescriptor, written->tts_values,
-								   written->tts_isnull);
-	return HeapTupleHasExternal(found) || size > TOAST_TUPLE_THRESHOLD;
+	size += heap_compute_data_size(new->tts_tupleDescriptor, new->tts_values, new->tts_isnull);
+	return HeapTupleHasExternal(tuple) || size > TOAST_TUPLE_THRESHOLD;
 }
 
 /*
@@ -368,32 +376,33 @@ needs_toast(IdemTable *table)
  * concurrent probe under that lock cannot miss the row while it moves.  The hash stays locked.
  */
 void
-idem_write_update_locked(IdemTable *table, int64 hash)
+idem_write_update_locked(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new, int64 hash,
+						 bool *has_moved)
 {
 	idem_table_open_indexes(table);
-	if (needs_toast(table))
+	if (needs_toast(table, old, new))
 		idem_table_lock_toast(table);
 	idem_table_lock_hash(table, hash);
-	if (idem_write_update(table) != TM_Ok)
+	if (idem_write_update(table, old, new, has_moved) != TM_Ok)
 		elog(ERROR, "another transaction has changed a row that this transaction has locked");
 }
 
 /* The same, and unlock the hash */
 void
-idem_write_update_hashed(IdemTable *table, int64 hash)
+idem_write_update_hashed(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new, int64 hash)
 {
-	idem_write_update_locked(table, hash);
+	idem_write_update_locked(table, old, new, hash, NULL);
 	idem_table_unlock_hash(table, hash);
 }
 
 /*
- * Delete the row found.  Results are those of idem_write_update().  Without wait the
+ * Delete a row.  Results are those of idem_write_update().  Without wait the
  * result is TM_BeingModified if another transaction is changing the row (W2).
  */
 TM_Result
-idem_write_delete(IdemTable *table, bool wait)
+idem_write_delete(IdemTable *table, TupleTableSlot *row, bool wait)
 {
-	ItemPointerData tid = table->found->tts_tid;
+	ItemPointerData tid = row->tts_tid;
 	TM_FailureData tmfd;
 	TM_Result result;
 

@@ -160,7 +160,7 @@ empty_table(int i)
 
 		CHECK_FOR_INTERRUPTS();
 		/* only this transaction can have locked the row; for that there is no wait */
-		if (idem_write_delete(&table, true) != TM_Ok)
+		if (idem_write_delete(&table, table.found, true) != TM_Ok)
 			elog(ERROR, "could not delete a row of idem.%s", tables[i].name);
 		note_end(&table, i);
 		if (is_held)

@@ -94,7 +94,7 @@ cancel_found(Bulk *bulk)
 static void
 reschedule_found(Bulk *bulk)
 {
-	TupleTableSlot *slot = idem_write_copy_row(bulk->jobs);
+	TupleTableSlot *slot = idem_write_copy_row(bulk->jobs, bulk->jobs->found);
 
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(choose_run_at(bulk)));
 	idem_row_set(slot, IDEM_JOBS_PRIORITY, Int32GetDatum(choose_priority(bulk)));
@@ -103,8 +103,8 @@ reschedule_found(Bulk *bulk)
 		idem_row_set(slot, IDEM_JOBS_TOKEN,
 					 Int64GetDatum(idem_clock_next_token(
 						 idem_row_int64(bulk->jobs->found, IDEM_JOBS_TOKEN), idem_clock_now())));
-	idem_jobrow_store(bulk->jobs);
-	idem_change_note_job(bulk->jobs);
+	(void) idem_jobrow_store(bulk->jobs, slot);
+	idem_change_note_job(slot);
 	idem_counters_add_queue(bulk->queue.name, IDEM_QUEUE_COUNTER_RESCHEDULED);
 }
 
@@ -166,7 +166,7 @@ try_found(Bulk *bulk, int64 token)
 
 	if (!is_wanted(bulk, token))
 		return true;
-	result = idem_table_lock_row(jobs, jobs->found->tts_tid, choose_lock(bulk->many), LockWaitSkip);
+	result = idem_table_lock_row(jobs, jobs->found->tts_tid, choose_lock(bulk->many), LockWaitSkip, jobs->found);
 	if (result != TM_Ok)
 		return result == TM_WouldBlock;
 	idem_touched_held(bulk->queue.name, false);

@@ -34,7 +34,7 @@ try_found(Bulk *bulk)
 {
 	IdemTable *log = &bulk->log;
 	TM_Result result =
-		idem_table_lock_row(log, log->found->tts_tid, LockTupleExclusive, LockWaitSkip);
+		idem_table_lock_row(log, log->found->tts_tid, LockTupleExclusive, LockWaitSkip, log->found);
 
 	if (result != TM_Ok)
 		return result == TM_WouldBlock;
@@ -43,7 +43,7 @@ try_found(Bulk *bulk)
 		idem_joblog_warn_in_use(idem_row_int64(log->found, IDEM_JOB_LOG_JOB_ID));
 		return true;
 	}
-	if (idem_write_delete(log, true) != TM_Ok)
+	if (idem_write_delete(log, log->found, true) != TM_Ok)
 		elog(ERROR, "another transaction has removed a row that this transaction has locked");
 	idem_counters_add_queue(bulk->queue.name, IDEM_QUEUE_COUNTER_RETRIED);
 	bulk->nretried++;

@@ -141,6 +141,8 @@ gather_run(Bulk *bulk, const Element *run, int max, IdemTable *keys)
 
 	for (n = 0; n < max && size < MAX_RUN_SIZE; n++)
 	{
+		TupleTableSlot *row;
+
 		CHECK_FOR_INTERRUPTS();
 		*bulk->ord = run[n].ord;
 		if (run[n].takes_key)
@@ -150,9 +152,9 @@ gather_run(Bulk *bulk, const Element *run, int max, IdemTable *keys)
 			if (!lock_if_new(bulk, &run[n], keys))
 				break;
 		}
-		idem_dedup_fill_row(bulk->jobs, bulk->enqueue, &bulk->news[run[n].ord], run[n].key_hash,
-							run[n].takes_key, 0);
-		size += idem_write_add(bulk->batch, run[n].ord);
+		row = idem_dedup_fill_row(bulk->jobs, bulk->enqueue, &bulk->news[run[n].ord],
+								  run[n].key_hash, run[n].takes_key, 0);
+		size += idem_write_add(bulk->batch, row, run[n].ord);
 		bulk->answers[run[n].ord] = (IdemEnqueued){.job_id = bulk->news[run[n].ord].job_id};
 	}
 	return n;

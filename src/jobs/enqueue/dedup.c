@@ -81,10 +81,10 @@ idem_dedup_outcome_name(IdemOutcome outcome)
 }
 
 /*
- * Fill the row of a new job.  takes_key: it holds its key, whose hash is key_hash; with
+ * Form the row of a new job.  takes_key: it holds its key, whose hash is key_hash; with
  * until_expired the row has the end of the ttl (J5).  after_job: the job that it follows, or 0.
  */
-void
+TupleTableSlot *
 idem_dedup_fill_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
 					int64 key_hash, bool takes_key, int64 after_job)
 {
@@ -111,6 +111,7 @@ idem_dedup_fill_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJo
 					 TimestampTzGetDatum(enqueue->now + enqueue->policy.key_ttl));
 	if (after_job != 0)
 		idem_row_set(slot, IDEM_JOBS_AFTER_JOB, Int64GetDatum(after_job));
+	return slot;
 }
 
 /* Insert a new job; the arguments are those of idem_dedup_fill_row() */
@@ -119,17 +120,18 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, i
 		   bool takes_key, int64 after_job, IdemEnqueued *answer)
 {
 	IdemNewJob numbered = *job;
+	TupleTableSlot *slot;
 
 	if (numbered.job_id == 0)
 		numbered.job_id = idem_jobtable_next_id(job->slot);
-	idem_dedup_fill_row(jobs, enqueue, &numbered, key_hash, takes_key, after_job);
-	if (!idem_write_insert(jobs))
+	slot = idem_dedup_fill_row(jobs, enqueue, &numbered, key_hash, takes_key, after_job);
+	if (!idem_write_insert(jobs, slot))
 		idem_jobtable_refuse_number();
 	if (takes_key)
-		idem_jobrow_note_place(enqueue->queue.name, key_hash, &jobs->written->tts_tid);
+		idem_jobrow_note_place(enqueue->queue.name, key_hash, &slot->tts_tid);
 	answer->job_id = numbered.job_id;
 	answer->outcome = after_job != 0 ? IDEM_OUTCOME_RERUN : IDEM_OUTCOME_ENQUEUED;
-	idem_change_note_job(jobs);
+	idem_change_note_job(slot);
 }
 
 /* Raise the error for a duplicate, with on_duplicate => 'error' (J1) */
@@ -239,7 +241,7 @@ make_spent_dead(IdemTable *jobs, const IdemKeyedEnqueue *keyed, IdemKeyScan *sca
 
 	if (TransactionIdIsValid(scan->in_the_way) || !keyed->log_is_locked)
 		return false;
-	result = idem_table_lock_row(jobs, scan->tid, LockTupleExclusive, LockWaitSkip);
+	result = idem_table_lock_row(jobs, scan->tid, LockTupleExclusive, LockWaitSkip, jobs->found);
 	if (result == TM_Ok)
 	{
 		idem_touched_held(keyed->enqueue->queue.name, true);
@@ -277,7 +279,7 @@ scan_or_insert(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, IdemKey
 	}
 	else if (scan->found == IDEM_KEY_SCAN_WAITING && !TransactionIdIsValid(scan->in_the_way))
 	{
-		scan->lock_result = idem_table_lock_row(jobs, scan->tid, LockTupleKeyShare, LockWaitSkip);
+		scan->lock_result = idem_table_lock_row(jobs, scan->tid, LockTupleKeyShare, LockWaitSkip, jobs->found);
 		/* a row of this transaction was noted when it was written */
 		if (scan->lock_result == TM_Ok && !idem_row_is_mine(jobs->found))
 			idem_touched_held(keyed->enqueue->queue.name, true);
@@ -335,7 +337,7 @@ choose_run_at(IdemTable *jobs, const IdemEnqueue *enqueue, IdemOutcome outcome)
  * What the duplicate changes in the waiting job that absorbs it (J1, J4, J8): fill the row to
  * write, or return false if nothing changes (J12).
  */
-static bool
+static TupleTableSlot *
 change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
 			   IdemOutcome *outcome)
 {
@@ -350,16 +352,16 @@ change_waiting(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *jo
 	new_run_at = choose_run_at(jobs, enqueue, *outcome);
 	if (!new_payload && new_run_at == run_at &&
 		priority == idem_row_int32(jobs->found, IDEM_JOBS_PRIORITY))
-		return false;
+		return NULL;
 
-	slot = idem_write_copy_row(jobs);
+	slot = idem_write_copy_row(jobs, jobs->found);
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(new_run_at));
 	idem_row_set(slot, IDEM_JOBS_PRIORITY, Int32GetDatum(priority));
 	if (new_payload && job->payload.isnull)
 		idem_row_clear(slot, IDEM_JOBS_PAYLOAD);
 	else if (new_payload)
 		idem_row_set(slot, IDEM_JOBS_PAYLOAD, job->payload.value);
-	return true;
+	return slot;
 }
 
 /* Another transaction is in the way: the enqueue of a tick does not wait for it (T6) */
@@ -382,16 +384,17 @@ static bool
 absorb_waiting(IdemTable *jobs, IdemKeyedEnqueue *keyed, const IdemKeyScan *scan,
 			   IdemEnqueued *answer)
 {
+	TupleTableSlot *slot;
 	TM_Result result;
 
 	if (keyed->enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_ERROR)
 		refuse_duplicate(keyed, scan->job_id, "waits");
 	answer->job_id = scan->job_id;
-	if (!change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome))
+	if (change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome) == NULL)
 		return true;
 	/* no worker can fetch the job now, but another enqueue may be changing it: wait for that */
 	result = idem_table_lock_row(jobs, scan->tid, LockTupleNoKeyExclusive,
-								 keyed->enqueue->nowait ? LockWaitSkip : LockWaitBlock);
+								 keyed->enqueue->nowait ? LockWaitSkip : LockWaitBlock, jobs->found);
 	if (result == TM_WouldBlock)
 		check_may_wait(keyed->enqueue);
 	if (result != TM_Ok)
@@ -400,10 +403,11 @@ absorb_waiting(IdemTable *jobs, IdemKeyedEnqueue *keyed, const IdemKeyScan *scan
 		return false;
 	}
 	/* decide again: the answer may have changed during the wait */
-	if (change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome))
+	slot = change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome);
+	if (slot != NULL)
 	{
-		idem_jobrow_store(jobs);
-		idem_change_note_absorbed(jobs);
+		(void) idem_jobrow_store(jobs, slot);
+		idem_change_note_absorbed(slot);
 	}
 	return true;
 }

@@ -98,8 +98,8 @@ extern void idem_keyscan(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keye
 
 /* dedup.c */
 extern const char *idem_dedup_outcome_name(IdemOutcome outcome);
-extern void idem_dedup_fill_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
-								int64 key_hash, bool takes_key, int64 after_job);
+extern TupleTableSlot *idem_dedup_fill_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
+										   int64 key_hash, bool takes_key, int64 after_job);
 extern bool idem_dedup_is_absent(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed);
 extern void idem_dedup_lock_toast(IdemTable *jobs, const IdemNewJob *job);
 extern bool idem_dedup_takes_key(const IdemEnqueue *enqueue, const text *key);

@@ -214,7 +214,7 @@ static void
 update_job(Fetch *fetch, IdemFetched *job)
 {
 	IdemTable *jobs = fetch->jobs;
-	TupleTableSlot *slot = idem_write_copy_row(jobs);
+	TupleTableSlot *slot = idem_write_copy_row(jobs, jobs->found);
 
 	if (idem_jobrow_is_leased(jobs))
 		idem_row_set(slot, IDEM_JOBS_ERRORS,
@@ -229,8 +229,8 @@ update_job(Fetch *fetch, IdemFetched *job)
 	else
 		idem_row_clear(slot, IDEM_JOBS_LEASED_AT);
 	idem_row_set_varlena(slot, IDEM_JOBS_WORKER, fetch->args->worker);
-	idem_jobrow_store(jobs);
-	idem_change_note_move(jobs);
+	if (idem_jobrow_store(jobs, slot))
+		idem_change_note_move(slot);
 }
 
 /*
@@ -264,7 +264,7 @@ take_job(Fetch *fetch, IdemFetched *job)
 {
 	IdemTable *jobs = fetch->jobs;
 
-	if (idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip) != TM_Ok)
+	if (idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip, jobs->found) != TM_Ok)
 		return false;
 	idem_touched_held(fetch->args->queue.name, false);
 	if (end_if_spent(fetch))

@@ -52,7 +52,7 @@ lock_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
 		hold = find_held(jobs, job_id, token, queue);
 	} while (hold == IDEM_HOLD_OK &&
 			 idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleNoKeyExclusive,
-								 LockWaitBlock) != TM_Ok);
+								 LockWaitBlock, jobs->found) != TM_Ok);
 	if (hold == IDEM_HOLD_OK)
 		idem_touched_held(queue->name, false);
 	return hold;
@@ -107,7 +107,7 @@ idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *resul
 		if (hold != IDEM_HOLD_OK)
 			return hold;
 		idem_touched_held(queue->name, false);
-	} while (idem_write_delete(jobs, true) != TM_Ok);
+	} while (idem_write_delete(jobs, jobs->found, true) != TM_Ok);
 	now = idem_clock_now();
 	started_at = idem_jobrow_started_at(jobs);
 	(void) idem_joblog_write(jobs, "done", now, queue->keep, result, NULL, NULL);
@@ -124,7 +124,7 @@ idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *resul
 static void
 give_back(IdemTable *jobs, TimestampTz now, TimestampTz run_at, int attempt, Jsonb *errors)
 {
-	TupleTableSlot *slot = idem_write_copy_row(jobs);
+	TupleTableSlot *slot = idem_write_copy_row(jobs, jobs->found);
 
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(run_at));
 	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(attempt));
@@ -135,8 +135,8 @@ give_back(IdemTable *jobs, TimestampTz now, TimestampTz run_at, int attempt, Jso
 	idem_row_clear(slot, IDEM_JOBS_WORKER);
 	if (errors != NULL)
 		idem_row_set(slot, IDEM_JOBS_ERRORS, JsonbPGetDatum(errors));
-	idem_jobrow_store(jobs);
-	idem_change_note_given_back(jobs);
+	(void) idem_jobrow_store(jobs, slot);
+	idem_change_note_given_back(jobs, slot);
 }
 
 /*
@@ -256,23 +256,24 @@ has_nothing_to_renew(IdemTable *jobs, int64 lease)
 	return lease < 0 && idem_jobrow_was_fetched_here(jobs);
 }
 
-/* Renew the lease of the job found in the row to be written, and write that; returns its end */
+/* Write the new row of the job with a lease that begins now; returns its end */
 static TimestampTz
-renew_found(IdemTable *jobs, const IdemQueue *queue, int64 lease)
+renew_found(IdemTable *jobs, TupleTableSlot *slot, const IdemQueue *queue, int64 lease)
 {
 	TimestampTz now = idem_clock_now();
 	TimestampTz until = now + choose_lease(jobs, queue, lease);
+	bool has_moved;
 	bool is_shorter = until < idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL);
 
-	idem_row_set(jobs->written, IDEM_JOBS_LEASED_AT, TimestampTzGetDatum(now));
-	idem_row_set(jobs->written, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(until));
-	idem_jobrow_store(jobs);
+	idem_row_set(slot, IDEM_JOBS_LEASED_AT, TimestampTzGetDatum(now));
+	idem_row_set(slot, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(until));
+	has_moved = idem_jobrow_store(jobs, slot);
 	idem_touched_fetched(queue->name, until - now, until);
 	idem_change_note_unfetched(jobs);
 	if (is_shorter)
-		idem_change_note_job(jobs);
-	else
-		idem_change_note_move(jobs);
+		idem_change_note_job(slot);
+	else if (has_moved)
+		idem_change_note_move(slot);
 	return until;
 }
 
@@ -288,8 +289,7 @@ idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease
 	*lease_until = 0;
 	if (has_nothing_to_renew(jobs, lease))
 		return hold;
-	(void) idem_write_copy_row(jobs);
-	*lease_until = renew_found(jobs, queue, lease);
+	*lease_until = renew_found(jobs, idem_write_copy_row(jobs, jobs->found), queue, lease);
 	return hold;
 }
 
@@ -300,16 +300,15 @@ idem_workstore_progress(IdemTable *jobs, int64 job_id, int64 token, Jsonb *data,
 {
 	IdemQueue queue = {0};
 	IdemHold hold = lock_held(jobs, job_id, token, &queue);
+	TupleTableSlot *slot;
 
 	if (hold != IDEM_HOLD_OK)
 		return hold;
-	idem_row_set(idem_write_copy_row(jobs), IDEM_JOBS_PROGRESS, JsonbPGetDatum(data));
+	slot = idem_write_copy_row(jobs, jobs->found);
+	idem_row_set(slot, IDEM_JOBS_PROGRESS, JsonbPGetDatum(data));
 	if (!has_nothing_to_renew(jobs, lease))
-		*lease_until = renew_found(jobs, &queue, lease);
-	else
-	{
-		idem_jobrow_store(jobs);
-		idem_change_note_move(jobs);
-	}
+		*lease_until = renew_found(jobs, slot, &queue, lease);
+	else if (idem_jobrow_store(jobs, slot))
+		idem_change_note_move(slot);
 	return hold;
 }

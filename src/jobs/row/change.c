@@ -43,67 +43,51 @@ note_change(const text *queue, const IdemPosition *position, TimestampTz due, bo
 
 /* The time from which on the job can be fetched that this transaction has written */
 static TimestampTz
-get_written(IdemTable *jobs, IdemPosition *position)
+get_written(TupleTableSlot *new, IdemPosition *position)
 {
-	TupleTableSlot *slot = jobs->written;
-	const Datum *values = slot->tts_values;
+	const Datum *values = new->tts_values;
 
 	position->priority = DatumGetInt32(values[IDEM_JOBS_PRIORITY - 1]);
 	position->run_at = DatumGetTimestampTz(values[IDEM_JOBS_RUN_AT - 1]);
 	position->job_id = DatumGetInt64(values[IDEM_JOBS_JOB_ID - 1]);
-	/* a short row has no such column */
-	if (slot->tts_tupleDescriptor->natts >= IDEM_JOBS_LEASE_UNTIL &&
-		!slot->tts_isnull[IDEM_JOBS_LEASE_UNTIL - 1])
+	if (!new->tts_isnull[IDEM_JOBS_LEASE_UNTIL - 1])
 		return Max(position->run_at,
 				   DatumGetTimestampTz(values[IDEM_JOBS_LEASE_UNTIL - 1]));
 	return position->run_at;
 }
 
-/* Is the job that this transaction has written a follow-up job? */
-static bool
-is_written_follow_up(IdemTable *jobs)
-{
-	TupleTableSlot *slot = jobs->written;
-
-	/* a short row has no such column */
-	return slot->tts_tupleDescriptor->natts >= IDEM_JOBS_AFTER_JOB &&
-		!slot->tts_isnull[IDEM_JOBS_AFTER_JOB - 1];
-}
-
 static text *
-get_written_queue(IdemTable *jobs)
+get_written_queue(TupleTableSlot *new)
 {
-	return DatumGetTextPP(jobs->written->tts_values[IDEM_JOBS_QUEUE - 1]);
+	return DatumGetTextPP(new->tts_values[IDEM_JOBS_QUEUE - 1]);
 }
 
 /*
- * J14: this transaction has written the job (it is the row written): the job waits, or its
+ * J14: this transaction has written the job in this row: the job waits, or its
  * lease ends earlier than before.  Its entry is in the index already.
  */
 void
-idem_change_note_job(IdemTable *jobs)
+idem_change_note_job(TupleTableSlot *new)
 {
 	IdemPosition position;
-	TimestampTz due = get_written(jobs, &position);
+	TimestampTz due = get_written(new, &position);
 
-	note_change(get_written_queue(jobs), &position, due, is_written_follow_up(jobs));
+	note_change(get_written_queue(new), &position, due,
+				!new->tts_isnull[IDEM_JOBS_AFTER_JOB - 1]);
 }
 
 /*
- * J14: this transaction has written the job, which is leased now.  If it has new entries in the
- * indexes, a fetch may have met the old entry too late and the new one too early, and
+ * J14: this transaction has written the job, which is leased now, and it has new entries in
+ * indexes: a fetch may have met the old entry too late and the new one too early, and
  * would take the job for ended.
  */
 void
-idem_change_note_move(IdemTable *jobs)
+idem_change_note_move(TupleTableSlot *new)
 {
 	IdemPosition position;
-	TimestampTz due;
+	TimestampTz due = get_written(new, &position);
 
-	if (!jobs->has_moved)
-		return;
-	due = get_written(jobs, &position);
-	note_position(get_written_queue(jobs), &position, due);
+	note_position(get_written_queue(new), &position, due);
 }
 
 /* K14: this transaction has ended, given back or leased the job found */
@@ -116,11 +100,11 @@ idem_change_note_unfetched(IdemTable *jobs)
 
 /* A2: this transaction has given back the job found: it waits again */
 void
-idem_change_note_given_back(IdemTable *jobs)
+idem_change_note_given_back(IdemTable *jobs, TupleTableSlot *new)
 {
-	idem_touched_done(get_written_queue(jobs), false, idem_jobrow_was_fetched_here(jobs));
+	idem_touched_done(get_written_queue(new), false, idem_jobrow_was_fetched_here(jobs));
 	idem_change_note_unfetched(jobs);
-	idem_change_note_job(jobs);
+	idem_change_note_job(new);
 }
 
 /*
@@ -128,13 +112,13 @@ idem_change_note_given_back(IdemTable *jobs)
  * not a new one (A2).
  */
 void
-idem_change_note_absorbed(IdemTable *jobs)
+idem_change_note_absorbed(TupleTableSlot *new)
 {
 	IdemPosition position;
-	TimestampTz due = get_written(jobs, &position);
+	TimestampTz due = get_written(new, &position);
 
-	note_position(get_written_queue(jobs), &position, due);
-	idem_touched_due(get_written_queue(jobs), due);
+	note_position(get_written_queue(new), &position, due);
+	idem_touched_due(get_written_queue(new), due);
 }
 
 /* J14: this transaction has enqueued the job, whose entries are in the indexes already */

@@ -287,7 +287,7 @@ extern const char *const idem_jobrow_state_words[];
 extern IdemJobState idem_jobrow_state(IdemTable *jobs, Snapshot snapshot, TimestampTz now);
 extern const char *idem_jobrow_state_name(IdemTable *jobs);
 extern void idem_jobrow_note_place(const text *queue, int64 key_hash, ItemPointer place);
-extern void idem_jobrow_store(IdemTable *jobs);
+extern bool idem_jobrow_store(IdemTable *jobs, TupleTableSlot *new);
 
 /* queuecache.c */
 extern bool idem_queuecache_find(text *name, uint64 version, IdemQueue *queue);
@@ -311,11 +311,11 @@ extern bool idem_queuestore_pause(IdemTable *queues, text *name, bool pause);
 extern TimestampTz idem_queuestore_paused_at(text *name);
 
 /* change.c */
-extern void idem_change_note_job(IdemTable *jobs);
-extern void idem_change_note_move(IdemTable *jobs);
+extern void idem_change_note_job(TupleTableSlot *new);
+extern void idem_change_note_move(TupleTableSlot *new);
 extern void idem_change_note_unfetched(IdemTable *jobs);
-extern void idem_change_note_given_back(IdemTable *jobs);
-extern void idem_change_note_absorbed(IdemTable *jobs);
+extern void idem_change_note_given_back(IdemTable *jobs, TupleTableSlot *new);
+extern void idem_change_note_absorbed(TupleTableSlot *new);
 extern void idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id);
 extern void idem_change_note_found(IdemTable *jobs);
 extern void idem_change_note_end(IdemTable *jobs, const text *queue);

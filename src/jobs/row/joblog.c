@@ -104,8 +104,8 @@ make_room(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_
 	}
 	/* lock it first: a delete that does not wait refuses a row that this transaction has locked */
 	result = idem_table_lock_row(table, table->found->tts_tid, LockTupleExclusive,
-								 wait ? LockWaitBlock : LockWaitSkip);
-	if (result == TM_Ok && idem_write_delete(table, true) == TM_Ok)
+								 wait ? LockWaitBlock : LockWaitSkip, table->found);
+	if (result == TM_Ok && idem_write_delete(table, table->found, true) == TM_Ok)
 		warn_replaced(table, job_id);
 	if (result != TM_WouldBlock)
 		return true;
@@ -115,13 +115,14 @@ make_room(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_
 }
 
 /*
- * Insert the row written; it replaces an older one with the same primary key
+ * Insert the row; it replaces an older one with the same primary key
  * (J13).  Returns false if make_room() does.
  */
 static bool
-insert_over(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_the_way)
+insert_over(IdemTable *table, TupleTableSlot *new, IdemLookup *lookup, int64 job_id,
+			TransactionId *in_the_way)
 {
-	while (!idem_write_insert(table))
+	while (!idem_write_insert(table, new))
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (!make_room(table, lookup, job_id, in_the_way))
@@ -190,7 +191,7 @@ idem_joblog_write(IdemTable *jobs, const char *state, TimestampTz now, int64 kee
 	if (result != NULL)
 		idem_row_set(slot, IDEM_JOB_LOG_RESULT, JsonbPGetDatum(result));
 	lookup = idem_jobtable_by_id(&log, job_id);
-	written = insert_over(&log, &lookup, job_id, in_the_way);
+	written = insert_over(&log, slot, &lookup, job_id, in_the_way);
 	idem_table_close(&log);
 	return written;
 }
@@ -206,17 +207,17 @@ idem_joblog_move(IdemTable *jobs, const IdemQueue *queue, const char *state, Jso
 	if (!idem_joblog_write(jobs, state, idem_clock_now(), queue->keep_dead, NULL, errors,
 						   in_the_way))
 		return false;
-	if (idem_write_delete(jobs, true) != TM_Ok)
+	if (idem_write_delete(jobs, jobs->found, true) != TM_Ok)
 		elog(ERROR, "another transaction has changed a job that this transaction has locked");
 	idem_change_note_end(jobs, queue->name);
 	return true;
 }
 
-/* Does the row found in idem.job_keys have the number of the lookup, and not only the hash? */
+/* Does a row of idem.job_keys have the number of the lookup, and not only the hash? */
 static bool
-has_job_id(IdemTable *keys, IdemLookup *lookup)
+has_job_id(TupleTableSlot *row, IdemLookup *lookup)
 {
-	return idem_row_int64(keys->found, IDEM_JOB_KEYS_JOB_ID) == *(const int64 *) lookup->key;
+	return idem_row_int64(row, IDEM_JOB_KEYS_JOB_ID) == *(const int64 *) lookup->key;
 }
 
 /* J5: keep the key of a job that is done, so that it absorbs duplicates until its ttl has passed */
@@ -243,6 +244,6 @@ idem_joblog_keep_key(IdemTable *jobs, TimestampTz now, Jsonb *result)
 	lookup = idem_jobtable_by_key(&keys, keys.pkey, idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH));
 	lookup.matches = has_job_id;
 	lookup.key = &job_id;
-	(void) insert_over(&keys, &lookup, job_id, NULL);
+	(void) insert_over(&keys, slot, &lookup, job_id, NULL);
 	idem_table_close(&keys);
 }

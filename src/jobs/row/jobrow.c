@@ -247,26 +247,30 @@ idem_jobrow_note_place(const text *queue, int64 key_hash, ItemPointer place)
 }
 
 /*
- * Update the row found, which this transaction has locked.  A job that holds its key is
+ * Update the row of a job that this transaction has locked; returns whether its new version has
+ * entries of its own in indexes.  A job that holds its key is
  * updated under the lock on its hash, so that a concurrent enqueue of the key
  * does not miss the job while its row moves.
  */
-void
-idem_jobrow_store(IdemTable *jobs)
+bool
+idem_jobrow_store(IdemTable *jobs, TupleTableSlot *new)
 {
+	bool has_moved;
+
 	if (idem_jobrow_holds_key(jobs))
 	{
 		int64 key_hash = idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH);
 
-		idem_write_update_locked(jobs, key_hash);
-		if (jobs->has_moved)
+		idem_write_update_locked(jobs, jobs->found, new, key_hash, &has_moved);
+		if (has_moved)
 			idem_jobrow_note_place(
-				DatumGetTextPP(jobs->written->tts_values[IDEM_JOBS_QUEUE - 1]), key_hash,
-				&jobs->written->tts_tid);
+				DatumGetTextPP(new->tts_values[IDEM_JOBS_QUEUE - 1]), key_hash,
+				&new->tts_tid);
 		idem_table_unlock_hash(jobs, key_hash);
 	}
-	else if (idem_write_update(jobs) != TM_Ok)
+	else if (idem_write_update(jobs, jobs->found, new, &has_moved) != TM_Ok)
 		elog(ERROR, "another transaction has changed a job that this transaction has locked");
+	return has_moved;
 }
 
 /*

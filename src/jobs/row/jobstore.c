@@ -49,7 +49,7 @@ idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 		found = idem_jobstore_find(jobs, job_id, &queue);
 		if (found)
 			idem_touched_held(queue.name, false);
-	} while (found && idem_write_delete(jobs, true) != TM_Ok);
+	} while (found && idem_write_delete(jobs, jobs->found, true) != TM_Ok);
 	idem_jobtable_unmark_cancel(job_id);
 	if (!found)
 		return false;
@@ -100,14 +100,14 @@ idem_jobstore_insert_again(IdemTable *jobs, IdemTable *log)
 		idem_table_lock_toast(jobs);
 		idem_table_lock_hash(jobs, key_hash);
 	}
-	inserted = idem_write_insert(jobs);
+	inserted = idem_write_insert(jobs, slot);
 	if (takes_key)
 	{
-		idem_jobrow_note_place(queue, key_hash, &jobs->written->tts_tid);
+		idem_jobrow_note_place(queue, key_hash, &slot->tts_tid);
 		idem_table_unlock_hash(jobs, key_hash);
 	}
 	if (inserted)
-		idem_change_note_job(jobs);
+		idem_change_note_job(slot);
 	return inserted;
 }
 
@@ -134,7 +134,7 @@ idem_jobstore_retry(IdemTable *jobs, int64 job_id)
 			idem_queuestore_use_of_row(&log, IDEM_JOB_LOG_QUEUE, &queue);
 			found = idem_row_bool(log.found, IDEM_JOB_LOG_RETRYABLE);
 		}
-		removed = found && idem_write_delete(&log, true) == TM_Ok;
+		removed = found && idem_write_delete(&log, log.found, true) == TM_Ok;
 	} while (found && !removed);
 	if (removed)
 	{

@@ -62,12 +62,14 @@ write_link(IdemTable *jobs, const NotedLink *link)
 	key_hash = idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH);
 	if (holds_key && !idem_table_try_lock_hash(jobs, key_hash))
 		return;
-	if (idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleNoKeyExclusive, LockWaitSkip) ==
+	if (idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleNoKeyExclusive, LockWaitSkip, jobs->found) ==
 		TM_Ok)
 	{
-		idem_row_set(idem_write_copy_row(jobs), IDEM_JOBS_LINKS, JsonbPGetDatum(links));
-		idem_jobrow_store(jobs);
-		idem_change_note_absorbed(jobs);
+		TupleTableSlot *slot = idem_write_copy_row(jobs, jobs->found);
+
+		idem_row_set(slot, IDEM_JOBS_LINKS, JsonbPGetDatum(links));
+		(void) idem_jobrow_store(jobs, slot);
+		idem_change_note_absorbed(slot);
 	}
 	if (holds_key)
 		idem_table_unlock_hash(jobs, key_hash);

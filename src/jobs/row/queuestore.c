@@ -238,14 +238,15 @@ idem_queuestore_open(IdemTable *queues)
 }
 
 /*
- * Write the row: update the row found if it exists, else insert a new one.  The invalidation
+ * Write the row: update the one found if it exists, else insert a new one.  The invalidation
  * comes first, so that it applies in this session with the end of the write.
  */
 static void
-store_settings(IdemTable *table, bool exists)
+store_settings(IdemTable *table, bool exists, TupleTableSlot *new)
 {
 	CacheInvalidateRelcache(table->heap);
-	if (exists ? idem_write_update(table) != TM_Ok : !idem_write_insert(table))
+	if (exists ? idem_write_update(table, table->found, new, NULL) != TM_Ok :
+				 !idem_write_insert(table, new))
 		elog(ERROR, "could not store the settings of a queue");
 }
 
@@ -254,7 +255,7 @@ static TupleTableSlot *
 begin_change(IdemTable *table, text *name, bool exists)
 {
 	TupleTableSlot *slot =
-		exists ? idem_write_copy_row(table) : idem_write_new_row(table);
+		exists ? idem_write_copy_row(table, table->found) : idem_write_new_row(table);
 
 	idem_row_set(slot, IDEM_QUEUES_QUEUE, PointerGetDatum(name));
 	return slot;
@@ -291,7 +292,7 @@ idem_queuestore_set(IdemTable *queues, text *name, const NullableDatum *columns)
 		idem_row_clear(slot, IDEM_QUEUES_OWNER);
 		idem_row_clear(slot, IDEM_QUEUES_OWNED_AT);
 	}
-	store_settings(queues, exists);
+	store_settings(queues, exists, slot);
 	return new_owner != owner && OidIsValid(new_owner);
 }
 
@@ -381,7 +382,7 @@ idem_queuestore_drop(IdemTable *queues, text *name)
 	if (exists)
 	{
 		CacheInvalidateRelcache(queues->heap);
-		if (idem_write_delete(queues, true) != TM_Ok)
+		if (idem_write_delete(queues, queues->found, true) != TM_Ok)
 			elog(ERROR, "could not remove the settings of a queue");
 	}
 	return exists;
@@ -410,7 +411,7 @@ idem_queuestore_pause(IdemTable *queues, text *name, bool pause)
 			idem_row_clear(slot, IDEM_QUEUES_PAUSED_AT);
 			idem_touched_held(name, true);
 		}
-		store_settings(queues, exists);
+		store_settings(queues, exists, slot);
 	}
 	return paused != pause;
 }
