@@ -107,7 +107,7 @@ extern void idem_answer_put(IdemAnswer *answer);
 
 /*
  * Set a column of the row: attno as Anum_claim_result_status, and the type that it is
- * declared with.  What has a value for "none" (NULL, time 0) leaves the column null.
+ * declared with.  A NULL pointer leaves the column null.
  */
 static inline void
 idem_answer_set(IdemAnswer *answer, int attno, Oid type PG_USED_FOR_ASSERTS_ONLY, Datum value)
@@ -145,8 +145,15 @@ idem_answer_float8(IdemAnswer *answer, int attno, double value)
 static inline void
 idem_answer_time(IdemAnswer *answer, int attno, TimestampTz value)
 {
+	idem_answer_set(answer, attno, TIMESTAMPTZOID, TimestampTzGetDatum(value));
+}
+
+/* A time for which 0 means that there is none */
+static inline void
+idem_answer_optional_time(IdemAnswer *answer, int attno, TimestampTz value)
+{
 	if (value != 0)
-		idem_answer_set(answer, attno, TIMESTAMPTZOID, TimestampTzGetDatum(value));
+		idem_answer_time(answer, attno, value);
 }
 
 static inline void

@@ -174,7 +174,7 @@ put_get_row(IdemAnswer *answer, const IdemKeyInfo *info)
 	}
 	idem_answer_jsonb(answer, Anum_get_result_checkpoint, info->checkpoint);
 	idem_answer_time(answer, Anum_get_result_created_at, info->created_at);
-	idem_answer_time(answer, Anum_get_result_finished_at, info->finished_at);
+	idem_answer_optional_time(answer, Anum_get_result_finished_at, info->finished_at);
 	idem_answer_time(answer, Anum_get_result_expires_at, info->expires_at);
 	idem_answer_put(answer);
 }

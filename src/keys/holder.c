@@ -48,7 +48,7 @@ put_row(IdemAnswer *answer, const char *kind, const IdemHolder *holder, IdemTabl
 		if (holder->pid != 0)
 			idem_answer_int32(answer, Anum_holder_result_pid, holder->pid);
 		idem_answer_string(answer, Anum_holder_result_application_name, holder->application_name);
-		idem_answer_time(answer, Anum_holder_result_since, holder->since);
+		idem_answer_optional_time(answer, Anum_holder_result_since, holder->since);
 	}
 	if (lease != NULL)
 	{

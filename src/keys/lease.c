@@ -79,7 +79,7 @@ idem_lease(PG_FUNCTION_ARGS)
 		idem_answer_int32(&answer, Anum_lease_result_attempt, info.attempt);
 		idem_answer_time(&answer, Anum_lease_result_lease_until, info.lease_until);
 	}
-	idem_answer_time(&answer, Anum_lease_result_expires_at, info.expires_at);
+	idem_answer_optional_time(&answer, Anum_lease_result_expires_at, info.expires_at);
 	return idem_answer_row(&answer);
 }
 

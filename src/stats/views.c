@@ -171,7 +171,7 @@ idem_stat_databases(PG_FUNCTION_ARGS)
 		for (int j = 0; j < IDEM_DATABASE_COUNTER_N; j++)
 			idem_answer_int64(&answer, Anum_idem_stat_databases_claims + j,
 							  (int64) copies[i].counters[j]);
-		idem_answer_time(&answer, Anum_idem_stat_databases_stats_reset, copies[i].stats_reset);
+		idem_answer_optional_time(&answer, Anum_idem_stat_databases_stats_reset, copies[i].stats_reset);
 		idem_answer_put(&answer);
 	}
 	return (Datum) 0;
@@ -196,7 +196,7 @@ idem_stat_queues(PG_FUNCTION_ARGS)
 		for (int j = 0; j < IDEM_QUEUE_COUNTER_N; j++)
 			idem_answer_int64(&answer, Anum_idem_stat_queues_enqueued + j,
 							  (int64) copies[i].counters[j]);
-		idem_answer_time(&answer, Anum_idem_stat_queues_stats_reset, copies[i].stats_reset);
+		idem_answer_optional_time(&answer, Anum_idem_stat_queues_stats_reset, copies[i].stats_reset);
 		idem_answer_put(&answer);
 	}
 	return (Datum) 0;
@@ -255,7 +255,7 @@ put_latency(IdemAnswer *answer, const IdemStatsSnapshot *snapshot, IdemHistogram
 	}
 	idem_answer_set(answer, Anum_idem_stat_latency_bounds, FLOAT8ARRAYOID, bounds);
 	idem_answer_set(answer, Anum_idem_stat_latency_counts, INT8ARRAYOID, make_counts(histogram));
-	idem_answer_time(answer, Anum_idem_stat_latency_stats_reset, snapshot->stats_reset);
+	idem_answer_optional_time(answer, Anum_idem_stat_latency_stats_reset, snapshot->stats_reset);
 	idem_answer_put(answer);
 }
 
@@ -293,12 +293,12 @@ put_progress(IdemAnswer *answer, Oid database, const IdemProgress *progress)
 						   progress->removed * 1e6 / Max(progress->working, 1));
 	if (progress->backlog >= 0)
 		idem_answer_int64(answer, Anum_idem_stat_cleanup_backlog, progress->backlog);
-	idem_answer_time(answer, Anum_idem_stat_cleanup_started_at, progress->started_at);
-	idem_answer_time(answer, Anum_idem_stat_cleanup_last_finished_at, progress->finished_at);
+	idem_answer_optional_time(answer, Anum_idem_stat_cleanup_started_at, progress->started_at);
+	idem_answer_optional_time(answer, Anum_idem_stat_cleanup_last_finished_at, progress->finished_at);
 	if (progress->error_at != 0)
 		set_text(answer, Anum_idem_stat_cleanup_last_error, database, progress->error,
 				 strlen(progress->error));
-	idem_answer_time(answer, Anum_idem_stat_cleanup_last_error_at, progress->error_at);
+	idem_answer_optional_time(answer, Anum_idem_stat_cleanup_last_error_at, progress->error_at);
 	idem_answer_put(answer);
 }
 
@@ -359,8 +359,8 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 		idem_answer_float8(&answer, Anum_idem_stat_worker_overdue_seconds,
 						   Max(idem_clock_steady() - launcher.awake_at, 0) / 1e6);
 	}
-	idem_answer_time(&answer, Anum_idem_stat_worker_started_at, launcher.started_at);
-	idem_answer_time(&answer, Anum_idem_stat_worker_last_run_at, launcher.last_visit_at);
+	idem_answer_optional_time(&answer, Anum_idem_stat_worker_started_at, launcher.started_at);
+	idem_answer_optional_time(&answer, Anum_idem_stat_worker_last_run_at, launcher.last_visit_at);
 	if (visit.pid != 0)
 	{
 		idem_answer_set(&answer, Anum_idem_stat_worker_datid, OIDOID,
@@ -368,7 +368,7 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 		idem_answer_int32(&answer, Anum_idem_stat_worker_worker_pid, visit.pid);
 	}
 	idem_answer_int32(&answer, Anum_idem_stat_worker_used_slots, count_workers());
-	idem_answer_time(&answer, Anum_idem_stat_worker_no_slot_since, launcher.no_slot_since);
+	idem_answer_optional_time(&answer, Anum_idem_stat_worker_no_slot_since, launcher.no_slot_since);
 	if (launcher.clock_back_at != 0)
 	{
 		idem_answer_time(&answer, Anum_idem_stat_worker_clock_back_at, launcher.clock_back_at);
@@ -378,7 +378,7 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 	if (launcher.error_at != 0)
 		set_text(&answer, Anum_idem_stat_worker_last_error, InvalidOid, launcher.error,
 				 strlen(launcher.error));
-	idem_answer_time(&answer, Anum_idem_stat_worker_last_error_at, launcher.error_at);
+	idem_answer_optional_time(&answer, Anum_idem_stat_worker_last_error_at, launcher.error_at);
 	idem_answer_put(&answer);
 	return (Datum) 0;
 }

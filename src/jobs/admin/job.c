@@ -74,9 +74,9 @@ put_job(const IdemJobInfo *info, void *arg)
 	idem_answer_time(answer, Anum_job_result_enqueued_at, info->enqueued_at);
 	if (info->ended_at == 0)
 		idem_answer_time(answer, Anum_job_result_run_at, info->run_at);
-	idem_answer_time(answer, Anum_job_result_started_at, info->started_at);
-	idem_answer_time(answer, Anum_job_result_lease_until, info->lease_until);
-	idem_answer_time(answer, Anum_job_result_ended_at, info->ended_at);
+	idem_answer_optional_time(answer, Anum_job_result_started_at, info->started_at);
+	idem_answer_optional_time(answer, Anum_job_result_lease_until, info->lease_until);
+	idem_answer_optional_time(answer, Anum_job_result_ended_at, info->ended_at);
 	idem_answer_jsonb(answer, Anum_job_result_headers, info->headers);
 	idem_answer_jsonb(answer, Anum_job_result_links, info->links);
 	idem_answer_jsonb(answer, Anum_job_result_errors, info->errors);

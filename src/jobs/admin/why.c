@@ -22,7 +22,7 @@ put_reason(const IdemWhy *why, void *arg)
 
 	idem_answer_string(answer, Anum_why_result_reason, why->reason);
 	idem_answer_string(answer, Anum_why_result_detail, idem_show_text(why->detail));
-	idem_answer_time(answer, Anum_why_result_since, why->since);
+	idem_answer_optional_time(answer, Anum_why_result_since, why->since);
 	if (why->pid != 0)
 		idem_answer_int32(answer, Anum_why_result_pid, why->pid);
 	idem_answer_string(answer, Anum_why_result_fix, why->fix);

@@ -443,7 +443,7 @@ idem_heartbeat(PG_FUNCTION_ARGS)
 		idem_answer_string(&answer, Anum_heartbeat_result_status,
 						   get_status(batch.holds[i], "renewed"));
 		if (batch.holds[i] == IDEM_HOLD_OK)
-			idem_answer_time(&answer, Anum_heartbeat_result_lease_until, lease_until[i]);
+			idem_answer_optional_time(&answer, Anum_heartbeat_result_lease_until, lease_until[i]);
 		idem_answer_put(&answer);
 	}
 	return (Datum) 0;
