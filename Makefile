@@ -20,6 +20,7 @@ OBJS = \
 	src/shmem/histogram.o \
 	src/shmem/entries.o \
 	src/shmem/waiters.o \
+	src/shmem/queueref.o \
 	src/table/subscription.o \
 	src/table/shape.o \
 	src/table/citus.o \

@@ -426,78 +426,78 @@ get_database(Oid database)
 	return entry;
 }
 
-static IdemCounterSlot
-make_slot(StatsEntry *entry)
+static IdemEntryRef
+make_ref(StatsEntry *entry)
 {
-	IdemCounterSlot slot = {0};
+	IdemEntryRef ref = {0};
 
 	if (entry != NULL)
 	{
-		slot.counters = &get_stripes(entry)[idem_compat_proc_number() % NSTRIPES];
-		slot.used = &entry->used;
-		slot.version = &entry->version;
-		slot.seen_version = pg_atomic_read_u64(&entry->version);
-		slot.skips = &entry->skips;
-		slot.histograms = entry->histograms;
+		ref.counters = &get_stripes(entry)[idem_compat_proc_number() % NSTRIPES];
+		ref.used = &entry->used;
+		ref.version = &entry->version;
+		ref.seen_version = pg_atomic_read_u64(&entry->version);
+		ref.skips = &entry->skips;
+		ref.histograms = entry->histograms;
 	}
-	return slot;
+	return ref;
 }
 
 /* Where this backend counts for its database, which gets an entry if there is room */
-IdemCounterSlot
+IdemEntryRef
 idem_entries_get_database(void)
 {
-	return make_slot(shared != NULL ? get_database(MyDatabaseId) : NULL);
+	return make_ref(shared != NULL ? get_database(MyDatabaseId) : NULL);
 }
 
 /*
- * S2: pin the entry of a queue, as it was when the slot was filled.  Returns false if it may have
+ * S2: pin the entry of a queue, as it was when it was looked up.  Returns false if it may have
  * given way since.  A pin takes no lock and costs two additions to a cache line that mostly this
  * backend writes.
  */
 bool
-idem_entries_pin(const IdemCounterSlot *slot)
+idem_entries_pin(const IdemEntryRef *ref)
 {
 	/* a full barrier: remove_unpinned() does the reverse */
-	pg_atomic_fetch_add_u64(&slot->counters->pins, 1);
-	if (unlikely(pg_atomic_read_u64(slot->version) != slot->seen_version))
+	pg_atomic_fetch_add_u64(&ref->counters->pins, 1);
+	if (unlikely(pg_atomic_read_u64(ref->version) != ref->seen_version))
 	{
-		idem_entries_unpin(slot);
+		idem_entries_unpin(ref);
 		return false;
 	}
-	if (!*slot->used)
-		*slot->used = true;
+	if (!*ref->used)
+		*ref->used = true;
 	return true;
 }
 
 void
-idem_entries_unpin(const IdemCounterSlot *slot)
+idem_entries_unpin(const IdemEntryRef *ref)
 {
-	pg_atomic_fetch_sub_u64(&slot->counters->pins, 1);
+	pg_atomic_fetch_sub_u64(&ref->counters->pins, 1);
 }
 
 /* Where this backend counts for a queue: its entry is pinned.  Never throws. */
-IdemCounterSlot
+IdemEntryRef
 idem_entries_pin_queue(const text *queue, IdemMakeEntry make)
 {
-	IdemCounterSlot slot;
+	IdemEntryRef ref;
 	EntryKey key;
 	StatsEntry *entry;
 
 	/* a row that was not enqueued by idem may have a longer name, for which an entry has no room */
 	if (shared == NULL || VARSIZE_ANY_EXHDR(queue) > IDEM_MAX_QUEUE_LEN)
-		return make_slot(NULL);
+		return make_ref(NULL);
 	key = make_key(MyDatabaseId, VARDATA_ANY(queue), VARSIZE_ANY_EXHDR(queue));
 	lock_shared(make == IDEM_MAKE_NEVER ? LW_SHARED : LW_EXCLUSIVE);
 	entry = find_entry(&key);
 	if (entry == NULL && make != IDEM_MAKE_NEVER)
 		entry = make_queue(&key, GetCurrentTimestamp(), make == IDEM_MAKE_ROOM);
-	slot = make_slot(entry);
+	ref = make_ref(entry);
 	/* it cannot give way under the lock */
-	if (entry != NULL && !idem_entries_pin(&slot))
+	if (entry != NULL && !idem_entries_pin(&ref))
 		Assert(false);
 	unlock_shared();
-	return slot;
+	return ref;
 }
 
 /*

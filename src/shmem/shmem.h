@@ -5,7 +5,7 @@
  *		fetches skip, and which sessions wait.
  *
  * The other folders read and write the shared memory through the functions below.  Only counters
- * and histograms are added to directly, at the place that a slot shows (IdemCounterSlot).
+ * and histograms are added to directly, where an IdemEntryRef points.
  */
 #ifndef IDEM_SHMEM_H
 #define IDEM_SHMEM_H
@@ -157,16 +157,16 @@ typedef struct IdemHistogramCopy
 	uint64 usecs;
 } IdemHistogramCopy;
 
-/* Where this backend counts for a database or a queue; it adds without a lock */
-typedef struct IdemCounterSlot
+/* The entry of a database or a queue, for this backend, which adds to it without a lock */
+typedef struct IdemEntryRef
 {
 	IdemCounters *counters;	   /* NULL: there is no room, or no shared memory */
 	IdemHistogram *histograms; /* of a queue, by kind; NULL as above */
 	volatile bool *used;	   /* set when it is used (W5, S2); may be NULL */
 	IdemSkips *skips;		   /* of a queue; NULL as above */
 	pg_atomic_uint64 *version; /* of a queue: changes when its entry gives way */
-	uint64 seen_version;	   /* what it was when the slot was filled */
-} IdemCounterSlot;
+	uint64 seen_version;	   /* what it was when the entry was looked up */
+} IdemEntryRef;
 
 /* What to do if a queue has no entry */
 typedef enum IdemMakeEntry
@@ -348,6 +348,48 @@ typedef enum IdemWoken
 	IDEM_WOKEN_FOR_MORE /* several may be: it wakes one more waiter for each further job */
 } IdemWoken;
 
+/* What the open transaction has done that concerns those who wait for a queue; see wake/touched.c */
+typedef struct IdemTouched
+{
+	int njobs;				 /* new ones that are ready if the transaction commits */
+	TimestampTz later;		 /* when the next one becomes ready; or DT_NOEND */
+	int nfetched;			 /* fetched without a lease by this transaction, and not ended yet */
+	bool leases;			 /* it has leased jobs, too: nfetched may be too high then */
+	SubTransactionId holder; /* the last one that has locked or changed jobs; or 0 */
+	bool undone;			 /* it was rolled back: nfetched may be too low */
+	bool lets_go;			 /* its commit lets go jobs that it has locked */
+	bool follows;			 /* it has enqueued a follow-up job (J4) */
+	bool ended_key;			 /* it has ended a job with a key, so follow-up jobs may be free */
+} IdemTouched;
+
+/*
+ * The handle of a queue: what this backend knows about it, and what the open transaction has done
+ * with it.  It is valid until the transaction ends; see queueref.c.  Other folders read only the
+ * first part.
+ */
+typedef struct IdemQueueRef
+{
+	text *name;		/* NULL: this handle stands for several queues; it must not keep settings */
+	uint64 subject; /* of those who wait for the queue */
+	/* Of src/jobs; NULL: none are known.  Allocated in GetMemoryChunkContext() of the handle. */
+	struct IdemQueueSettings *settings;
+
+	/* The entry in shared memory: */
+	IdemEntryRef entry;	  /* no counters: there was none; it may have given way unless pinned */
+	uint64 nmade;		  /* idem_entries_nmade() when the entry was last looked for; 0: never */
+	IdemSkips *own_skips; /* of this backend, while there is no entry; NULL: none yet */
+	bool own_are_old;	  /* others have noted their changes elsewhere since */
+
+	/* For the open transaction: */
+	struct IdemQueueRef *next; /* in idem_queueref_used */
+	bool is_used;
+	bool is_pinned;				 /* the entry cannot give way */
+	SubTransactionId used_by;	 /* the first that used it and was not rolled back; 0: none */
+	struct IdemPending *pending; /* in TopTransactionContext; NULL: nothing; stats/counters.c */
+	bool is_touched;			 /* the next one has a content */
+	IdemTouched touched;
+} IdemQueueRef;
+
 /* exchange.c */
 extern Size idem_exchange_size(void);
 extern void idem_exchange_attach(LWLock *lock);
@@ -405,10 +447,10 @@ extern bool idem_entries_attach(void);
 extern bool idem_entries_exist(void);
 extern bool idem_entries_is_full(void);
 extern uint64 idem_entries_nmade(void);
-extern IdemCounterSlot idem_entries_get_database(void);
-extern bool idem_entries_pin(const IdemCounterSlot *slot);
-extern void idem_entries_unpin(const IdemCounterSlot *slot);
-extern IdemCounterSlot idem_entries_pin_queue(const text *queue, IdemMakeEntry make);
+extern IdemEntryRef idem_entries_get_database(void);
+extern bool idem_entries_pin(const IdemEntryRef *ref);
+extern void idem_entries_unpin(const IdemEntryRef *ref);
+extern IdemEntryRef idem_entries_pin_queue(const text *queue, IdemMakeEntry make);
 extern bool idem_entries_take_use(void);
 extern bool idem_entries_is_used(Oid database);
 extern IdemStatsSnapshot *idem_entries_copy_counters(bool of_queues, int *n);
@@ -444,5 +486,15 @@ extern void idem_waiters_wake(uint64 subject, int n, IdemWoken why);
 extern void idem_waiters_wake_blocked(uint64 subject);
 extern void idem_waiters_wake_all(void);
 extern void idem_waiters_lower_next_look(uint64 subject, int64 next_look);
+
+/* queueref.c */
+extern IdemQueueRef *idem_queueref_used;
+extern IdemQueueRef *idem_queueref_get(const text *name);
+extern void idem_queueref_use(IdemQueueRef *ref);
+extern bool idem_queueref_pin(IdemQueueRef *ref);
+extern bool idem_queueref_make_entry(IdemQueueRef *ref, IdemMakeEntry make);
+extern IdemSkips *idem_queueref_skips(IdemQueueRef *ref);
+extern void idem_queueref_unpin_all(void);
+extern void idem_queueref_forget_all(void);
 
 #endif /* IDEM_SHMEM_H */

@@ -37,11 +37,10 @@ extern void idem_statsfile_load(void);
 extern void idem_counters_init(void);
 extern void idem_counters_note_use(void);
 extern void idem_counters_add(IdemDatabaseCounter counter);
-extern void idem_counters_add_queue(const text *queue, IdemQueueCounter counter);
-extern void idem_counters_add_queue_time(const text *queue, IdemQueueCounter counter,
+extern void idem_counters_add_queue(IdemQueueRef *queue, IdemQueueCounter counter);
+extern void idem_counters_add_queue_time(IdemQueueRef *queue, IdemQueueCounter counter,
 										 IdemHistogramKind kind, TimestampTz from,
 										 TimestampTz to);
-extern IdemSkips *idem_counters_get_skips(const text *queue, bool *is_shared);
 extern void idem_counters_buffer(void);
 extern void idem_counters_log_duplicate(const char *kind, const char *outcome,
 										const text *name_space, const text *key);

@@ -32,22 +32,6 @@
 #define MAX_QUEUES 256
 #define MAX_ENDS   65536
 
-/* A queue that this transaction has touched */
-typedef struct Touched
-{
-	uint64 subject;
-	int njobs;				 /* new ones that are ready if the transaction commits */
-	TimestampTz later;		 /* when the next one becomes ready; or DT_NOEND */
-	int nfetched;			 /* fetched without a lease by this transaction, and not ended yet */
-	bool leases;			 /* it has leased jobs, too: nfetched may be too high then */
-	SubTransactionId holder; /* the last one that has locked or changed jobs; or 0 */
-	bool undone;			 /* it was rolled back: nfetched may be too low */
-	bool lets_go;			 /* its commit lets go jobs that it has locked */
-	bool follows;			 /* it has enqueued a follow-up job (J4) */
-	bool ended_key;			 /* it has ended a job with a key, so follow-up jobs may be free */
-} Touched;
-
-static Touched queues[MAX_QUEUES];
 static int nqueues = 0;
 static uint64 *ends = NULL; /* jobs and keys that it has ended; in TopTransactionContext */
 static int nends = 0;
@@ -58,6 +42,7 @@ static bool too_many = false;
 static enum {
 	XACT_OPEN,
 	XACT_COMMITTED,
+	XACT_PREPARED,
 	XACT_ABORTED
 } xact_end = XACT_OPEN;
 
@@ -66,40 +51,32 @@ static SubTransactionId ended_subid = InvalidSubTransactionId;
 
 static void wake_at_exit(int code, Datum arg);
 
-static Touched *
-add_queue(uint64 subject)
+/* What the transaction has done with the queue */
+static IdemTouched *
+get_touched(IdemQueueRef *queue)
 {
 	static bool is_registered = false;
-	Touched *queue;
+	static IdemTouched beyond;
 
+	if (likely(queue->is_touched))
+		return &queue->touched;
 	if (!is_registered)
 	{
 		on_shmem_exit(wake_at_exit, (Datum) 0);
 		is_registered = true;
 	}
-	if (nqueues == MAX_QUEUES)
+	/* a handle without a name stands for several queues */
+	if (nqueues == MAX_QUEUES || queue->name == NULL)
 	{
 		too_many = true;
-		nqueues--;
+		return &beyond;
 	}
-	queue = &queues[nqueues++];
-	memset(queue, 0, sizeof(*queue));
-	queue->subject = subject;
-	queue->later = DT_NOEND;
-	return queue;
-}
-
-static Touched *
-get_queue(const text *name)
-{
-	uint64 subject = idem_waiters_queue(name);
-
-	for (int i = nqueues - 1; i >= 0; i--)
-	{
-		if (queues[i].subject == subject)
-			return &queues[i];
-	}
-	return add_queue(subject);
+	nqueues++;
+	idem_queueref_use(queue);
+	queue->is_touched = true;
+	memset(&queue->touched, 0, sizeof(queue->touched));
+	queue->touched.later = DT_NOEND;
+	return &queue->touched;
 }
 
 static void
@@ -127,30 +104,30 @@ add_end(uint64 subject)
  * it is a follow-up job, which may be blocked.
  */
 void
-idem_touched_job(const text *name, TimestampTz due, bool follows)
+idem_touched_job(IdemQueueRef *queue, TimestampTz due, bool follows)
 {
-	Touched *queue;
+	IdemTouched *touched;
 
 	if (!idem_waiters_are_shared())
 		return;
-	queue = get_queue(name);
+	touched = get_touched(queue);
 	if (due <= idem_clock_now())
-		queue->njobs++;
+		touched->njobs++;
 	else
-		queue->later = Min(queue->later, due);
-	queue->follows |= follows;
+		touched->later = Min(touched->later, due);
+	touched->follows |= follows;
 }
 
 /* A4: this transaction has changed a job, which can be fetched from this time on */
 void
-idem_touched_due(const text *name, TimestampTz due)
+idem_touched_due(IdemQueueRef *queue, TimestampTz due)
 {
-	Touched *queue;
+	IdemTouched *touched;
 
 	if (!idem_waiters_are_shared())
 		return;
-	queue = get_queue(name);
-	queue->later = Min(queue->later, due);
+	touched = get_touched(queue);
+	touched->later = Min(touched->later, due);
 }
 
 /*
@@ -159,33 +136,33 @@ idem_touched_due(const text *name, TimestampTz due)
  * because of an absorbed duplicate, or because the queue goes on.
  */
 void
-idem_touched_held(const text *name, bool lets_go)
+idem_touched_held(IdemQueueRef *queue, bool lets_go)
 {
-	Touched *queue;
+	IdemTouched *touched;
 
 	if (!idem_waiters_are_shared())
 		return;
-	queue = get_queue(name);
-	queue->holder = GetCurrentSubTransactionId();
-	queue->lets_go |= lets_go;
+	touched = get_touched(queue);
+	touched->holder = GetCurrentSubTransactionId();
+	touched->lets_go |= lets_go;
 }
 
 /* A2: this transaction has fetched a job, or renewed its lease; lease 0: it has none */
 void
-idem_touched_fetched(const text *name, int64 lease, TimestampTz lease_until)
+idem_touched_fetched(IdemQueueRef *queue, int64 lease, TimestampTz lease_until)
 {
-	Touched *queue;
+	IdemTouched *touched;
 
 	if (!idem_waiters_are_shared())
 		return;
-	queue = get_queue(name);
-	queue->holder = GetCurrentSubTransactionId();
+	touched = get_touched(queue);
+	touched->holder = GetCurrentSubTransactionId();
 	if (lease == 0)
-		queue->nfetched++;
+		touched->nfetched++;
 	else
 	{
-		queue->leases = true;
-		queue->later = Min(queue->later, lease_until);
+		touched->leases = true;
+		touched->later = Min(touched->later, lease_until);
 	}
 }
 
@@ -194,17 +171,17 @@ idem_touched_fetched(const text *name, int64 lease, TimestampTz lease_until)
  * jobs may be free now.  was_fetched: this transaction has fetched it without a lease.
  */
 void
-idem_touched_done(const text *name, bool has_key, bool was_fetched)
+idem_touched_done(IdemQueueRef *queue, bool has_key, bool was_fetched)
 {
-	Touched *queue;
+	IdemTouched *touched;
 
 	if (!idem_waiters_are_shared())
 		return;
-	queue = get_queue(name);
-	queue->holder = GetCurrentSubTransactionId();
-	queue->ended_key |= has_key;
-	if (was_fetched && !queue->leases)
-		queue->nfetched--;
+	touched = get_touched(queue);
+	touched->holder = GetCurrentSubTransactionId();
+	touched->ended_key |= has_key;
+	if (was_fetched && !touched->leases)
+		touched->nfetched--;
 }
 
 /* A5, A6: this transaction has ended a job, or has ended or shortened the lease of a key */
@@ -220,24 +197,24 @@ idem_touched_end(uint64 subject)
  * wakes only one session, which counts all of them.
  */
 static void
-wake_for_commit(const Touched *queue)
+wake_for_commit(uint64 subject, const IdemTouched *touched)
 {
 	TimestampTz now;
 
-	if (!idem_waiters_exist(queue->subject))
+	if (!idem_waiters_exist(subject))
 		return;
 	now = idem_clock_now();
 	/* before it wakes anyone: the job before may have ended already, without a mark */
-	if (queue->follows)
-		idem_waiters_note_blocked(queue->subject);
-	if (queue->lets_go || queue->later <= now || queue->nfetched > 0 || queue->undone)
-		idem_waiters_wake(queue->subject, 1, IDEM_WOKEN_FOR_MORE);
-	else if (queue->njobs > 0)
-		idem_waiters_wake(queue->subject, queue->njobs, IDEM_WOKEN_FOR_ONE);
-	if (queue->later > now && queue->later != DT_NOEND)
-		idem_waiters_lower_next_look(queue->subject, idem_clock_steady() + (queue->later - now));
-	if (queue->ended_key)
-		idem_waiters_wake_blocked(queue->subject);
+	if (touched->follows)
+		idem_waiters_note_blocked(subject);
+	if (touched->lets_go || touched->later <= now || touched->nfetched > 0 || touched->undone)
+		idem_waiters_wake(subject, 1, IDEM_WOKEN_FOR_MORE);
+	else if (touched->njobs > 0)
+		idem_waiters_wake(subject, touched->njobs, IDEM_WOKEN_FOR_ONE);
+	if (touched->later > now && touched->later != DT_NOEND)
+		idem_waiters_lower_next_look(subject, idem_clock_steady() + (touched->later - now));
+	if (touched->ended_key)
+		idem_waiters_wake_blocked(subject);
 }
 
 /* A2: the transaction has committed, and other sessions see that */
@@ -245,8 +222,11 @@ static void
 wake_at_commit(void)
 {
 	pg_memory_barrier();
-	for (int i = 0; i < nqueues; i++)
-		wake_for_commit(&queues[i]);
+	for (IdemQueueRef *queue = idem_queueref_used; queue != NULL; queue = queue->next)
+	{
+		if (queue->is_touched)
+			wake_for_commit(queue->subject, &queue->touched);
+	}
 	if (nends > 0 && idem_waiters_wait_for_end())
 	{
 		for (int i = 0; i < nends; i++)
@@ -264,12 +244,12 @@ static void
 wake_at_abort(SubTransactionId subid)
 {
 	pg_memory_barrier();
-	for (int i = 0; i < nqueues; i++)
+	for (IdemQueueRef *queue = idem_queueref_used; queue != NULL; queue = queue->next)
 	{
-		if (queues[i].holder < subid)
+		if (!queue->is_touched || queue->touched.holder < subid)
 			continue;
-		idem_waiters_wake(queues[i].subject, 1, IDEM_WOKEN_FOR_MORE);
-		queues[i].undone = true;
+		idem_waiters_wake(queue->subject, 1, IDEM_WOKEN_FOR_MORE);
+		queue->touched.undone = true;
 	}
 	if (too_many)
 		idem_waiters_wake_all();
@@ -289,6 +269,7 @@ forget_all(void)
 	ended_subid = InvalidSubTransactionId;
 	if (!proc_exit_inprogress)
 	{
+		idem_queueref_forget_all();
 		nqueues = 0;
 		too_many = false;
 	}
@@ -308,13 +289,10 @@ at_release(ResourceReleasePhase phase, bool is_commit, bool is_top_level, void *
 	if (xact_end != XACT_OPEN && is_top_level)
 	{
 		Assert(!MyProc->fpVXIDLock);
-		if (!proc_exit_inprogress)
-		{
-			if (xact_end == XACT_COMMITTED)
-				wake_at_commit();
-			else
-				wake_at_abort(TopSubTransactionId);
-		}
+		if (!proc_exit_inprogress && xact_end == XACT_COMMITTED)
+			wake_at_commit();
+		else if (!proc_exit_inprogress && xact_end == XACT_ABORTED)
+			wake_at_abort(TopSubTransactionId);
 		forget_all();
 	}
 	else if (ended_subid != InvalidSubTransactionId && !is_commit && !is_top_level)
@@ -347,7 +325,7 @@ at_xact_event(XactEvent event, void *arg)
 			xact_end = XACT_ABORTED;
 			break;
 		case XACT_EVENT_PREPARE:
-			forget_all();
+			xact_end = XACT_PREPARED;
 			break;
 		default:
 			break;

@@ -40,11 +40,11 @@ typedef struct IdemSleep
 
 /* touched.c */
 extern void idem_touched_init(void);
-extern void idem_touched_job(const text *name, TimestampTz due, bool follows);
-extern void idem_touched_due(const text *name, TimestampTz due);
-extern void idem_touched_held(const text *name, bool lets_go);
-extern void idem_touched_fetched(const text *name, int64 lease, TimestampTz lease_until);
-extern void idem_touched_done(const text *name, bool has_key, bool was_fetched);
+extern void idem_touched_job(IdemQueueRef *queue, TimestampTz due, bool follows);
+extern void idem_touched_due(IdemQueueRef *queue, TimestampTz due);
+extern void idem_touched_held(IdemQueueRef *queue, bool lets_go);
+extern void idem_touched_fetched(IdemQueueRef *queue, int64 lease, TimestampTz lease_until);
+extern void idem_touched_done(IdemQueueRef *queue, bool has_key, bool was_fetched);
 extern void idem_touched_end(uint64 subject);
 
 /* sleep.c */

@@ -87,7 +87,7 @@ cancel_found(Bulk *bulk)
 
 	if (!idem_joblog_move(bulk->jobs, &bulk->queue, "cancelled", NULL, &in_the_way))
 		return false;
-	idem_counters_add_queue(bulk->queue.name, IDEM_QUEUE_COUNTER_CANCELLED);
+	idem_counters_add_queue(idem_queueref_get(bulk->queue.name), IDEM_QUEUE_COUNTER_CANCELLED);
 	return true;
 }
 
@@ -105,7 +105,7 @@ reschedule_found(Bulk *bulk)
 						 idem_row_int64(bulk->jobs->found, IDEM_JOBS_TOKEN), idem_clock_now())));
 	(void) idem_jobrow_store(bulk->jobs, slot);
 	idem_change_note_job(slot);
-	idem_counters_add_queue(bulk->queue.name, IDEM_QUEUE_COUNTER_RESCHEDULED);
+	idem_counters_add_queue(idem_queueref_get(bulk->queue.name), IDEM_QUEUE_COUNTER_RESCHEDULED);
 }
 
 /*
@@ -129,7 +129,7 @@ end_attempt_found(Bulk *bulk)
 										&is_dead, run_time))
 		return false;
 	if (run_time != NULL)
-		idem_counters_add_queue(bulk->queue.name, counter);
+		idem_counters_add_queue(idem_queueref_get(bulk->queue.name), counter);
 	return true;
 }
 
@@ -169,11 +169,11 @@ try_found(Bulk *bulk, int64 token)
 	result = idem_table_lock_row(jobs, jobs->found->tts_tid, choose_lock(bulk->many), LockWaitSkip, jobs->found);
 	if (result != TM_Ok)
 		return result == TM_WouldBlock;
-	idem_touched_held(bulk->queue.name, false);
+	idem_touched_held(idem_queueref_get(bulk->queue.name), false);
 	if (change_found(bulk))
 		bulk->nchanged++;
 	else
-		idem_touched_held(bulk->queue.name, true);
+		idem_touched_held(idem_queueref_get(bulk->queue.name), true);
 	return true;
 }
 

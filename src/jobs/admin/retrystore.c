@@ -45,7 +45,7 @@ try_found(Bulk *bulk)
 	}
 	if (idem_write_delete(log, log->found, true) != TM_Ok)
 		elog(ERROR, "another transaction has removed a row that this transaction has locked");
-	idem_counters_add_queue(bulk->queue.name, IDEM_QUEUE_COUNTER_RETRIED);
+	idem_counters_add_queue(idem_queueref_get(bulk->queue.name), IDEM_QUEUE_COUNTER_RETRIED);
 	bulk->nretried++;
 	return true;
 }

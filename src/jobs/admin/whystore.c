@@ -134,14 +134,13 @@ explain_pause(Explanation *why)
 static char *
 describe_workers(Explanation *why)
 {
-	bool is_shared;
-	IdemSkips *skips = idem_counters_get_skips(why->queue.name, &is_shared);
-	TimestampTz last = idem_skips_last_fetch(skips);
+	IdemQueueRef *ref = idem_queueref_get(why->queue.name);
+	TimestampTz last = idem_skips_last_fetch(idem_queueref_skips(ref));
 	const char *waiting = idem_waiters_exist(idem_waiters_queue(why->queue.name)) ?
 		" A session waits for the queue." :
 		"";
 
-	if (!is_shared || RecoveryInProgress())
+	if (!ref->is_pinned || RecoveryInProgress())
 		return psprintf("It is not known when a worker last fetched from the queue.%s", waiting);
 	if (last == 0)
 		return psprintf("No fetch from the queue is known since the server was started.%s",

@@ -207,7 +207,7 @@ finish_batch(Bulk *bulk)
 	for (int i = 0; i < n; i++)
 	{
 		idem_change_note_new(enqueue, bulk->news[ords[i]].job_id);
-		idem_counters_add_queue(enqueue->queue.name, IDEM_QUEUE_COUNTER_ENQUEUED);
+		idem_counters_add_queue(idem_queueref_get(enqueue->queue.name), IDEM_QUEUE_COUNTER_ENQUEUED);
 	}
 }
 

@@ -138,7 +138,7 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, i
 pg_noreturn static void
 refuse_duplicate(const IdemKeyedEnqueue *keyed, int64 job_id, const char *state)
 {
-	idem_counters_add_queue(keyed->enqueue->queue.name, IDEM_QUEUE_COUNTER_REFUSED);
+	idem_counters_add_queue(idem_queueref_get(keyed->enqueue->queue.name), IDEM_QUEUE_COUNTER_REFUSED);
 	idem_counters_log_duplicate("enqueue", "refused", keyed->enqueue->queue.name, keyed->job->key);
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_DUPLICATE_JOB),
@@ -244,7 +244,7 @@ make_spent_dead(IdemTable *jobs, const IdemKeyedEnqueue *keyed, IdemKeyScan *sca
 	result = idem_table_lock_row(jobs, scan->tid, LockTupleExclusive, LockWaitSkip, jobs->found);
 	if (result == TM_Ok)
 	{
-		idem_touched_held(keyed->enqueue->queue.name, true);
+		idem_touched_held(idem_queueref_get(keyed->enqueue->queue.name), true);
 		return idem_dead_make_if_spent(jobs, &keyed->enqueue->queue, &scan->in_the_way) !=
 			IDEM_DEAD_SKIPPED;
 	}
@@ -282,7 +282,7 @@ scan_or_insert(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed, IdemKey
 		scan->lock_result = idem_table_lock_row(jobs, scan->tid, LockTupleKeyShare, LockWaitSkip, jobs->found);
 		/* a row of this transaction was noted when it was written */
 		if (scan->lock_result == TM_Ok && !idem_row_is_mine(jobs->found))
-			idem_touched_held(keyed->enqueue->queue.name, true);
+			idem_touched_held(idem_queueref_get(keyed->enqueue->queue.name), true);
 	}
 	idem_table_unlock_hash(jobs, keyed->key_hash);
 
@@ -554,7 +554,7 @@ idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob
 	if (checked.job_id == 0)
 		checked.slot = idem_shard_choose_slot(enqueue->scope, job->key);
 	enqueue_job(jobs, enqueue, &checked, answer);
-	idem_counters_add_queue(enqueue->queue.name, (IdemQueueCounter) answer->outcome);
+	idem_counters_add_queue(idem_queueref_get(enqueue->queue.name), (IdemQueueCounter) answer->outcome);
 	if (answer->outcome != IDEM_OUTCOME_ENQUEUED)
 		idem_counters_log_duplicate("enqueue", idem_dedup_outcome_name(answer->outcome),
 									enqueue->queue.name, job->key);

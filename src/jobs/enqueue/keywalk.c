@@ -21,18 +21,16 @@ idem_keywalk_begin(IdemKeyWalk *walk, IdemTable *jobs, Relation index,
 				   const IdemKeyedEnqueue *keyed, SnapshotData *dirty)
 {
 	IdemLookup lookup = idem_jobtable_by_key(jobs, index, keyed->key_hash);
-	bool is_shared;
+	IdemQueueRef *ref = idem_queueref_get(keyed->enqueue->queue.name);
 
 	walk->jobs = jobs;
-	walk->skips = idem_counters_get_skips(keyed->enqueue->queue.name, &is_shared);
-	if (!is_shared)
-		walk->skips = NULL;
+	walk->skips = idem_queueref_pin(ref) ? ref->entry.skips : NULL;
 	memset(&walk->run, 0, sizeof(walk->run));
 	walk->run.key_hash = keyed->key_hash;
 	walk->run.storage = jobs->heap->rd_rel->relfilenode;
 	walk->most = walk->run;
 	walk->began = idem_clock_steady();
-	walk->has_known = is_shared &&
+	walk->has_known = walk->skips != NULL &&
 		idem_keyskips_get(walk->skips, keyed->key_hash, walk->run.storage, walk->began,
 						  &walk->known);
 	InitDirtySnapshot(*dirty);

@@ -128,8 +128,11 @@ register_walker(IdemFetchWalk *walk)
 void
 idem_fetchskip_begin(IdemFetchWalk *walk, const text *queue, TimestampTz now)
 {
+	IdemQueueRef *ref = idem_queueref_get(queue);
+
 	memset(walk, 0, offsetof(IdemFetchWalk, view));
-	walk->skips = idem_counters_get_skips(queue, &walk->is_shared);
+	walk->skips = idem_queueref_skips(ref);
+	walk->is_shared = ref->is_pinned;
 	walk->now = now;
 	walk->until = DT_NOEND;
 	walk->began = walk->steady = idem_clock_steady();

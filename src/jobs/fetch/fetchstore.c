@@ -266,7 +266,7 @@ take_job(Fetch *fetch, IdemFetched *job)
 
 	if (idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip, jobs->found) != TM_Ok)
 		return false;
-	idem_touched_held(fetch->args->queue.name, false);
+	idem_touched_held(idem_queueref_get(fetch->args->queue.name), false);
 	if (end_if_spent(fetch))
 		return false;
 	advance_clock(fetch);
@@ -283,7 +283,7 @@ take_job(Fetch *fetch, IdemFetched *job)
 	job->headers = idem_row_jsonb(jobs->found, IDEM_JOBS_HEADERS);
 	job->links = idem_row_jsonb(jobs->found, IDEM_JOBS_LINKS);
 	update_job(fetch, job);
-	idem_touched_fetched(job->queue, fetch->args->lease, fetch->now + fetch->args->lease);
+	idem_touched_fetched(idem_queueref_get(job->queue), fetch->args->lease, fetch->now + fetch->args->lease);
 	if (fetch->args->lease == 0)
 		idem_unfinished_add(IDEM_UNFINISHED_JOBS, 1);
 	/* J10: later than the commits of the absorbed enqueues */
@@ -316,7 +316,7 @@ take_or_look(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void 
 		return OUTCOME_HELD;
 	put(&job, arg);
 	if (!fetch->is_counted)
-		idem_counters_add_queue_time(job.queue, IDEM_QUEUE_COUNTER_FETCHED, IDEM_HISTOGRAM_WAIT,
+		idem_counters_add_queue_time(idem_queueref_get(job.queue), IDEM_QUEUE_COUNTER_FETCHED, IDEM_HISTOGRAM_WAIT,
 									 job.due_since, fetch->now);
 	return OUTCOME_TAKEN;
 }

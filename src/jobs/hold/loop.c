@@ -151,7 +151,7 @@ fail_at_exit(int code, Datum arg)
 		return;
 	/* S1: counts are pending, and entries pinned, until a transaction ends */
 	StartTransactionCommand();
-	idem_counters_add_queue_time(queue, IDEM_QUEUE_COUNTER_FAILED, IDEM_HISTOGRAM_RUN,
+	idem_counters_add_queue_time(idem_queueref_get(queue), IDEM_QUEUE_COUNTER_FAILED, IDEM_HISTOGRAM_RUN,
 								 run.time.from, run.time.to);
 	CommitTransactionCommand();
 }
@@ -206,7 +206,7 @@ commit_transaction(bool may_fail)
 static void
 count_end(const Work *work, const IdemRun *run, IdemQueueCounter counter)
 {
-	idem_counters_add_queue_time(work->queue, counter, IDEM_HISTOGRAM_RUN, run->time.from,
+	idem_counters_add_queue_time(idem_queueref_get(work->queue), counter, IDEM_HISTOGRAM_RUN, run->time.from,
 								 run->time.to);
 }
 

@@ -54,7 +54,7 @@ lock_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
 			 idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleNoKeyExclusive,
 								 LockWaitBlock, jobs->found) != TM_Ok);
 	if (hold == IDEM_HOLD_OK)
-		idem_touched_held(queue->name, false);
+		idem_touched_held(idem_queueref_get(queue->name), false);
 	return hold;
 }
 
@@ -86,7 +86,7 @@ count_end(const text *queue, IdemQueueCounter counter, TimestampTz from, Timesta
 	if (run_time != NULL)
 		*run_time = (IdemRunTime){.from = from, .to = to};
 	else
-		idem_counters_add_queue_time(queue, counter, IDEM_HISTOGRAM_RUN, from, to);
+		idem_counters_add_queue_time(idem_queueref_get(queue), counter, IDEM_HISTOGRAM_RUN, from, to);
 }
 
 /*
@@ -106,7 +106,7 @@ idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *resul
 		hold = find_held(jobs, job_id, token, queue);
 		if (hold != IDEM_HOLD_OK)
 			return hold;
-		idem_touched_held(queue->name, false);
+		idem_touched_held(idem_queueref_get(queue->name), false);
 	} while (idem_write_delete(jobs, jobs->found, true) != TM_Ok);
 	now = idem_clock_now();
 	started_at = idem_jobrow_started_at(jobs);
@@ -268,7 +268,7 @@ renew_found(IdemTable *jobs, TupleTableSlot *slot, const IdemQueue *queue, int64
 	idem_row_set(slot, IDEM_JOBS_LEASED_AT, TimestampTzGetDatum(now));
 	idem_row_set(slot, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(until));
 	has_moved = idem_jobrow_store(jobs, slot);
-	idem_touched_fetched(queue->name, until - now, until);
+	idem_touched_fetched(idem_queueref_get(queue->name), until - now, until);
 	idem_change_note_unfetched(jobs);
 	if (is_shorter)
 		idem_change_note_job(slot);

@@ -24,10 +24,7 @@
 static void
 note_position(const text *queue, const IdemPosition *position, TimestampTz due)
 {
-	bool is_shared;
-	IdemSkips *skips = idem_counters_get_skips(queue, &is_shared);
-
-	idem_skips_note(skips, position, due, idem_clock_now());
+	idem_skips_note(idem_queueref_skips(idem_queueref_get(queue)), position, due, idem_clock_now());
 }
 
 /*
@@ -38,7 +35,7 @@ static void
 note_change(const text *queue, const IdemPosition *position, TimestampTz due, bool follows)
 {
 	note_position(queue, position, due);
-	idem_touched_job(queue, due, follows);
+	idem_touched_job(idem_queueref_get(queue), due, follows);
 }
 
 /* The time from which on the job can be fetched that this transaction has written */
@@ -102,7 +99,7 @@ idem_change_note_unfetched(IdemTable *jobs)
 void
 idem_change_note_given_back(IdemTable *jobs, TupleTableSlot *new)
 {
-	idem_touched_done(get_written_queue(new), false, idem_jobrow_was_fetched_here(jobs));
+	idem_touched_done(idem_queueref_get(get_written_queue(new)), false, idem_jobrow_was_fetched_here(jobs));
 	idem_change_note_unfetched(jobs);
 	idem_change_note_job(new);
 }
@@ -118,7 +115,7 @@ idem_change_note_absorbed(TupleTableSlot *new)
 	TimestampTz due = get_written(new, &position);
 
 	note_position(get_written_queue(new), &position, due);
-	idem_touched_due(get_written_queue(new), due);
+	idem_touched_due(idem_queueref_get(get_written_queue(new)), due);
 }
 
 /* J14: this transaction has enqueued the job, whose entries are in the indexes already */
@@ -202,15 +199,14 @@ void
 idem_change_note_end(IdemTable *jobs, const text *queue)
 {
 	bool has_key = idem_jobrow_holds_key(jobs);
-	bool is_shared;
 	IdemSkips *skips;
 
-	idem_touched_done(queue, has_key, idem_jobrow_was_fetched_here(jobs));
+	idem_touched_done(idem_queueref_get(queue), has_key, idem_jobrow_was_fetched_here(jobs));
 	idem_change_note_unfetched(jobs);
 	idem_touched_end(idem_waiters_job(idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID)));
 	if (!has_key)
 		return;
-	skips = idem_counters_get_skips(queue, &is_shared);
+	skips = idem_queueref_skips(idem_queueref_get(queue));
 	if (idem_skips_has_blocked(skips) &&
 		!note_followers(jobs, queue, idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID),
 						idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH)))

@@ -26,7 +26,7 @@ idem_dead_make(IdemTable *jobs, const IdemQueue *queue, text *error, Transaction
 
 	if (!idem_joblog_move(jobs, queue, "dead", errors, in_the_way))
 		return false;
-	idem_counters_add_queue(queue->name, IDEM_QUEUE_COUNTER_DEAD);
+	idem_counters_add_queue(idem_queueref_get(queue->name), IDEM_QUEUE_COUNTER_DEAD);
 	return true;
 }
 
@@ -47,7 +47,7 @@ idem_dead_make_if_spent(IdemTable *jobs, const IdemQueue *queue, TransactionId *
 	if (!idem_jobrow_is_leased(jobs) || !idem_jobrow_has_no_attempts_left(jobs, queue))
 		return IDEM_DEAD_NOT_SPENT;
 	/* A2: if the job is skipped, the commit lets it go, too */
-	idem_touched_held(queue->name, true);
+	idem_touched_held(idem_queueref_get(queue->name), true);
 	if (idem_dead_make(jobs, queue, cstring_to_text("The lease of the last attempt ran out."),
 					   &changer))
 		return IDEM_DEAD_MADE;

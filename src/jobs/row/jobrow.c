@@ -239,11 +239,10 @@ idem_jobrow_is_blocked(IdemTable *jobs)
 void
 idem_jobrow_note_place(const text *queue, int64 key_hash, ItemPointer place)
 {
-	bool is_shared;
-	IdemSkips *skips = idem_counters_get_skips(queue, &is_shared);
+	IdemQueueRef *ref = idem_queueref_get(queue);
 
-	if (is_shared)
-		idem_keyskips_note(skips, key_hash, place);
+	if (idem_queueref_pin(ref))
+		idem_keyskips_note(ref->entry.skips, key_hash, place);
 }
 
 /*

@@ -48,7 +48,7 @@ idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 	{
 		found = idem_jobstore_find(jobs, job_id, &queue);
 		if (found)
-			idem_touched_held(queue.name, false);
+			idem_touched_held(idem_queueref_get(queue.name), false);
 	} while (found && idem_write_delete(jobs, jobs->found, true) != TM_Ok);
 	idem_jobtable_unmark_cancel(job_id);
 	if (!found)
@@ -56,7 +56,7 @@ idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 	(void) idem_joblog_write(jobs, "cancelled", idem_clock_now(), queue.keep_dead, NULL, NULL,
 							 NULL);
 	idem_change_note_end(jobs, queue.name);
-	idem_counters_add_queue(queue.name, IDEM_QUEUE_COUNTER_CANCELLED);
+	idem_counters_add_queue(idem_queueref_get(queue.name), IDEM_QUEUE_COUNTER_CANCELLED);
 	return true;
 }
 
@@ -144,7 +144,7 @@ idem_jobstore_retry(IdemTable *jobs, int64 job_id)
 					errmsg("number of the job is in use again"),
 					errdetail("Another job with the number " INT64_FORMAT " is live; the job in the history is older.", job_id),
 					errhint("Enqueue the payload of the older job in idem.job_log as a new job; idem_doctor() shows how to correct the sequence."));
-		idem_counters_add_queue(queue.name, IDEM_QUEUE_COUNTER_RETRIED);
+		idem_counters_add_queue(idem_queueref_get(queue.name), IDEM_QUEUE_COUNTER_RETRIED);
 	}
 	idem_table_close(&log);
 	return removed;

@@ -409,7 +409,7 @@ idem_queuestore_pause(IdemTable *queues, text *name, bool pause)
 		else
 		{
 			idem_row_clear(slot, IDEM_QUEUES_PAUSED_AT);
-			idem_touched_held(name, true);
+			idem_touched_held(idem_queueref_get(name), true);
 		}
 		store_settings(queues, exists, slot);
 	}
