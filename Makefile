@@ -87,27 +87,19 @@ OBJS = \
 	src/jobs/admin/whychange.o \
 	src/jobs/admin/whystore.o \
 	src/jobs/admin/why.o \
-	src/schedules/cron.o \
 	src/schedules/ticks.o \
 	src/schedules/schedulestore.o \
-	src/schedules/due.o \
 	src/schedules/schedule.o \
-	src/schedules/tick.o \
 	src/testing/written.o \
 	src/testing/content.o \
 	src/testing/verdict.o \
 	src/testing/verify.o \
 	src/testing/drain.o \
 	src/testing/reset.o \
-	src/cleanup/backlog.o \
 	src/cleanup/sweep.o \
 	src/cleanup/process.o \
-	src/cleanup/batch.o \
-	src/cleanup/ticks.o \
 	src/cleanup/worker.o \
-	src/cleanup/databases.o \
 	src/cleanup/launcher.o \
-	src/cleanup/cleanup.o \
 	src/admin/grant.o \
 	src/admin/members.o \
 	src/admin/queue.o \

@@ -1,40 +1,108 @@
 /*
  * launcher.c
- *		The resident process: takes the database that is due (databases.c) and
- *		starts a worker there (worker.c), one at a time.
+ *		The resident process: keeps a list of databases, takes the one that is due, and starts a
+ *		worker there (worker.c), one at a time.
  *
- * The launcher is connected to no database, and has a transaction open only while
- * it reads pg_database (W4).  The postmaster restarts it five seconds after it has
- * ended (W3).  On a standby the postmaster starts it at the promotion (W6).
+ * The launcher is connected to no database, and has a transaction open only while it reads
+ * pg_database (W4).  The postmaster restarts it five seconds after it has ended (W3).  On a
+ * standby the postmaster starts it at the promotion (W6).
  *
- * An error of the launcher itself, such as a timeout for a lock on pg_database, does
- * not end it.  The launcher logs such a failure when it begins and when it is over,
- * not in between, and idem_doctor() shows it.  The launcher pauses for one second,
- * then two, four, and so on up to ten minutes (W7).
+ * Each database has a due time for cleanup (W5), and one for its earliest tick, which sessions
+ * and the worker note in shared memory (T6).  A visit for a tick does not clean up, unless that is
+ * due, too.  schedule_cleanup() and schedule_ticks() alone say when a database is visited again;
+ * doc/worker-protocol.md has the drawing.  All times are by the steady clock, in microseconds.
+ *
+ * A failure is logged when it begins and when it is over, not in between (W7): of cleanup or of
+ * the schedules in a database, a missing slot for a worker, and an error of the launcher itself,
+ * such as a timeout for a lock on pg_database.  Such an error does not end the launcher, and
+ * idem_doctor() shows it.  After each failure the delay doubles.
  */
 #include "postgres.h"
 
+#include "access/genam.h"
+#include "access/heapam.h"
+#include "access/table.h"
+#include "access/tableam.h"
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
+#include "utils/fmgroids.h"
 #include "utils/guc.h"
+#include "utils/hsearch.h"
 #include "utils/memutils.h"
+#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "cleanup/cleanup.h"
 
-/* Times in microseconds */
 #define CONNECT_TIMEOUT (10 * USECS_PER_SEC)
 #define CLOCK_TOLERANCE USECS_PER_SEC
 #define CLOCK_CHECK		(10 * USECS_PER_SEC)
 #define MAX_SLEEP		USECS_PER_DAY
 
+/* Delays after failures */
+#define MIN_DELAY	   USECS_PER_SEC
+#define MAX_DELAY	   (10 * USECS_PER_MINUTE)
+#define MAX_TICK_DELAY USECS_PER_MINUTE
+
+/* Delays until something that was locked is tried again; and how long that is no failure yet */
+#define LOCKED_DELAY	  (10 * USECS_PER_SEC)
+#define TICK_LOCKED_DELAY USECS_PER_SEC
+#define MAX_LOCKED		  USECS_PER_MINUTE
+
+/* The first visits begin between these two times after the start of the launcher */
+#define FIRST_VISIT USECS_PER_SEC
+#define LAST_VISIT	(5 * USECS_PER_SEC)
+
+/* Pause of the worker as a multiple of batch time; LEAST_PAUSE if it does not keep up */
+#define USUAL_PAUSE 7
+#define LEAST_PAUSE 1
+
+/* What may fail in a database, and be locked by another session */
+typedef struct Trouble
+{
+	int64 delay;		/* until the next try after a failure; 0: the last one was fine */
+	int64 locked_since; /* all tries since then met a lock; 0: the last one did not */
+} Trouble;
+
+typedef struct Database
+{
+	Oid oid; /* hash key */
+	char name[NAMEDATALEN];
+	int64 due;		  /* for cleanup */
+	int64 not_before; /* no visit before this time */
+	int64 tick_due;	  /* for its earliest tick; PG_INT64_MAX: none is known */
+	int64 tick_retry; /* to try ticks again that failed or were locked; PG_INT64_MAX: none */
+	Trouble cleanup;
+	Trouble schedules;
+	IdemTickReport ticks; /* what the turns of the round under way have reported */
+	int64 lag;			  /* how long ago the oldest row left expired */
+	int64 rows;			  /* live rows in the tables that have rows left to remove */
+	int pause;			  /* length of a pause as a multiple of the batch before it */
+	bool continues;		  /* the last visit left rows to remove */
+	bool was_lost;		  /* the worker of the last visit was terminated */
+	bool has_extension;	  /* as the last visit found; true before the first one */
+	bool is_listed;		  /* in the list of databases just read */
+} Database;
+
+/* May a worker connect to a database? */
+typedef enum Access
+{
+	ACCESS_YES,
+	ACCESS_NOT_NOW, /* a session is dropping, copying or renaming the database */
+	ACCESS_NO
+} Access;
+
+static HTAB *databases;
+static int64 started_at;
+static bool is_first_list = true;
+static int64 next_list;			/* when to read the list of databases next */
+static bool have_ticks = false; /* when the ticks were last read */
+
 /* State of the launcher, as published */
 static IdemLauncher launcher;
-
-static int64 next_list; /* when to read the list of databases next */
 
 /* The worker of the visit under way; NULL: none */
 static BackgroundWorkerHandle *worker_handle = NULL;
@@ -48,6 +116,19 @@ static int64 slot_delay = 0;
 /* Pause after an error of the launcher itself; 0: the last turn was fine */
 static int64 error_delay = 0;
 
+static int64
+get_naptime(void)
+{
+	return idem_guc_cleanup_naptime * USECS_PER_SEC;
+}
+
+/* The delay before the next attempt: it doubles after each failure (W7) */
+static int64
+double_delay(int64 delay, int64 max)
+{
+	return Min(Max(2 * delay, MIN_DELAY), max);
+}
+
 static void
 publish_state(IdemLauncherState state)
 {
@@ -56,12 +137,565 @@ publish_state(IdemLauncherState state)
 	idem_exchange_set_launcher(&launcher);
 }
 
-/* For idem_doctor(): a launcher that does not wake up at this time is stuck */
-static void
-publish_awake_at(int64 time)
+/* When the database must be visited, for whatever reason */
+static int64
+get_due(const Database *database)
 {
-	launcher.awake_at = time;
+	int64 due = Min(database->due, Min(database->tick_due, database->tick_retry));
+
+	return Max(due, database->not_before);
+}
+
+/* The database cannot be visited now: visit it at this time, and not before */
+static void
+postpone_visit(Database *database, int64 until)
+{
+	database->due = database->tick_retry = database->not_before = until;
+}
+
+static void
+forget_database(Oid oid)
+{
+	(void) hash_search(databases, &oid, HASH_REMOVE, NULL);
+}
+
+/* The caller commits before it returns: while the launcher sleeps, it holds nothing (W4) */
+static void
+begin_transaction(void)
+{
+	/* else xact_start in pg_stat_activity would be the start of the launcher */
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	(void) GetTransactionSnapshot();
+}
+
+/* Not a template, allows connections, and no interrupted DROP DATABASE has left it invalid (W5) */
+static bool
+may_be_visited(Form_pg_database form)
+{
+	return !form->datistemplate && form->datallowconn &&
+		form->datconnlimit != DATCONNLIMIT_INVALID_DB;
+}
+
+/*
+ * W5: put a database into the list, or update its entry.  One without the extension becomes due
+ * if a session has used the functions there.
+ */
+static void
+list_database(Form_pg_database form)
+{
+	bool found;
+	Database *database = hash_search(databases, &form->oid, HASH_ENTER, &found);
+
+	if (!found)
+	{
+		memset((char *) database + sizeof(Oid), 0, sizeof(Database) - sizeof(Oid));
+		database->pause = USUAL_PAUSE;
+		database->has_extension = true;
+		database->tick_due = database->tick_retry = PG_INT64_MAX;
+	}
+	memcpy(database->name, NameStr(form->datname), NAMEDATALEN);
+	database->is_listed = true;
+	if (!database->has_extension && idem_entries_is_used(database->oid))
+	{
+		database->has_extension = true;
+		database->due = 0;
+	}
+}
+
+/*
+ * Read the list of databases from pg_database, and forget those that no longer exist or may no
+ * longer be visited.
+ *
+ * Shared memory does not survive a crash, so the launcher does not know whether a visit has
+ * caused it.  Therefore the first visits after every start of the launcher begin after one second
+ * and are spread over the first five seconds.  A visit that crashes the server does not crash it
+ * again at once (W3).
+ */
+static void
+read_databases(void)
+{
+	List *gone;
+	Relation rel;
+	TableScanDesc scan;
+	HeapTuple tuple;
+	HASH_SEQ_STATUS seq;
+	Database *database;
+	ListCell *lc;
+
+	hash_seq_init(&seq, databases);
+	while ((database = hash_seq_search(&seq)) != NULL)
+		database->is_listed = false;
+
+	begin_transaction();
+	/* copied before pg_database is read: a database created meanwhile is not among them */
+	gone = idem_entries_list_databases();
+	rel = table_open(DatabaseRelationId, AccessShareLock);
+	scan = table_beginscan_catalog(rel, 0, NULL);
+	while ((tuple = heap_getnext(scan, ForwardScanDirection)) != NULL)
+	{
+		Form_pg_database form = (Form_pg_database) GETSTRUCT(tuple);
+
+		if (may_be_visited(form))
+			list_database(form);
+		gone = list_delete_oid(gone, form->oid);
+	}
+	table_endscan(scan);
+	table_close(rel, AccessShareLock);
+	foreach (lc, gone)
+		idem_entries_forget_database(lfirst_oid(lc));
+	CommitTransactionCommand();
+
+	hash_seq_init(&seq, databases);
+	while ((database = hash_seq_search(&seq)) != NULL)
+	{
+		if (!database->is_listed)
+			forget_database(database->oid);
+	}
+	if (is_first_list)
+	{
+		int64 n = hash_get_num_entries(databases);
+		int64 i = 0;
+
+		hash_seq_init(&seq, databases);
+		while ((database = hash_seq_search(&seq)) != NULL)
+			database->due = started_at + FIRST_VISIT + i++ * (LAST_VISIT - FIRST_VISIT) / n;
+		is_first_list = false;
+	}
+}
+
+/*
+ * T6: read the earliest tick of each database from shared memory.  Returns false if a database
+ * that has one is not in the list.  The time is computed anew at each turn, because the clock may
+ * have been set.
+ */
+static bool
+read_ticks(void)
+{
+	HASH_SEQ_STATUS seq;
+	Database *database;
+	int64 steady = idem_clock_steady();
+	TimestampTz now = GetCurrentTimestamp();
+	bool has_all = true;
+	int n;
+	IdemDatabaseTick *ticks = idem_entries_copy_ticks(&n);
+
+	have_ticks = n > 0;
+	hash_seq_init(&seq, databases);
+	while ((database = hash_seq_search(&seq)) != NULL)
+		database->tick_due = PG_INT64_MAX;
+	for (int i = 0; i < n; i++)
+	{
+		database = hash_search(databases, &ticks[i].database, HASH_FIND, NULL);
+		has_all &= database != NULL;
+		if (database != NULL && ticks[i].tick - now < USECS_PER_DAY)
+			database->tick_due = steady + (ticks[i].tick - now);
+	}
+	pfree(ticks);
+	return has_all;
+}
+
+/*
+ * May a worker connect to the database?  Asked just before a visit.  A session that drops, copies
+ * or renames the database holds a lock that conflicts with the one taken here, without waiting; a
+ * worker sent there would wait for it (W2).
+ */
+static Access
+check_access(Oid oid)
+{
+	Access access = ACCESS_NO;
+	LOCKTAG tag;
+
+	begin_transaction();
+	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, oid, 0);
+	if (LockAcquire(&tag, RowExclusiveLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
+		access = ACCESS_NOT_NOW;
+	else
+	{
+		Relation rel = table_open(DatabaseRelationId, AccessShareLock);
+		SysScanDesc scan;
+		ScanKeyData key;
+		HeapTuple tuple;
+
+		ScanKeyInit(&key, Anum_pg_database_oid, BTEqualStrategyNumber, F_OIDEQ,
+					ObjectIdGetDatum(oid));
+		scan = systable_beginscan(rel, DatabaseOidIndexId, criticalSharedRelcachesBuilt, NULL, 1,
+								  &key);
+		tuple = systable_getnext(scan);
+		if (HeapTupleIsValid(tuple) && may_be_visited((Form_pg_database) GETSTRUCT(tuple)))
+			access = ACCESS_YES;
+		systable_endscan(scan);
+		table_close(rel, AccessShareLock);
+	}
+	CommitTransactionCommand();
+	return access;
+}
+
+/* W7: log a failure of cleanup if it has just begun, and double the delay until the next visit */
+static void
+note_failure(Database *database, const char *error)
+{
+	if (database->cleanup.delay == 0)
+		ereport(LOG,
+				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("idem cleanup failed in database \"%s\": %s", database->name, error),
+				errdetail("The launcher tries again after ten minutes at most. The failure is not logged again until cleanup has worked."));
+	database->cleanup.delay = double_delay(database->cleanup.delay, MAX_DELAY);
+}
+
+/* T7: the same for schedules */
+static void
+note_tick_failure(Database *database, const char *error)
+{
+	if (database->schedules.delay == 0)
+		ereport(LOG,
+				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("idem schedules failed in database \"%s\": %s", database->name, error),
+				errdetail("The launcher tries again after one minute at most. The failure is not logged again until all schedules have worked."));
+	database->schedules.delay = double_delay(database->schedules.delay, MAX_TICK_DELAY);
+}
+
+/* W7, T7: log the end of a failure, if there was one */
+static void
+note_success(Database *database, Trouble *trouble)
+{
+	if (trouble->delay != 0)
+		ereport(LOG,
+				errcode(ERRCODE_SUCCESSFUL_COMPLETION),
+				trouble == &database->cleanup ?
+					errmsg("idem cleanup works again in database \"%s\"", database->name) :
+					errmsg("idem schedules work again in database \"%s\"", database->name));
+	trouble->delay = 0;
+}
+
+/* Note whether a try met a lock; returns true if all have done so for too long */
+static bool
+note_locked(Trouble *trouble, bool was_locked, int64 now)
+{
+	if (!was_locked)
+		trouble->locked_since = 0;
+	else if (trouble->locked_since == 0)
+		trouble->locked_since = now;
+	return was_locked && now - trouble->locked_since > MAX_LOCKED;
+}
+
+/*
+ * W5, W7: a visit that was to clean up has ended: note a failure or its end, and set when cleanup
+ * is due again.  The delay that grows with each failure does not apply to a locked table: it is
+ * tried every LOCKED_DELAY, or every naptime if that is shorter.
+ */
+static void
+schedule_cleanup(Database *database, const IdemVisitReport *report, int64 now)
+{
+	int64 naptime = get_naptime();
+	int64 long_nap = Max(naptime, MAX_DELAY);
+	bool locked_for_long =
+		note_locked(&database->cleanup, report->outcome == IDEM_VISIT_LOCKED, now);
+	const char *error = report->error;
+
+	if (error[0] == '\0')
+		error = report->connected ? "the worker was terminated" : "the worker could not connect";
+	/* the other failures were published by the worker */
+	if (report->outcome == IDEM_VISIT_LOST)
+		idem_entries_set_failure(database->oid, error);
+	switch (report->outcome)
+	{
+		case IDEM_VISIT_TICKED:
+			break;
+		case IDEM_VISIT_LOST:
+		case IDEM_VISIT_FAILED:
+			note_failure(database, error);
+			database->due = now + database->cleanup.delay;
+			break;
+		case IDEM_VISIT_LOCKED:
+			if (locked_for_long)
+				note_failure(database, "a table is locked");
+			database->due = now + Min(naptime, LOCKED_DELAY);
+			break;
+		case IDEM_VISIT_DONE:
+		case IDEM_VISIT_SUBSCRIBED:
+			note_success(database, &database->cleanup);
+			database->due = now + naptime;
+			break;
+		case IDEM_VISIT_OFF:
+			note_success(database, &database->cleanup);
+			database->due = now + long_nap;
+			break;
+		case IDEM_VISIT_NOT_INSTALLED:
+			note_success(database, &database->cleanup);
+			database->has_extension = false;
+			/* if the functions were used, CREATE EXTENSION may be about to commit */
+			database->due = now + (report->was_used ? naptime : long_nap);
+			break;
+	}
+	/* after other databases that are due */
+	if (report->more)
+		database->due = now + report->rest;
+
+	/* shorten the pauses while the worker does not keep up: the lag grows, the rows do not get fewer */
+	if (!report->more)
+		database->pause = USUAL_PAUSE;
+	else if (database->continues && report->lag > database->lag && report->rows >= database->rows)
+		database->pause = Max(database->pause / 2, LEAST_PAUSE);
+	database->continues = report->more;
+	database->lag = report->lag;
+	database->rows = report->rows;
+}
+
+/*
+ * T10: a turn of the schedules has ended.  If the round has ended with it, note a failure or its
+ * end, and set when those that failed or were locked are tried again (T6, T7).
+ */
+static void
+schedule_ticks(Database *database, const IdemTickReport *report, int64 now)
+{
+	IdemTickReport *round = &database->ticks;
+	bool locked_for_long;
+
+	if (report->failed && !round->failed)
+		memcpy(round->error, report->error, sizeof(round->error));
+	round->failed |= report->failed;
+	round->was_locked |= report->was_locked;
+	round->round = report->round;
+	round->skip = report->skip;
+	if (round->round != 0)
+	{
+		/* at once, but after databases that have been due for longer */
+		database->tick_retry = now;
+		return;
+	}
+
+	locked_for_long = note_locked(&database->schedules, round->was_locked, now);
+	database->tick_retry = PG_INT64_MAX;
+	if (round->failed || locked_for_long)
+	{
+		note_tick_failure(database,
+						  round->failed ? round->error : "a schedule or a table is locked");
+		database->tick_retry = now + database->schedules.delay;
+	}
+	else
+	{
+		note_success(database, &database->schedules);
+		if (round->was_locked)
+			database->tick_retry = now + TICK_LOCKED_DELAY;
+	}
+	memset(round, 0, sizeof(*round));
+}
+
+/* The worker has ended: decide when the database is visited again */
+static void
+end_visit(const IdemVisit *visit)
+{
+	Database *database = hash_search(databases, &visit->request.database, HASH_FIND, NULL);
+	const IdemVisitReport *report = &visit->report;
+	int64 now = idem_clock_steady();
+
+	pfree(worker_handle);
+	worker_handle = NULL;
+	launcher.visits++;
+	launcher.last_visit_at = GetCurrentTimestamp();
 	idem_exchange_set_launcher(&launcher);
+	if (database == NULL)
+		return;
+
+	if (report->outcome == IDEM_VISIT_LOST)
+	{
+		/*
+		 * The worker has ended without a report.  That is no failure if the database may no longer
+		 * be visited, if a session is dropping, copying or renaming it, or if the worker was
+		 * connected and was terminated for the first time (W7).
+		 */
+		Access access = check_access(database->oid);
+		bool is_failure = !report->connected || report->error[0] != '\0' || database->was_lost;
+
+		if (access == ACCESS_NO)
+			forget_database(database->oid);
+		else if (access == ACCESS_NOT_NOW || !is_failure)
+		{
+			database->was_lost = access == ACCESS_YES;
+			postpone_visit(database, now + MIN_DELAY);
+		}
+		if (access != ACCESS_YES || !is_failure)
+			return;
+	}
+	database->was_lost = report->outcome == IDEM_VISIT_LOST;
+	if (report->outcome != IDEM_VISIT_TICKED)
+		schedule_cleanup(database, report, now);
+	/* a lost worker has not reported its ticks: run those that it has left with the next visit */
+	if (database->was_lost)
+		postpone_visit(database, database->due);
+	else
+		schedule_ticks(database, &report->ticks, now);
+	if (visit_is_outdated)
+		database->due = now;
+}
+
+/*
+ * Start a worker in the database.  W7: if no slot is free, try again later.  A failure is logged
+ * if a slot was free before, and its end if none was.
+ */
+static void
+start_worker(const Database *database)
+{
+	BackgroundWorker worker;
+	IdemVisitRequest request = {
+		.database = database->oid,
+		.cleans = database->due <= idem_clock_steady(),
+		.continues = database->continues,
+		.pause = database->pause,
+		.round = database->ticks.round,
+		.tick_skip = database->ticks.skip};
+
+	idem_process_describe(&worker, "idem cleanup", "idem_worker_main");
+	worker.bgw_flags |= BGWORKER_INTERRUPTIBLE;
+	worker.bgw_main_arg = ObjectIdGetDatum(database->oid);
+	worker.bgw_notify_pid = MyProcPid;
+
+	idem_exchange_request_visit(&request);
+	if (!RegisterDynamicBackgroundWorker(&worker, &worker_handle))
+	{
+		worker_handle = NULL;
+		if (slot_delay == 0)
+		{
+			ereport(LOG,
+					errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+					errmsg("no background worker slot is free for idem cleanup"),
+					errdetail("Cleanup continues as soon as a slot is free."),
+					errhint("Consider increasing \"%s\".", "max_worker_processes"));
+			launcher.no_slot_since = GetCurrentTimestamp();
+		}
+		slot_delay = double_delay(slot_delay, Min(get_naptime(), MAX_DELAY));
+		slot_due = idem_clock_steady() + slot_delay;
+		publish_state(IDEM_LAUNCHER_NO_SLOT);
+		return;
+	}
+	if (slot_delay != 0)
+		ereport(LOG,
+				errcode(ERRCODE_SUCCESSFUL_COMPLETION),
+				errmsg("a background worker slot is free again for idem cleanup"));
+	slot_delay = slot_due = 0;
+	launcher.no_slot_since = 0;
+	visit_started = idem_clock_steady();
+	visit_is_outdated = false;
+	publish_state(IDEM_LAUNCHER_WORKING);
+}
+
+/*
+ * Do what is due; returns when to wake up for the next turn, 0: at once.  There is never more than
+ * one worker (W3).  The database that has been due for the longest time is visited first, so that
+ * none starves (W5).
+ */
+static int64
+take_turn(void)
+{
+	int64 now = idem_clock_steady();
+	int64 next_due;
+	IdemVisit visit;
+	pid_t pid;
+	HASH_SEQ_STATUS seq;
+	Database *database;
+	Database *first = NULL;
+
+	/* wait for the end of the worker */
+	if (worker_handle != NULL)
+	{
+		bool has_ended = GetBackgroundWorkerPid(worker_handle, &pid) == BGWH_STOPPED;
+
+		idem_exchange_get_visit(&visit);
+		if (has_ended)
+		{
+			end_visit(&visit);
+			return 0;
+		}
+		/* a session that copies the database keeps the worker from connecting, perhaps for hours */
+		if (now - visit_started > CONNECT_TIMEOUT && !visit.report.connected)
+			TerminateBackgroundWorker(worker_handle);
+		return now + USECS_PER_SEC;
+	}
+	/* the worker of an earlier launcher may still run */
+	idem_exchange_get_visit(&visit);
+	if (visit.pid != 0)
+		return now + USECS_PER_SEC / 10;
+
+	if (!read_ticks() || now >= next_list)
+	{
+		read_databases();
+		next_list = now + get_naptime();
+	}
+	hash_seq_init(&seq, databases);
+	while ((database = hash_seq_search(&seq)) != NULL)
+	{
+		if (first == NULL || get_due(database) < get_due(first))
+			first = database;
+	}
+	next_due = first ? Max(get_due(first), slot_due) : PG_INT64_MAX;
+	if (next_due <= now)
+	{
+		switch (check_access(first->oid))
+		{
+			case ACCESS_YES:
+				start_worker(first);
+				break;
+			case ACCESS_NOT_NOW:
+				postpone_visit(first, now + MIN_DELAY);
+				break;
+			case ACCESS_NO:
+				forget_database(first->oid);
+				break;
+		}
+		return 0;
+	}
+	if (slot_delay == 0)
+		publish_state(IDEM_LAUNCHER_SLEEPING);
+	/* T6: when a tick is due depends on the wall clock, which may be set meanwhile */
+	if (have_ticks)
+		next_due = Min(next_due, now + CLOCK_CHECK);
+	return Min(next_due, next_list);
+}
+
+/* Take a turn; after an error of the launcher itself, try again later (W7).  Returns when. */
+static int64
+try_turn(void)
+{
+	MemoryContext context = CurrentMemoryContext;
+	int64 wakeup;
+
+	PG_TRY();
+	{
+		wakeup = take_turn();
+		if (error_delay != 0)
+			ereport(LOG,
+					errcode(ERRCODE_SUCCESSFUL_COMPLETION),
+					errmsg("idem launcher works again"));
+		error_delay = 0;
+	}
+	PG_CATCH();
+	{
+		ErrorData *error;
+
+		/* pg_cancel_backend() ends the launcher, and the postmaster starts it again (W3) */
+		if (geterrcode() == ERRCODE_QUERY_CANCELED)
+			PG_RE_THROW();
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+		AbortOutOfAnyTransaction();
+		LWLockReleaseAll();
+		MemoryContextSwitchTo(context);
+		if (error_delay == 0)
+			ereport(LOG,
+					errcode(error->sqlerrcode),
+					errmsg("idem launcher failed: %s", error->message),
+					errdetail("It tries again after ten minutes at most. The failure is not logged again until the launcher has worked."));
+		error_delay = double_delay(error_delay, MAX_DELAY);
+		launcher.error_at = GetCurrentTimestamp();
+		idem_exchange_copy_error(launcher.error, error->message);
+		publish_state(IDEM_LAUNCHER_FAILING);
+		FreeErrorData(error);
+		wakeup = idem_clock_steady() + error_delay;
+	}
+	PG_END_TRY();
+	return wakeup;
 }
 
 /* For idem_doctor(): find out if the clock was set back, because tokens and expiry depend on it */
@@ -83,225 +717,45 @@ watch_clock(void)
 	is_first = false;
 }
 
-/* W7: no slot is free.  Log it if one was free before, and try again later. */
-static void
-note_no_slot(void)
-{
-	if (slot_delay == 0)
-	{
-		ereport(LOG,
-				errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-				errmsg("no background worker slot is free for idem cleanup"),
-				errdetail("Cleanup continues as soon as a slot is free."),
-				errhint("Consider increasing \"%s\".", "max_worker_processes"));
-		launcher.no_slot_since = GetCurrentTimestamp();
-	}
-	slot_delay =
-		idem_cleanup_double_delay(slot_delay, Min(idem_cleanup_naptime(), IDEM_MAX_DELAY));
-	slot_due = idem_clock_steady() + slot_delay;
-	publish_state(IDEM_LAUNCHER_NO_SLOT);
-}
-
-/* W7: a slot is free.  Log it if none was free before. */
-static void
-note_slot(void)
-{
-	if (slot_delay == 0)
-		return;
-	ereport(LOG,
-			errcode(ERRCODE_SUCCESSFUL_COMPLETION),
-			errmsg("a background worker slot is free again for idem cleanup"));
-	slot_delay = slot_due = 0;
-	launcher.no_slot_since = 0;
-}
-
-static void
-start_worker(const IdemDatabase *database)
-{
-	BackgroundWorker worker;
-	IdemVisitRequest request = {
-		.database = database->oid,
-		.cleans = database->due <= idem_clock_steady(),
-		.continues = database->continues,
-		.pause = database->pause,
-		.round = database->ticks.round,
-		.tick_skip = database->ticks.skip};
-
-	idem_process_describe(&worker, "idem cleanup", "idem_worker_main");
-	worker.bgw_flags |= BGWORKER_INTERRUPTIBLE;
-	worker.bgw_main_arg = ObjectIdGetDatum(database->oid);
-	worker.bgw_notify_pid = MyProcPid;
-
-	idem_exchange_request_visit(&request);
-	if (!RegisterDynamicBackgroundWorker(&worker, &worker_handle))
-	{
-		worker_handle = NULL;
-		note_no_slot();
-		return;
-	}
-	note_slot();
-	visit_started = idem_clock_steady();
-	visit_is_outdated = false;
-	publish_state(IDEM_LAUNCHER_WORKING);
-}
-
-/*
- * Visit the database that has been due for the longest time (W5).  Returns false if
- * none is due; *next_due is the time when one will be.
- */
-static bool
-visit_next(int64 now, int64 *next_due)
-{
-	IdemDatabase *first = idem_databases_first();
-
-	*next_due = first ? Max(idem_databases_due(first), slot_due) : PG_INT64_MAX;
-	if (*next_due > now)
-		return false;
-	switch (idem_databases_access(first->oid))
-	{
-		case IDEM_ACCESS_YES:
-			start_worker(first);
-			break;
-		case IDEM_ACCESS_NOT_NOW:
-			idem_databases_postpone(first, now + IDEM_MIN_DELAY);
-			break;
-		case IDEM_ACCESS_NO:
-			idem_databases_forget(first->oid);
-			break;
-	}
-	return true;
-}
-
-/* The worker has ended */
-static void
-end_visit(const IdemVisit *visit)
-{
-	pfree(worker_handle);
-	worker_handle = NULL;
-	launcher.visits++;
-	launcher.last_visit_at = GetCurrentTimestamp();
-	idem_exchange_set_launcher(&launcher);
-	idem_databases_end_visit(visit, visit_is_outdated);
-}
-
-/*
- * Check whether the worker has ended, and terminate it if it cannot connect.
- * Returns when to check again at the latest; 0: the worker has ended.
- */
-static int64
-watch_worker(int64 now)
-{
-	IdemVisit visit;
-	pid_t pid;
-	bool has_ended = GetBackgroundWorkerPid(worker_handle, &pid) == BGWH_STOPPED;
-
-	idem_exchange_get_visit(&visit);
-	if (has_ended)
-	{
-		end_visit(&visit);
-		return 0;
-	}
-	/* a session that copies the database keeps the worker from connecting, perhaps for hours */
-	if (now - visit_started > CONNECT_TIMEOUT && !visit.report.connected)
-		TerminateBackgroundWorker(worker_handle);
-	return now + USECS_PER_SEC;
-}
-
-/* Is a worker of an earlier launcher still running?  There is never more than one (W3). */
-static bool
-is_old_worker_running(void)
-{
-	IdemVisit visit;
-
-	idem_exchange_get_visit(&visit);
-	return visit.pid != 0;
-}
-
-/* Do what is due; returns when to wake up for the next turn */
-static int64
-do_what_is_due(void)
-{
-	int64 now = idem_clock_steady();
-	int64 next_due;
-
-	if (worker_handle != NULL)
-		return watch_worker(now);
-	if (is_old_worker_running())
-		return now + USECS_PER_SEC / 10;
-	if (!idem_databases_read_ticks() || now >= next_list)
-	{
-		idem_databases_read();
-		next_list = now + idem_cleanup_naptime();
-	}
-	if (visit_next(now, &next_due))
-		return 0;
-	if (slot_delay == 0)
-		publish_state(IDEM_LAUNCHER_SLEEPING);
-	/* T6: when a tick is due depends on the wall clock, which may be set meanwhile */
-	if (idem_databases_have_ticks())
-		next_due = Min(next_due, now + CLOCK_CHECK);
-	return Min(next_due, next_list);
-}
-
-/* W7: an error of the launcher itself.  Log it if it worked before, show the error, and pause. */
-static int64
-note_error(const ErrorData *error)
-{
-	if (error_delay == 0)
-		ereport(LOG,
-				errcode(error->sqlerrcode),
-				errmsg("idem launcher failed: %s", error->message),
-				errdetail("It tries again after ten minutes at most. The failure is not logged again until the launcher has worked."));
-	error_delay = idem_cleanup_double_delay(error_delay, IDEM_MAX_DELAY);
-	launcher.error_at = GetCurrentTimestamp();
-	idem_exchange_copy_error(launcher.error, error->message);
-	publish_state(IDEM_LAUNCHER_FAILING);
-	return idem_clock_steady() + error_delay;
-}
-
-/* Do what is due; after an error, try again later (W7).  Returns when to wake up. */
-static int64
-try_what_is_due(void)
-{
-	MemoryContext context = CurrentMemoryContext;
-	int64 wakeup;
-
-	PG_TRY();
-	{
-		wakeup = do_what_is_due();
-		if (error_delay != 0)
-			ereport(LOG,
-					errcode(ERRCODE_SUCCESSFUL_COMPLETION),
-					errmsg("idem launcher works again"));
-		error_delay = 0;
-	}
-	PG_CATCH();
-	{
-		ErrorData *error;
-
-		/* pg_cancel_backend() ends the launcher, and the postmaster starts it again (W3) */
-		if (geterrcode() == ERRCODE_QUERY_CANCELED)
-			PG_RE_THROW();
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
-		FlushErrorState();
-		AbortOutOfAnyTransaction();
-		LWLockReleaseAll();
-		MemoryContextSwitchTo(context);
-		wakeup = note_error(error);
-		FreeErrorData(error);
-	}
-	PG_END_TRY();
-	return wakeup;
-}
-
+/* W5: a reload makes every database due, including those that are not in the list yet */
 static void
 reload_settings(void)
 {
+	HASH_SEQ_STATUS seq;
+	Database *database;
+	int64 now = idem_clock_steady();
+
 	ProcessConfigFile(PGC_SIGHUP);
 	next_list = slot_due = 0;
 	visit_is_outdated = true;
-	idem_databases_make_due();
+	is_first_list = false;
+	hash_seq_init(&seq, databases);
+	while ((database = hash_seq_search(&seq)) != NULL)
+	{
+		database->due = Min(database->due, now);
+		database->not_before = 0;
+	}
+}
+
+/*
+ * Sleep until the time to wake up, or until a signal sets the latch.  For idem_doctor(): a launcher
+ * that does not wake up at the time published is stuck.
+ */
+static void
+sleep_until(int64 wakeup, uint32 wait_event)
+{
+	int64 now = idem_clock_steady();
+
+	if (wakeup <= now)
+		return;
+	wakeup = Min(wakeup, now + MAX_SLEEP);
+	launcher.awake_at = wakeup;
+	idem_exchange_set_launcher(&launcher);
+	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+					 (long) ((wakeup - now) / 1000 + 1), wait_event);
+	ResetLatch(MyLatch);
+	launcher.awake_at = idem_clock_steady();
+	idem_exchange_set_launcher(&launcher);
 }
 
 static void
@@ -311,51 +765,28 @@ at_exit(int code, Datum arg)
 	publish_state(IDEM_LAUNCHER_STOPPED);
 }
 
-static void
-init_launcher(void)
-{
-	idem_databases_init();
-	launcher.pid = MyProcPid;
-	launcher.proc = idem_compat_my_proc_number();
-	launcher.started_at = GetCurrentTimestamp();
-	launcher.awake_at = idem_clock_steady();
-	publish_state(IDEM_LAUNCHER_STOPPED);
-	before_shmem_exit(at_exit, (Datum) 0);
-}
-
-/* Sleep until the time to wake up, or until a signal sets the latch */
-static void
-sleep_until(int64 wakeup, uint32 wait_event)
-{
-	int64 now = idem_clock_steady();
-
-	if (wakeup <= now)
-		return;
-	wakeup = Min(wakeup, now + MAX_SLEEP);
-	publish_awake_at(wakeup);
-	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-					 (long) ((wakeup - now) / 1000 + 1), wait_event);
-	ResetLatch(MyLatch);
-	publish_awake_at(idem_clock_steady());
-}
-
 /*
- * Main function of the launcher.  It connects to no database, and holds nothing
- * while it sleeps (W4).  It ends with status 1, so that the postmaster starts it
- * again (W3).
+ * Main function of the launcher.  It connects to no database, and holds nothing while it sleeps
+ * (W4).  It ends with status 1, so that the postmaster starts it again (W3).
  */
 void
 idem_launcher_main(Datum arg)
 {
+	HASHCTL ctl = {.keysize = sizeof(Oid), .entrysize = sizeof(Database)};
 	uint32 wait_event;
-	int64 wakeup = 0;
 
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	idem_process_begin();
-	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
-	idem_process_limit_lock_waits();
+	idem_process_connect(InvalidOid);
 	wait_event = idem_compat_wait_event("IdemLauncherMain");
-	init_launcher();
+	databases = hash_create("idem databases", 64, &ctl, HASH_ELEM | HASH_BLOBS);
+	started_at = idem_clock_steady();
+	launcher.pid = MyProcPid;
+	launcher.proc = idem_compat_my_proc_number();
+	launcher.started_at = GetCurrentTimestamp();
+	launcher.awake_at = started_at;
+	publish_state(IDEM_LAUNCHER_STOPPED);
+	before_shmem_exit(at_exit, (Datum) 0);
 
 	for (;;)
 	{
@@ -369,14 +800,13 @@ idem_launcher_main(Datum arg)
 			reload_settings();
 		}
 		watch_clock();
-		wakeup = try_what_is_due();
-		sleep_until(wakeup, wait_event);
+		sleep_until(try_turn(), wait_event);
 	}
 }
 
 /*
- * Register the launcher; called by _PG_init() if the library is preloaded (W6).  The
- * postmaster restarts it after five seconds (W3).
+ * Register the launcher; called by _PG_init() if the library is preloaded (W6).  The postmaster
+ * restarts it after five seconds (W3).
  */
 void
 idem_launcher_register(void)

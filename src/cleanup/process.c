@@ -113,27 +113,32 @@ idem_process_begin(void)
 }
 
 /*
- * Limit waits for locks to one second (W2); called after the process has
- * connected.  The worker locks the tables of idem without waiting.  The limit is
- * for other locks, such as those on catalogs and TOAST tables.
+ * Connect to a database, or with InvalidOid to none.  From then on, waits for locks are limited
+ * to one second (W2).  The worker locks the tables of idem without waiting.  The limit is for
+ * other locks, such as those on catalogs and TOAST tables.
  */
 void
-idem_process_limit_lock_waits(void)
+idem_process_connect(Oid database)
 {
+	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
 	override_setting("lock_timeout", "1s");
 }
 
 /*
- * Read the settings that ALTER DATABASE has made, or with InvalidOid those of ALTER
- * ROLE ALL; NULL if there are none.
+ * Apply the settings that ALTER DATABASE has made, or with InvalidOid those of ALTER ROLE ALL.
+ * An invalid value has no effect; the server warns about it.
  */
-static ArrayType *
-read_settings(Relation rel, Oid database)
+static void
+apply_settings(Relation rel, Oid database)
 {
 	ScanKeyData keys[2];
 	SysScanDesc scan;
 	HeapTuple tuple;
-	ArrayType *settings = NULL;
+	Datum config = (Datum) 0;
+	bool isnull = true;
+	Datum *elements;
+	bool *nulls;
+	int n = 0;
 
 	ScanKeyInit(&keys[0], Anum_pg_db_role_setting_setdatabase, BTEqualStrategyNumber, F_OIDEQ,
 				ObjectIdGetDatum(database));
@@ -142,47 +147,26 @@ read_settings(Relation rel, Oid database)
 	scan = systable_beginscan(rel, DbRoleSettingDatidRolidIndexId, true, NULL, 2, keys);
 	tuple = systable_getnext(scan);
 	if (HeapTupleIsValid(tuple))
-	{
-		bool isnull;
-		Datum value =
+		config =
 			heap_getattr(tuple, Anum_pg_db_role_setting_setconfig, RelationGetDescr(rel), &isnull);
-
-		if (!isnull)
-			settings = DatumGetArrayTypePCopy(value);
-	}
+	if (!isnull)
+		deconstruct_array(DatumGetArrayTypePCopy(config), TEXTOID, -1, false, TYPALIGN_INT,
+						  &elements, &nulls, &n);
 	systable_endscan(scan);
-	return settings;
-}
 
-/* Apply one setting, "name=value".  An invalid value has no effect; the server warns about it. */
-static void
-apply_setting(const char *setting)
-{
-	for (int i = 0; i < (int) lengthof(database_settings); i++)
-	{
-		const char *name = database_settings[i];
-		size_t len = strlen(name);
-
-		if (pg_strncasecmp(setting, name, len) == 0 && setting[len] == '=')
-			(void) set_config_option(name, setting + len + 1, PGC_SUSET, PGC_S_OVERRIDE,
-									 GUC_ACTION_SET, true, DEBUG1, false);
-	}
-}
-
-static void
-apply_settings(ArrayType *settings)
-{
-	Datum *elements;
-	bool *nulls;
-	int n;
-
-	if (settings == NULL)
-		return;
-	deconstruct_array(settings, TEXTOID, -1, false, TYPALIGN_INT, &elements, &nulls, &n);
 	for (int i = 0; i < n; i++)
 	{
-		if (!nulls[i])
-			apply_setting(TextDatumGetCString(elements[i]));
+		const char *setting = nulls[i] ? "" : TextDatumGetCString(elements[i]);
+
+		for (int j = 0; j < (int) lengthof(database_settings); j++)
+		{
+			const char *name = database_settings[j];
+			size_t len = strlen(name);
+
+			if (pg_strncasecmp(setting, name, len) == 0 && setting[len] == '=')
+				(void) set_config_option(name, setting + len + 1, PGC_SUSET, PGC_S_OVERRIDE,
+										 GUC_ACTION_SET, true, DEBUG1, false);
+		}
 	}
 }
 
@@ -195,8 +179,8 @@ idem_process_take_database_settings(void)
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	rel = table_open(DbRoleSettingRelationId, AccessShareLock);
-	apply_settings(read_settings(rel, InvalidOid));
-	apply_settings(read_settings(rel, MyDatabaseId));
+	apply_settings(rel, InvalidOid);
+	apply_settings(rel, MyDatabaseId);
 	table_close(rel, AccessShareLock);
 	CommitTransactionCommand();
 }

@@ -3,40 +3,62 @@
  *		The worker: visits one database, enqueues the jobs of its schedules, removes expired
  *		rows, and exits.
  *
- * A visit lasts at most two seconds.  So a session that wants to drop, copy or
- * rename the database waits for at most two seconds and one batch.  PostgreSQL
- * itself waits for five seconds before such a command fails (W2).
+ * A visit lasts at most two seconds.  So a session that wants to drop, copy or rename the
+ * database waits for at most two seconds and one batch.  PostgreSQL itself waits for five
+ * seconds before such a command fails (W2).
  *
- * Each batch is a transaction of its own (batch.c).  A pause follows, which lasts for
- * a multiple of the time of the batch.  During the pause the worker has no
- * transaction and no lock.
+ * Each schedule that is due, and each batch of a sweep, is a transaction of its own.  After
+ * an error it is rolled back.  The other schedules and the other sweeps continue.  The worker
+ * reports the error to the launcher, which logs it (W7), and the views show it.
  *
- * After an error the batch is rolled back.  Its sweep ends for this visit, and
- * the other sweeps continue.  The views show the error.  The worker reports it to
- * the launcher, which logs it (W7).
+ * A round of ticks is about the schedules that are due when it begins.  It takes several turns
+ * if they are many, because a turn ends when another database has a tick that is due (T10).
+ * Schedules that were ticked are not due any more.  Those that failed or were locked are, so the
+ * next turn skips as many of the first ones.  Each schedule is tried once in a round, then, and
+ * the delay of T7 follows.  If other sessions change schedules meanwhile, a turn may skip a wrong
+ * one.  The next round finds it, which comes soon, because some have failed.
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "access/xact.h"
+#include "catalog/dependency.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_class.h"
 #include "commands/extension.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "cleanup/cleanup.h"
+#include "schedules/schedules.h"
 
 /* Times in microseconds */
 #define MAX_VISIT (2 * USECS_PER_SEC)
 #define MAX_REST  (10 * USECS_PER_SEC)
 
+/* T10: how long the turn of a database is while another one has a tick that is due */
+#define TURN (USECS_PER_SEC / 5)
+
+/* The most schedules that a turn lists */
+#define MAX_LISTED 1000
+
+static const IdemTables tick_tables = {{"schedules", "jobs", "job_keys", "job_log"}, "queues"};
+
 /* The visit under way; times in microseconds, by the steady clock */
 typedef struct Visit
 {
+	const IdemVisitRequest *request;
 	int64 until;
-	int pause;			 /* length of a pause as a multiple of the batch before it */
 	int64 rest;			 /* part of the last pause that is left when the visit ends */
 	bool was_used;		 /* see IdemVisitReport */
 	bool was_locked;	 /* another session had a conflicting lock on a table */
@@ -48,6 +70,26 @@ typedef struct Visit
 	IdemTickReport ticks;
 } Visit;
 
+/* The schedules of this database during a visit */
+typedef struct Ticks
+{
+	MemoryContext context;
+	TimestampTz now;
+	List *due; /* names of schedules */
+	int skip;
+	text *name; /* the one that is tried; or NULL */
+	IdemTicked ticked;
+	IdemTickReport *report;
+} Ticks;
+
+/* The tables of a transaction when it begins */
+typedef enum TableState
+{
+	TABLES_READY,
+	TABLES_LOCKED, /* another session has locked one */
+	TABLES_MISSING /* there is no such table */
+} TableState;
+
 /* Progress of cleanup in this database, as published */
 static IdemProgress progress;
 
@@ -57,153 +99,258 @@ publish_progress(void)
 	idem_entries_set_progress(MyDatabaseId, &progress);
 }
 
-/* A worker that is terminated in the middle of a sweep is not at work any more */
-static void
-at_exit(int code, Datum arg)
+/* W8: find a table in the schema idem that is a member of the extension */
+static Oid
+find_member(Oid extension, const char *table)
 {
-	idem_exchange_end_visit();
-	if (progress.phase >= IDEM_FIRST_SWEEP && progress.phase <= IDEM_LAST_SWEEP)
-	{
-		progress.phase = IDEM_PHASE_IDLE;
-		publish_progress();
-	}
-}
+	Oid schema = get_namespace_oid("idem", true);
+	Oid relid = OidIsValid(schema) ? get_relname_relid(table, schema) : InvalidOid;
 
-/* What the views show after a visit with this outcome */
-static IdemPhase
-get_final_phase(IdemVisitOutcome outcome)
-{
-	switch (outcome)
-	{
-		case IDEM_VISIT_LOCKED:
-			return IDEM_PHASE_LOCKED;
-		case IDEM_VISIT_SUBSCRIBED:
-			return IDEM_PHASE_SUBSCRIBED;
-		case IDEM_VISIT_OFF:
-			return IDEM_PHASE_OFF;
-		case IDEM_VISIT_NOT_INSTALLED:
-			return IDEM_PHASE_NOT_INSTALLED;
-		case IDEM_VISIT_FAILED:
-			return IDEM_PHASE_FAILING;
-		case IDEM_VISIT_LOST:
-		case IDEM_VISIT_DONE:
-		case IDEM_VISIT_TICKED:
-			break;
-	}
-	return IDEM_PHASE_IDLE;
-}
-
-/* Publish the outcome in the progress of the database */
-static void
-publish_outcome(const Visit *visit, const IdemVisitReport *report, int64 backlog)
-{
-	IdemVisitOutcome outcome = report->outcome;
-
-	progress.phase = get_final_phase(outcome);
-	progress.backlog = outcome == IDEM_VISIT_DONE ? backlog : -1;
-	progress.next = visit->next;
-	if ((outcome == IDEM_VISIT_DONE || outcome == IDEM_VISIT_SUBSCRIBED) && !report->more)
-		progress.finished_at = GetCurrentTimestamp();
-	if (outcome == IDEM_VISIT_FAILED)
-	{
-		progress.error_at = GetCurrentTimestamp();
-		strlcpy(progress.error, visit->error, IDEM_ERROR_TEXT_LEN);
-	}
-	publish_progress();
-}
-
-/* Report the outcome to the launcher, and show it in the views */
-static void
-report_outcome(IdemVisitOutcome outcome, const Visit *visit)
-{
-	IdemVisitReport report = {.connected = true,
-							  .outcome = outcome,
-							  .was_used = visit->was_used,
-							  .rest = visit->rest,
-							  .ticks = visit->ticks};
-	int64 backlog = 0;
-	TimestampTz oldest = DT_NOEND;
-
-	for (int i = IDEM_FIRST_SWEEP; i <= IDEM_LAST_SWEEP; i++)
-	{
-		const IdemSweepBatch *batch = &visit->batches[i];
-
-		report.more |= batch->more;
-		report.rows += batch->rows;
-		backlog += batch->left;
-		if (batch->more && !TIMESTAMP_NOT_FINITE(batch->cursor.from))
-			oldest = Min(oldest, batch->cursor.from);
-	}
-	report.lag = TIMESTAMP_NOT_FINITE(oldest) ? 0 : idem_clock_now() - oldest;
-	strlcpy(report.error, visit->error, IDEM_ERROR_TEXT_LEN);
-	idem_exchange_set_report(&report);
-	if (outcome != IDEM_VISIT_TICKED)
-		publish_outcome(visit, &report, backlog);
-}
-
-/* A batch of a sweep, to run in a transaction */
-typedef struct SweepRun
-{
-	const IdemSweep *sweep;
-	IdemSweepBatch *batch;
-} SweepRun;
-
-static void
-run_sweep_batch(void *arg)
-{
-	SweepRun *run = arg;
-
-	idem_sweep_run(run->sweep, run->batch);
-}
-
-/* Run one batch of a sweep in a transaction of its own (W2) */
-static void
-run_batch(Visit *visit, const IdemSweep *sweep, IdemSweepBatch *batch)
-{
-	SweepRun run = {sweep, batch};
-
-	if (idem_batch_run(sweep->activity, &sweep->tables, run_sweep_batch, &run) == IDEM_BATCH_LOCKED)
-		visit->was_locked = true;
-	visit->was_subscribed |= batch->is_subscribed;
+	return OidIsValid(relid) && getExtensionOfObject(RelationRelationId, relid) == extension ?
+		relid :
+		InvalidOid;
 }
 
 /*
- * Begin a round, or continue the last one.  A new round begins with the oldest
- * rows, but in idem.jobs with the page where the last round stopped.
+ * W2: lock a table only if no other session holds or awaits a conflicting lock, so DDL goes
+ * first
+ */
+static TableState
+lock_table(Oid extension, const char *table, LOCKMODE mode)
+{
+	Oid relid = find_member(extension, table);
+
+	if (!OidIsValid(relid))
+		return TABLES_MISSING;
+	if (!ConditionalLockRelationOid(relid, mode))
+		return TABLES_LOCKED;
+	/* another session may have dropped it before this one got the lock */
+	return find_member(extension, table) == relid ? TABLES_READY : TABLES_MISSING;
+}
+
+/*
+ * Begin a transaction, with a snapshot, and lock its tables unless one of them is locked or
+ * missing (W2).  The worker touches only members of the extension, as their owner, in a
+ * restricted security context (W8).
+ */
+static TableState
+begin_transaction(const char *activity, const IdemTables *tables)
+{
+	TableState state = TABLES_READY;
+	Oid extension;
+
+	pgstat_report_activity(STATE_RUNNING, activity);
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	idem_counters_buffer();
+	PushActiveSnapshot(GetTransactionSnapshot());
+
+	extension = get_extension_oid("idem", true);
+	if (!OidIsValid(extension))
+		return TABLES_MISSING;
+	for (int i = 0; state == TABLES_READY && tables->written[i] != NULL; i++)
+		state = lock_table(extension, tables->written[i], RowExclusiveLock);
+	if (state == TABLES_READY && tables->read != NULL)
+		state = lock_table(extension, tables->read, AccessShareLock);
+	if (state == TABLES_READY)
+	{
+		Oid relid = find_member(extension, tables->written[0]);
+		HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
+
+		if (!HeapTupleIsValid(tuple))
+			elog(ERROR, "cache lookup failed for relation %u", relid);
+		SetUserIdAndSecContext(((Form_pg_class) GETSTRUCT(tuple))->relowner,
+							   SECURITY_RESTRICTED_OPERATION);
+		ReleaseSysCache(tuple);
+	}
+	return state;
+}
+
+static void
+commit_transaction(void)
+{
+	SetUserIdAndSecContext(GetSessionUserId(), 0);
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+	pgstat_report_stat(false);
+	pgstat_report_activity(STATE_IDLE, NULL);
+}
+
+/*
+ * After an error: roll back, and copy the message to a buffer of IDEM_ERROR_TEXT_LEN bytes,
+ * unless it has one already.  The transaction gives the identity of the process back.
  */
 static void
-begin_round(bool continues, Visit *visit)
+recover_from_error(MemoryContext context, char *message)
 {
-	bool is_known = idem_entries_get_progress(MyDatabaseId, &progress);
+	ErrorData *error;
 
-	visit->next = progress.next != IDEM_PHASE_IDLE ? progress.next : IDEM_FIRST_SWEEP;
-	for (int i = IDEM_FIRST_SWEEP; i <= IDEM_LAST_SWEEP; i++)
-	{
-		visit->batches[i].more = true;
-		visit->batches[i].cursor = progress.cursors[i];
-		if (!continues || !is_known)
-			visit->batches[i].cursor.from = DT_NOBEGIN;
-	}
-	if (!continues)
-	{
-		progress.started_at = GetCurrentTimestamp();
-		progress.removed = progress.working = 0;
-	}
-	publish_progress();
+	MemoryContextSwitchTo(context);
+	error = CopyErrorData();
+	FlushErrorState();
+	AbortOutOfAnyTransaction();
+	LWLockReleaseAll();
+	MemoryContextSwitchTo(context);
+	pgstat_report_activity(STATE_IDLE, NULL);
+	if (message[0] == '\0')
+		idem_exchange_copy_error(message, error->message);
+	FreeErrorData(error);
 }
 
 static void
-publish_batch(IdemPhase phase, const IdemSweepBatch *batch, int64 took)
+list_due(Ticks *ticks)
 {
-	progress.removed += batch->removed;
-	progress.working += took;
-	progress.cursors[phase] = batch->cursor;
-	publish_progress();
+	MemoryContext oldcontext;
+	IdemTable schedules;
+
+	if (idem_schedulestore_is_subscribed())
+		return;
+	oldcontext = MemoryContextSwitchTo(ticks->context);
+	idem_schedulestore_open(&schedules, RowExclusiveLock);
+	ticks->due = idem_schedulestore_list_due(&schedules, ticks->now, ticks->skip, MAX_LISTED);
+	idem_table_close(&schedules);
+	MemoryContextSwitchTo(oldcontext);
+}
+
+static void
+tick_schedule(Ticks *ticks)
+{
+	int njobs = 0;
+
+	ticks->ticked = idem_schedulestore_tick(ticks->name, ticks->now, false, &njobs);
+}
+
+/* T6: the earliest tick that was not due when the round began */
+static void
+find_next(Ticks *ticks)
+{
+	IdemTable schedules;
+
+	if (idem_schedulestore_is_subscribed())
+		return;
+	idem_schedulestore_open(&schedules, RowExclusiveLock);
+	idem_entries_lower_tick(MyDatabaseId, idem_schedulestore_next(&schedules, ticks->now));
+	idem_table_close(&schedules);
 }
 
 /*
- * Pause without a transaction and without locks (W4).  If the pause is longer than
- * the rest of the visit, the launcher waits for the remainder before the next visit.
+ * T7: take one step in a transaction; an error of it is noted.  If something is locked, or another
+ * transaction has enqueued the key of a tick, that is no failure yet (T6).  Returns true if the
+ * schedule is due still.
+ */
+static bool
+try_step(Ticks *ticks, void (*take_step)(Ticks *ticks))
+{
+	IdemTickReport *report = ticks->report;
+	volatile bool is_left = true;
+
+	PG_TRY();
+	{
+		TableState state = begin_transaction("idem schedules", &tick_tables);
+
+		ticks->ticked = IDEM_TICKED_DONE;
+		if (state == TABLES_READY)
+			take_step(ticks);
+		commit_transaction();
+		is_left = state == TABLES_LOCKED || ticks->ticked == IDEM_TICKED_LOCKED;
+		report->was_locked |= is_left;
+	}
+	PG_CATCH();
+	{
+		bool is_locked = geterrcode() == ERRCODE_LOCK_NOT_AVAILABLE;
+		char error[IDEM_ERROR_TEXT_LEN] = "";
+
+		recover_from_error(ticks->context, error);
+		if (is_locked)
+			report->was_locked = true;
+		else if (!report->failed)
+		{
+			report->failed = true;
+			idem_exchange_copy_error(report->error,
+									 ticks->name == NULL ?
+										 error :
+										 psprintf("%s (schedule \"%s\")", error,
+												  text_to_cstring(ticks->name)));
+		}
+	}
+	PG_END_TRY();
+	return is_left;
+}
+
+/* T10: has another database a tick that is due?  Sets *next to the first one that is not. */
+static bool
+others_are_due(TimestampTz *next)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	bool found = false;
+	int n;
+	IdemDatabaseTick *ticks = idem_entries_copy_ticks(&n);
+
+	*next = DT_NOEND;
+	for (int i = 0; i < n; i++)
+	{
+		if (ticks[i].tick > now)
+			*next = Min(*next, ticks[i].tick);
+		else if (ticks[i].database != MyDatabaseId)
+			found = true;
+	}
+	pfree(ticks);
+	return found;
+}
+
+/*
+ * Enqueue the jobs of the schedules that are due (T6), until this time by the steady clock, or
+ * until the turn ends (T10).  What is left then is due again at once, but after other databases
+ * that are due.  Then look for the earliest tick of this database, at which the launcher starts
+ * a worker again.  The caller has called idem_entries_forget_tick().
+ */
+static void
+run_ticks(Visit *visit, int64 until)
+{
+	MemoryContext oldcontext = CurrentMemoryContext;
+	TimestampTz round = visit->request->round;
+	Ticks ticks = {
+		.context = AllocSetContextCreate(oldcontext, "idem ticks", ALLOCSET_DEFAULT_SIZES),
+		.now = round != 0 ? round : idem_clock_now(),
+		.skip = visit->request->tick_skip,
+		.report = &visit->ticks};
+	int64 turn_end = idem_clock_steady() + TURN;
+	TimestampTz next;
+	bool more;
+	ListCell *lc;
+
+	(void) try_step(&ticks, list_due);
+	more = list_length(ticks.due) == MAX_LISTED;
+	foreach (lc, ticks.due)
+	{
+		int64 now = idem_clock_steady();
+
+		if (now >= turn_end)
+			turn_end = others_are_due(&next) ? now : now + TURN;
+		if (now >= Min(until, turn_end))
+		{
+			more = true;
+			break;
+		}
+		ticks.name = lfirst(lc);
+		if (try_step(&ticks, tick_schedule))
+			ticks.skip++;
+	}
+	ticks.name = NULL;
+	if (more)
+	{
+		visit->ticks.round = ticks.now;
+		visit->ticks.skip = ticks.skip;
+		idem_entries_lower_tick(MyDatabaseId, idem_clock_now());
+	}
+	(void) try_step(&ticks, find_next);
+	MemoryContextSwitchTo(oldcontext);
+	MemoryContextDelete(ticks.context);
+}
+
+/*
+ * Pause without a transaction and without locks (W4).  If the pause is longer than the rest of
+ * the visit, the launcher waits for the remainder before the next visit.
  */
 static void
 pause_for(Visit *visit, int64 length)
@@ -230,13 +377,17 @@ pause_for(Visit *visit, int64 length)
 	}
 }
 
-/* Run one batch of a sweep, and pause if there is more to remove */
+/*
+ * Run one batch of a sweep in a transaction of its own (W2), and pause if there is more to remove:
+ * for a multiple of the time of the batch.  An error ends this sweep for the visit, and the others
+ * continue (W7).
+ */
 static void
-run_sweep(Visit *visit, IdemPhase phase)
+run_batch(Visit *visit, IdemPhase phase)
 {
+	MemoryContext context = CurrentMemoryContext;
 	IdemSweepBatch *batch = &visit->batches[phase];
 	int64 start = idem_clock_steady();
-	int64 took;
 
 	batch->max = idem_guc_cleanup_batch_size;
 	batch->deadline = visit->until;
@@ -244,100 +395,80 @@ run_sweep(Visit *visit, IdemPhase phase)
 	batch->more = false;
 	progress.phase = phase;
 	publish_progress();
-	run_batch(visit, &idem_sweeps[phase], batch);
-	took = idem_clock_steady() - start;
-	publish_batch(phase, batch, took);
-	if (batch->more)
-		pause_for(visit, took * visit->pause);
-}
-
-/* Run a batch of a sweep; an error ends this sweep for the visit, and the others continue (W7) */
-static void
-try_sweep(Visit *visit, IdemPhase phase)
-{
-	MemoryContext context = CurrentMemoryContext;
-
 	PG_TRY();
 	{
-		run_sweep(visit, phase);
+		TableState state =
+			begin_transaction(idem_sweeps[phase].activity, &idem_sweeps[phase].tables);
+		int64 took;
+
+		if (state == TABLES_READY)
+			idem_sweep_run(phase, batch);
+		commit_transaction();
+		visit->was_locked |= state == TABLES_LOCKED;
+		visit->was_subscribed |= batch->is_subscribed;
+		took = idem_clock_steady() - start;
+		progress.removed += batch->removed;
+		progress.working += took;
+		progress.cursors[phase] = batch->cursor;
+		publish_progress();
+		if (batch->more)
+			pause_for(visit, took * visit->request->pause);
 	}
 	PG_CATCH();
 	{
-		idem_batch_recover(context, visit->error);
+		recover_from_error(context, visit->error);
 		visit->failed = true;
-		visit->batches[phase].more = false;
-		visit->batches[phase].removed = 0;
+		batch->more = false;
 		/* skip the page, so that one job that cannot be made dead does not block the rest */
 		if (phase == IDEM_PHASE_JOBS)
 		{
-			visit->batches[phase].cursor.page++;
-			publish_batch(phase, &visit->batches[phase], 0);
+			batch->cursor.page++;
+			progress.cursors[phase] = batch->cursor;
+			publish_progress();
 		}
 	}
 	PG_END_TRY();
 }
 
-static bool
-has_more(const Visit *visit)
-{
-	for (int phase = IDEM_FIRST_SWEEP; phase <= IDEM_LAST_SWEEP; phase++)
-	{
-		if (visit->batches[phase].more)
-			return true;
-	}
-	return false;
-}
-
 /*
- * Run the sweeps in turn, one batch each, until nothing is left or the visit ends
- * (W2).  The next visit begins with the sweep whose turn it is then, so that a table
- * with a large backlog does not delay the others.
+ * Begin a round of cleanup, or continue the last one, and run the sweeps in turn, one batch each,
+ * until nothing is left or the visit ends (W2).  The next visit begins with the sweep whose turn
+ * it is then, so that a table with a large backlog does not delay the others.
  */
 static void
 run_sweeps(Visit *visit)
 {
-	while (has_more(visit) && idem_clock_steady() < visit->until)
+	bool is_known = idem_entries_get_progress(MyDatabaseId, &progress);
+	bool continues = visit->request->continues;
+	int nleft = IDEM_LAST_SWEEP - IDEM_FIRST_SWEEP + 1;
+
+	/* a new round begins with the oldest rows, but in idem.jobs where the last round stopped */
+	visit->next = progress.next != IDEM_PHASE_IDLE ? progress.next : IDEM_FIRST_SWEEP;
+	for (int i = IDEM_FIRST_SWEEP; i <= IDEM_LAST_SWEEP; i++)
+	{
+		visit->batches[i].more = true;
+		visit->batches[i].cursor = progress.cursors[i];
+		if (!continues || !is_known)
+			visit->batches[i].cursor.from = DT_NOBEGIN;
+	}
+	if (!continues)
+	{
+		progress.started_at = GetCurrentTimestamp();
+		progress.removed = progress.working = 0;
+	}
+	publish_progress();
+
+	while (nleft > 0 && idem_clock_steady() < visit->until)
 	{
 		IdemPhase phase = visit->next;
 
 		visit->next = phase < IDEM_LAST_SWEEP ? phase + 1 : IDEM_FIRST_SWEEP;
-		if (visit->batches[phase].more)
-			try_sweep(visit, phase);
+		if (!visit->batches[phase].more)
+			continue;
+		run_batch(visit, phase);
+		if (!visit->batches[phase].more)
+			nleft--;
 	}
-}
-
-static bool
-extension_exists(void)
-{
-	bool exists;
-
-	SetCurrentStatementStartTimestamp();
-	StartTransactionCommand();
-	exists = OidIsValid(get_extension_oid("idem", true));
-	CommitTransactionCommand();
-	return exists;
-}
-
-/*
- * T6: end the visit before the next tick of any database, because there is only one worker.  If
- * one of another database is due already, end the visit soon, but not at once: that database may
- * be one that cannot be visited (T10).
- */
-static void
-end_before_tick(Visit *visit)
-{
-	TimestampTz now = GetCurrentTimestamp();
-	int n;
-	IdemDatabaseTick *ticks = idem_entries_copy_ticks(&n);
-
-	for (int i = 0; i < n; i++)
-	{
-		if (ticks[i].tick > now)
-			visit->until = Min(visit->until, idem_clock_steady() + (ticks[i].tick - now));
-	}
-	pfree(ticks);
-	if (idem_ticks_others_due())
-		visit->until = Min(visit->until, idem_clock_steady() + IDEM_TURN);
 }
 
 /*
@@ -346,24 +477,43 @@ end_before_tick(Visit *visit)
  * after that, it sets the flag again, and the launcher sees it.
  */
 static IdemVisitOutcome
-clean_database(const IdemVisitRequest *request, Visit *visit)
+visit_database(Visit *visit)
 {
+	bool cleans = visit->request->cleans;
+	bool exists;
+	bool is_due;
+	TimestampTz next;
+
 	(void) idem_entries_get_progress(MyDatabaseId, &progress);
 	visit->was_used = idem_entries_take_use();
 	idem_entries_forget_tick();
 	idem_process_take_database_settings();
-	if (!extension_exists())
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	exists = OidIsValid(get_extension_oid("idem", true));
+	CommitTransactionCommand();
+	if (!exists)
 		return IDEM_VISIT_NOT_INSTALLED;
 	/* make an entry for the database */
 	(void) idem_entries_get_database();
 	/* if there are more ticks than fit into a visit, neither they nor cleanup starve (T6) */
-	idem_ticks_run(visit->until - (request->cleans ? MAX_VISIT / 2 : 0), request, &visit->ticks);
-	if (!request->cleans)
+	run_ticks(visit, visit->until - (cleans ? MAX_VISIT / 2 : 0));
+	if (!cleans)
 		return IDEM_VISIT_TICKED;
 	if (!idem_guc_cleanup)
 		return IDEM_VISIT_OFF;
-	end_before_tick(visit);
-	begin_round(request->continues, visit);
+
+	/*
+	 * T6: end the visit before the next tick of any database, because there is only one worker.
+	 * If one of another database is due already, end the visit soon, but not at once: that
+	 * database may be one that cannot be visited (T10).
+	 */
+	is_due = others_are_due(&next);
+	if (next != DT_NOEND)
+		visit->until = Min(visit->until, idem_clock_steady() + (next - GetCurrentTimestamp()));
+	if (is_due)
+		visit->until = Min(visit->until, idem_clock_steady() + TURN);
+
 	run_sweeps(visit);
 	if (visit->failed)
 		return IDEM_VISIT_FAILED;
@@ -372,33 +522,70 @@ clean_database(const IdemVisitRequest *request, Visit *visit)
 	return visit->was_subscribed ? IDEM_VISIT_SUBSCRIBED : IDEM_VISIT_DONE;
 }
 
-/* Clean up the database; an error outside of a sweep is reported like one inside (W7) */
+/* Report the outcome to the launcher, and show it in the views */
 static void
-try_database(const IdemVisitRequest *request)
+report_outcome(IdemVisitOutcome outcome, const Visit *visit)
 {
-	MemoryContext context = CurrentMemoryContext;
-	Visit visit = {.until = idem_clock_steady() + MAX_VISIT, .pause = request->pause};
-	volatile IdemVisitOutcome outcome = IDEM_VISIT_FAILED;
+	static const IdemPhase phases[] = {
+		[IDEM_VISIT_DONE] = IDEM_PHASE_IDLE,
+		[IDEM_VISIT_LOCKED] = IDEM_PHASE_LOCKED,
+		[IDEM_VISIT_SUBSCRIBED] = IDEM_PHASE_SUBSCRIBED,
+		[IDEM_VISIT_OFF] = IDEM_PHASE_OFF,
+		[IDEM_VISIT_NOT_INSTALLED] = IDEM_PHASE_NOT_INSTALLED,
+		[IDEM_VISIT_FAILED] = IDEM_PHASE_FAILING};
+	IdemVisitReport report = {.connected = true,
+							  .outcome = outcome,
+							  .was_used = visit->was_used,
+							  .rest = visit->rest,
+							  .ticks = visit->ticks};
+	int64 backlog = 0;
+	TimestampTz oldest = DT_NOEND;
 
-	PG_TRY();
+	for (int i = IDEM_FIRST_SWEEP; i <= IDEM_LAST_SWEEP; i++)
 	{
-		outcome = clean_database(request, &visit);
+		const IdemSweepBatch *batch = &visit->batches[i];
+
+		report.more |= batch->more;
+		report.rows += batch->rows;
+		backlog += batch->left;
+		if (batch->more && !TIMESTAMP_NOT_FINITE(batch->cursor.from))
+			oldest = Min(oldest, batch->cursor.from);
 	}
-	PG_CATCH();
+	report.lag = TIMESTAMP_NOT_FINITE(oldest) ? 0 : idem_clock_now() - oldest;
+	strlcpy(report.error, visit->error, IDEM_ERROR_TEXT_LEN);
+	idem_exchange_set_report(&report);
+	if (outcome == IDEM_VISIT_TICKED)
+		return;
+
+	progress.phase = phases[outcome];
+	progress.backlog = outcome == IDEM_VISIT_DONE ? backlog : -1;
+	progress.next = visit->next;
+	if ((outcome == IDEM_VISIT_DONE || outcome == IDEM_VISIT_SUBSCRIBED) && !report.more)
+		progress.finished_at = GetCurrentTimestamp();
+	if (outcome == IDEM_VISIT_FAILED)
 	{
-		idem_batch_recover(context, visit.error);
-		visit.ticks.failed = true;
-		strlcpy(visit.ticks.error, visit.error, IDEM_ERROR_TEXT_LEN);
-		memset(visit.batches, 0, sizeof(visit.batches));
-		(void) idem_entries_get_database();
+		progress.error_at = GetCurrentTimestamp();
+		strlcpy(progress.error, visit->error, IDEM_ERROR_TEXT_LEN);
 	}
-	PG_END_TRY();
-	report_outcome(outcome, &visit);
+	publish_progress();
+}
+
+/* A worker that is terminated in the middle of a sweep is not at work any more */
+static void
+at_exit(int code, Datum arg)
+{
+	idem_exchange_end_visit();
+	if (progress.phase >= IDEM_FIRST_SWEEP && progress.phase <= IDEM_LAST_SWEEP)
+	{
+		progress.phase = IDEM_PHASE_IDLE;
+		publish_progress();
+	}
 }
 
 /*
- * Main function of the worker.  It exits at once if the launcher has not asked for
- * this visit, or another worker has it: there is never more than one (W3).
+ * Main function of the worker.  It exits at once if the launcher has not asked for this visit, or
+ * another worker has it: there is never more than one (W3).  An error outside of a sweep is
+ * reported like one inside (W7).
  */
 void
 idem_worker_main(Datum arg)
@@ -406,13 +593,31 @@ idem_worker_main(Datum arg)
 	Oid database = DatumGetObjectId(arg);
 	IdemVisitRequest request;
 	IdemVisitReport connected = {.connected = true, .outcome = IDEM_VISIT_LOST};
+	Visit visit = {.request = &request};
+	volatile IdemVisitOutcome outcome = IDEM_VISIT_FAILED;
+	MemoryContext context;
 
 	idem_process_begin();
 	if (!idem_exchange_begin_visit(database, &request))
 		return;
 	before_shmem_exit(at_exit, (Datum) 0);
-	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
-	idem_process_limit_lock_waits();
+	idem_process_connect(database);
 	idem_exchange_set_report(&connected);
-	try_database(&request);
+
+	context = CurrentMemoryContext;
+	visit.until = idem_clock_steady() + MAX_VISIT;
+	PG_TRY();
+	{
+		outcome = visit_database(&visit);
+	}
+	PG_CATCH();
+	{
+		recover_from_error(context, visit.error);
+		visit.ticks.failed = true;
+		strlcpy(visit.ticks.error, visit.error, IDEM_ERROR_TEXT_LEN);
+		memset(visit.batches, 0, sizeof(visit.batches));
+		(void) idem_entries_get_database();
+	}
+	PG_END_TRY();
+	report_outcome(outcome, &visit);
 }

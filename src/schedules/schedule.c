@@ -1,15 +1,19 @@
 /*
  * schedule.c
  *		SQL functions for schedules: idem_schedule, idem_unschedule, idem_schedule_pause,
- *		idem_schedule_resume.
+ *		idem_schedule_resume, idem_tick.
  *
- * They check their arguments and call the store (schedulestore.c).
+ * They check their arguments and call the store (schedulestore.c).  idem_tick() enqueues the jobs
+ * of all schedules that are due.  It ticks each schedule in a subtransaction, so that one that
+ * fails does not hold up the others (T7).  The background worker does the same in transactions
+ * (cleanup/worker.c).
  */
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/memutils.h"
 #include "utils/timestamp.h"
 
 #include "schedules/schedules.h"
@@ -33,6 +37,7 @@ IDEM_FUNCTION(idem_schedule);
 IDEM_FUNCTION(idem_unschedule);
 IDEM_FUNCTION(idem_schedule_pause);
 IDEM_FUNCTION(idem_schedule_resume);
+IDEM_FUNCTION(idem_tick);
 
 /* The name of the schedule (T8) */
 static text *
@@ -85,22 +90,16 @@ get_time(FunctionCallInfo fcinfo, int arg, const char *name, TimestampTz otherwi
 	return time;
 }
 
-/* T2: a day is 24 hours; months differ in length */
-static int64
-get_every(FunctionCallInfo fcinfo)
-{
-	Interval *every = PG_GETARG_INTERVAL_P(ARG_EVERY);
-
-	if (!INTERVAL_NOT_FINITE(every) && every->month != 0)
-		reject_value("every", "Months and years differ in length.",
-					 "Pass cron, for example '0 0 1 * *' for the first day of each month, or an interval of days.");
-	return idem_value_span(PG_GETARG_DATUM(ARG_EVERY), "every", IDEM_SPAN_EVERY);
-}
-
-/* Exactly one of cron and every says when the schedule ticks (T2) */
+/*
+ * When the schedule ticks (T2).  T8: refuse an expression that matches no day at all, such as the
+ * 31st of February, or none between its start and its end.  An end in the past is right: a program
+ * may declare its schedule at each start, also after the last tick.
+ */
 static void
 get_rhythm(FunctionCallInfo fcinfo, IdemRhythm *rhythm)
 {
+	IdemRhythm unlimited;
+
 	memset(rhythm, 0, sizeof(*rhythm));
 	if (PG_ARGISNULL(ARG_CRON) == PG_ARGISNULL(ARG_EVERY))
 		ereport(ERROR,
@@ -109,42 +108,31 @@ get_rhythm(FunctionCallInfo fcinfo, IdemRhythm *rhythm)
 				PG_ARGISNULL(ARG_CRON) ? errdetail("Neither cron nor every was passed.") :
 										 errdetail("Both cron and every were passed."),
 				errhint("Pass cron => '0 4 * * *' or every => '10 minutes'."));
+	rhythm->cron = PG_ARGISNULL(ARG_CRON) ? NULL : PG_GETARG_TEXT_PP(ARG_CRON);
 	rhythm->time_zone = get_text(fcinfo, ARG_TIME_ZONE, "UTC");
 	rhythm->starts_at = get_time(fcinfo, ARG_STARTS_AT, "starts_at", DT_NOBEGIN);
 	rhythm->ends_at = get_time(fcinfo, ARG_ENDS_AT, "ends_at", DT_NOEND);
 	if (rhythm->ends_at < rhythm->starts_at)
 		reject_value("ends_at", "The end is before the start.", "Pass a later time, or leave it out.");
-	(void) idem_ticks_zone(rhythm->time_zone);
-	if (PG_ARGISNULL(ARG_CRON))
+	idem_ticks_check(rhythm);
+
+	if (rhythm->cron == NULL)
 	{
-		rhythm->every = get_every(fcinfo);
+		Interval *every = PG_GETARG_INTERVAL_P(ARG_EVERY);
+
+		/* a day is 24 hours; months differ in length */
+		if (!INTERVAL_NOT_FINITE(every) && every->month != 0)
+			reject_value("every", "Months and years differ in length.",
+						 "Pass cron, for example '0 0 1 * *' for the first day of each month, or an interval of days.");
+		rhythm->every = idem_value_span(PG_GETARG_DATUM(ARG_EVERY), "every", IDEM_SPAN_EVERY);
 		if (VARSIZE_ANY_EXHDR(rhythm->time_zone) != 3 ||
 			memcmp(VARDATA_ANY(rhythm->time_zone), "UTC", 3) != 0)
 			reject_value("time_zone", "An interval has no time zone, because a day is 24 hours.",
 						 "Leave it out, or pass cron.");
-	}
-	else
-	{
-		IdemCron cron;
-
-		rhythm->cron = PG_GETARG_TEXT_PP(ARG_CRON);
-		idem_cron_parse(rhythm->cron, &cron);
-	}
-}
-
-/*
- * T8: an expression that matches no day at all, such as the 31st of February, or none between
- * its start and its end.  An end in the past is right: a program may declare its schedule at each
- * start, also after the last tick.
- */
-static void
-check_has_tick(const IdemRhythm *rhythm)
-{
-	IdemRhythm unlimited = *rhythm;
-
-	unlimited.ends_at = DT_NOEND;
-	if (rhythm->cron == NULL)
 		return;
+	}
+	unlimited = *rhythm;
+	unlimited.ends_at = DT_NOEND;
 	if (idem_ticks_first(&unlimited, idem_clock_now()) == DT_NOEND)
 		reject_value("cron", "The fields \"day\" and \"month\" match no day.",
 					 "Check the day of the month: February has at most 29 days.");
@@ -154,18 +142,7 @@ check_has_tick(const IdemRhythm *rhythm)
 					 "Pass a later time, or leave it out.");
 }
 
-/* T9: refuse a schedule each tick of which would fail.  The caller has checked the queue. */
-static void
-require_enqueue(Oid owner, const IdemQueue *queue)
-{
-	if (idem_queuestore_may_enqueue(owner, queue->owner) != IDEM_MAY_ENQUEUE)
-		ereport(ERROR,
-				errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				errmsg("permission denied for function %s", "idem_enqueue"),
-				errdetail("A tick enqueues a job with the privileges of the role that has declared the schedule."),
-				errhint("Grant the role EXECUTE on the function, for example with idem_grant()."));
-}
-
+/* T9: a role that may not enqueue may not declare a schedule, because each tick of it would fail */
 Datum
 idem_schedule(PG_FUNCTION_ARGS)
 {
@@ -179,9 +156,13 @@ idem_schedule(PG_FUNCTION_ARGS)
 	schedule.queue = idem_args_queue(fcinfo, ARG_QUEUE);
 	idem_queuestore_use(schedule.queue, &queue);
 	schedule.owner = GetUserId();
-	require_enqueue(schedule.owner, &queue);
+	if (idem_queuestore_may_enqueue(schedule.owner, queue.owner) != IDEM_MAY_ENQUEUE)
+		ereport(ERROR,
+				errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("permission denied for function %s", "idem_enqueue"),
+				errdetail("A tick enqueues a job with the privileges of the role that has declared the schedule."),
+				errhint("Grant the role EXECUTE on the function, for example with idem_grant()."));
 	get_rhythm(fcinfo, &schedule.rhythm);
-	check_has_tick(&schedule.rhythm);
 	schedule.every = PG_GETARG_DATUM(ARG_EVERY);
 	schedule.missed = get_text(fcinfo, ARG_MISSED, "once");
 	(void) idem_value_word(schedule.missed, "missed", idem_missed_words,
@@ -231,4 +212,72 @@ idem_schedule_resume(PG_FUNCTION_ARGS)
 {
 	idem_fn_begin(fcinfo, &idem_schedule_resume_signature, "idem_schedule_resume()");
 	PG_RETURN_BOOL(change_schedule(fcinfo, idem_schedulestore_resume));
+}
+
+/* The tick of one schedule, to run in a subtransaction */
+typedef struct Tick
+{
+	text *name;
+	TimestampTz now;
+	int njobs;
+} Tick;
+
+static void
+run_tick(void *arg)
+{
+	Tick *tick = arg;
+
+	(void) idem_schedulestore_tick(tick->name, tick->now, true, &tick->njobs);
+}
+
+/* T7: tick one schedule; an error of its own becomes a warning.  Returns the number of jobs. */
+static int
+try_tick(text *name, TimestampTz now)
+{
+	Tick tick = {.name = name, .now = now};
+	ErrorData *error = idem_subxact_try(run_tick, &tick, true);
+
+	if (error == NULL)
+		return tick.njobs;
+	ereport(WARNING,
+			errcode(error->sqlerrcode),
+			errmsg("schedule \"%s\" failed: %s", text_to_cstring(name), error->message),
+			errdetail("%s", error->detail != NULL ? error->detail : "The other schedules are not affected."),
+			errhint("%s", error->hint != NULL ? error->hint : "Repair the cause, or declare the schedule again with idem_schedule()."));
+	return 0;
+}
+
+Datum
+idem_tick(PG_FUNCTION_ARGS)
+{
+	MemoryContext context =
+		AllocSetContextCreate(CurrentMemoryContext, "idem tick", ALLOCSET_DEFAULT_SIZES);
+	TimestampTz now = idem_clock_now();
+	IdemTable schedules;
+	List *due;
+	int njobs = 0;
+	ListCell *lc;
+
+	idem_fn_begin(fcinfo, &idem_tick_signature, "idem_tick()");
+	if (idem_schedulestore_is_subscribed())
+	{
+		ereport(NOTICE,
+				errmsg("no schedule ticks, because a subscription writes the schedules or the jobs"),
+				errdetail("The publisher enqueues the jobs of the schedules."),
+				errhint("Schedules tick here when the subscription is dropped."));
+		PG_RETURN_INT32(0);
+	}
+	idem_schedulestore_open(&schedules, RowExclusiveLock);
+	due = idem_schedulestore_list_due(&schedules, now, 0, INT_MAX);
+	idem_table_close(&schedules);
+	foreach (lc, due)
+	{
+		MemoryContext oldcontext = MemoryContextSwitchTo(context);
+
+		CHECK_FOR_INTERRUPTS();
+		njobs += try_tick(lfirst(lc), now);
+		MemoryContextSwitchTo(oldcontext);
+		MemoryContextReset(context);
+	}
+	PG_RETURN_INT32(njobs);
 }

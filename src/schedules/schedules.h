@@ -4,15 +4,14 @@
  *
  * Calls go down only:
  *
- *	SQL functions	schedule.c: declare, remove, pause; tick.c: enqueue the jobs that are due
- *	stores			due.c (the ticks of one schedule become jobs), schedulestore.c (the rows)
- *	instants		ticks.c (which ticks are due), cron.c (cron expressions)
+ *	SQL functions	schedule.c: declare, remove, pause, tick
+ *	store			schedulestore.c: the rows; the ticks of a schedule become jobs
+ *	instants		ticks.c: when a schedule ticks, and which ticks are due
  */
 #ifndef IDEM_SCHEDULES_H
 #define IDEM_SCHEDULES_H
 
 #include "nodes/pg_list.h"
-#include "pgtime.h"
 
 #include "jobs/admin/jobadmin.h"
 #include "jobs/enqueue/enqueue.h"
@@ -49,38 +48,6 @@ enum IdemScheduleColumn
 	IDEM_SCHEDULES_PAYLOAD,
 	IDEM_SCHEDULES_NATTS = IDEM_SCHEDULES_PAYLOAD
 };
-
-/* A cron expression (T2) */
-typedef struct IdemCron
-{
-	uint64 minutes;	 /* bit n: minute n */
-	uint32 hours;	 /* bit n: hour n */
-	uint32 days;	 /* bit n: day n of the month, from 1 */
-	uint16 months;	 /* bit n: month n, from 1 */
-	uint8 weekdays;	 /* bit n: 0 is Sunday */
-	bool either_day; /* the day of the month or the weekday is enough: both are restricted */
-	bool every_hour; /* all 24 hours: by elapsed time (T3) */
-} IdemCron;
-
-/*
- * A walk over the ticks of an expression in a time zone.  All times are in seconds since
- * 1970: instants in UTC, and local times as the clock of the zone shows them.  A segment
- * is a period in which the zone has one offset from UTC.
- */
-typedef struct IdemCronWalk
-{
-	IdemCron cron;
-	pg_tz *zone;
-	int64 first;		 /* instant: no tick before */
-	int64 last;			 /* instant: the last tick; at the beginning, first */
-	int64 segment_start; /* instant */
-	int64 segment_end;	 /* instant: the next segment begins */
-	int64 offset;		 /* local time minus UTC in the segment */
-	int64 next;			 /* local: no tick in the segment before */
-	int64 done;			 /* local: every earlier time has run, if it matches */
-	int day;			 /* local: a day that matches, in days since 1970 */
-	bool has_gap_tick;	 /* segment_start is a tick, for times that the clock skips */
-} IdemCronWalk;
 
 /* What becomes of ticks that were missed; in the order of idem_missed_words (T4) */
 typedef enum IdemMissed
@@ -130,15 +97,9 @@ typedef enum IdemTicked
 	IDEM_TICKED_LOCKED /* another transaction has locked it */
 } IdemTicked;
 
-/* cron.c */
-extern void idem_cron_parse(const text *expression, IdemCron *cron);
-extern void idem_cron_begin(IdemCronWalk *walk, const IdemCron *cron, pg_tz *zone,
-							TimestampTz after);
-extern bool idem_cron_next(IdemCronWalk *walk, TimestampTz *tick);
-
 /* ticks.c */
 extern const char *const idem_missed_words[];
-extern pg_tz *idem_ticks_zone(const text *name);
+extern void idem_ticks_check(const IdemRhythm *rhythm);
 extern TimestampTz idem_ticks_first(const IdemRhythm *rhythm, TimestampTz after);
 extern void idem_ticks_due(const IdemRhythm *rhythm, TimestampTz next, IdemMissed missed,
 						   TimestampTz now, IdemTicks *ticks);
@@ -146,6 +107,7 @@ extern void idem_ticks_due(const IdemRhythm *rhythm, TimestampTz next, IdemMisse
 /* schedulestore.c */
 extern const IdemTableDef idem_schedulestore_def;
 extern void idem_schedulestore_open(IdemTable *schedules, LOCKMODE lockmode);
+extern bool idem_schedulestore_is_subscribed(void);
 extern TimestampTz idem_schedulestore_set(IdemTable *schedules, const IdemSchedule *schedule);
 extern bool idem_schedulestore_drop(IdemTable *schedules, text *name);
 extern bool idem_schedulestore_pause(IdemTable *schedules, text *name);
@@ -153,16 +115,6 @@ extern bool idem_schedulestore_resume(IdemTable *schedules, text *name);
 extern List *idem_schedulestore_list_due(IdemTable *schedules, TimestampTz now, int skip, int max);
 extern int64 idem_schedulestore_count_refused(IdemTable *schedules, text *queue, Oid owner);
 extern TimestampTz idem_schedulestore_next(IdemTable *schedules, TimestampTz after);
-extern bool idem_schedulestore_lock_due(IdemTable *schedules, text *name, TimestampTz now,
-										IdemTicked *ticked);
-extern void idem_schedulestore_rhythm(IdemTable *schedules, IdemRhythm *rhythm);
-extern void idem_schedulestore_advance(IdemTable *schedules, const IdemTicks *ticks,
-									   int64 last_job, bool tell_launcher);
-
-/* due.c */
-extern IdemTicked idem_due_tick(text *name, TimestampTz now, bool tell_launcher, int *njobs);
-
-/* tick.c */
-extern bool idem_tick_is_subscribed(void);
+extern IdemTicked idem_schedulestore_tick(text *name, TimestampTz now, bool tell_launcher, int *njobs);
 
 #endif /* IDEM_SCHEDULES_H */

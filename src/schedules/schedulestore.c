@@ -1,11 +1,12 @@
 /*
  * schedulestore.c
- *		The rows of idem.schedules: declare, remove, pause, find what is due, advance.
+ *		The rows of idem.schedules: declare, remove, pause, find what is due; and the ticks of
+ *		a schedule become jobs.
  *
  * A role that may use the queue of a schedule may change the schedule; the functions here
  * check that, but for those about ticks, which run for the administrator and the worker.  The
  * role that declares a schedule becomes its owner, and no other change makes a role the owner.
- * due.c asks at each tick whether the owner may enqueue (T9).
+ * Each tick asks whether the owner may enqueue (T9).
  *
  * A schedule is found by its latest committed row, also if the snapshot of the transaction
  * is older.  A session that changes a schedule waits for another one that does.  A tick does
@@ -27,6 +28,11 @@
 #include "utils/timestamp.h"
 
 #include "schedules/schedules.h"
+
+#define KEY_SUFFIX_LEN 40
+
+StaticAssertDecl(IDEM_MAX_SCHEDULE_LEN + KEY_SUFFIX_LEN <= IDEM_MAX_KEY_LEN,
+				 "the key of a tick is not longer than other keys");
 
 static const Oid schedules_types[IDEM_SCHEDULES_NATTS] = {
 	TEXTOID, TEXTOID, REGROLEOID, TEXTOID, INTERVALOID, TEXTOID,
@@ -79,6 +85,15 @@ idem_schedulestore_open(IdemTable *schedules, LOCKMODE lockmode)
 	idem_table_open(schedules, &idem_schedulestore_def, lockmode);
 }
 
+/* T6: does a subscription write the schedules or the jobs?  Then the publisher ticks. */
+bool
+idem_schedulestore_is_subscribed(void)
+{
+	static const char *const tables[] = {"schedules", "jobs", NULL};
+
+	return idem_subscription_writes_any(tables);
+}
+
 static IdemLookup
 make_lookup(IdemTable *schedules, text *name)
 {
@@ -88,41 +103,63 @@ make_lookup(IdemTable *schedules, text *name)
 	return lookup;
 }
 
-/* Find the schedule and lock its row, which waits; false: there is none */
-static bool
+/*
+ * Find the schedule and lock its row, which waits.  Raises an error unless the current user may
+ * change it (T8).  NULL: there is none.
+ */
+static TupleTableSlot *
 lock_schedule(IdemTable *schedules, text *name)
 {
 	IdemLookup lookup = make_lookup(schedules, name);
 	IdemProbeResult probe;
+	IdemQueue queue = {0};
 
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
 		idem_probe_existing(schedules, &lookup, &probe);
 		if (probe.found == IDEM_FOUND_NONE)
-			return false;
+			return NULL;
 		if (probe.found == IDEM_FOUND_OPEN)
 			idem_probe_wait(schedules, probe.xwait);
-		else if (idem_table_lock_row(schedules, schedules->found->tts_tid, LockTupleExclusive,
-									 LockWaitBlock, schedules->found) == TM_Ok)
-			return true;
+		else if (idem_table_lock_row(schedules, probe.row->tts_tid, LockTupleExclusive,
+									 LockWaitBlock, probe.row) == TM_Ok)
+			break;
 	}
+	idem_queuestore_use_of_row(schedules, IDEM_SCHEDULES_QUEUE, &queue);
+	return probe.row;
 }
 
-/* May the current user change the schedule whose row was found?  Raises an error if not (T8). */
-static void
-check_privileges(IdemTable *schedules)
+/* The same for a schedule that must exist */
+static TupleTableSlot *
+require_schedule(IdemTable *schedules, text *name)
 {
-	IdemQueue queue = {0};
+	TupleTableSlot *row = lock_schedule(schedules, name);
 
-	idem_queuestore_use_of_row(schedules, IDEM_SCHEDULES_QUEUE, &queue);
+	if (row == NULL)
+		ereport(ERROR,
+				errcode(ERRCODE_UNDEFINED_OBJECT),
+				errmsg("schedule does not exist"),
+				errdetail("No schedule has this name."),
+				errhint("The view idem.schedule_status lists the schedules."));
+	return row;
 }
 
 /* A time, or the special value that stands for null */
 static TimestampTz
-get_time(IdemTable *schedules, AttrNumber attno, TimestampTz otherwise)
+get_time(TupleTableSlot *row, AttrNumber attno, TimestampTz otherwise)
 {
-	return idem_row_isnull(schedules->found, attno) ? otherwise : idem_row_timestamp(schedules->found, attno);
+	return idem_row_isnull(row, attno) ? otherwise : idem_row_timestamp(row, attno);
+}
+
+/* A time, with which a special value stands for null */
+static void
+set_time(TupleTableSlot *row, AttrNumber attno, TimestampTz time)
+{
+	if (TIMESTAMP_NOT_FINITE(time))
+		idem_row_clear(row, attno);
+	else
+		idem_row_set(row, attno, TimestampTzGetDatum(time));
 }
 
 /* The row was not written by the functions here */
@@ -136,77 +173,62 @@ reject_row(const char *column, const char *detail)
 			errhint("Declare the schedule again."));
 }
 
-/* When the schedule ticks whose row was found */
-void
-idem_schedulestore_rhythm(IdemTable *schedules, IdemRhythm *rhythm)
+/* When the schedule ticks */
+static void
+read_rhythm(TupleTableSlot *row, IdemRhythm *rhythm)
 {
-	NullableDatum every = idem_row_datum(schedules->found, IDEM_SCHEDULES_EVERY);
+	NullableDatum every = idem_row_datum(row, IDEM_SCHEDULES_EVERY);
 
 	memset(rhythm, 0, sizeof(*rhythm));
-	rhythm->cron = idem_row_text(schedules->found, IDEM_SCHEDULES_CRON);
+	rhythm->cron = idem_row_text(row, IDEM_SCHEDULES_CRON);
 	if (every.isnull == (rhythm->cron == NULL))
 		reject_row("cron", "Either cron or every must be null.");
 	if (!every.isnull)
 		rhythm->every = idem_value_span(every.value, "every", IDEM_SPAN_EVERY);
-	rhythm->time_zone = idem_row_text(schedules->found, IDEM_SCHEDULES_TIME_ZONE);
-	rhythm->starts_at = get_time(schedules, IDEM_SCHEDULES_STARTS_AT, DT_NOBEGIN);
-	rhythm->ends_at = get_time(schedules, IDEM_SCHEDULES_ENDS_AT, DT_NOEND);
+	rhythm->time_zone = idem_row_text(row, IDEM_SCHEDULES_TIME_ZONE);
+	rhythm->starts_at = get_time(row, IDEM_SCHEDULES_STARTS_AT, DT_NOBEGIN);
+	rhythm->ends_at = get_time(row, IDEM_SCHEDULES_ENDS_AT, DT_NOEND);
 	if (!every.isnull && TIMESTAMP_NOT_FINITE(rhythm->starts_at))
 		reject_row("starts_at", "An interval must have a finite start.");
-	if (TIMESTAMP_IS_NOBEGIN(get_time(schedules, IDEM_SCHEDULES_NEXT_TICK, DT_NOEND)))
+	if (TIMESTAMP_IS_NOBEGIN(get_time(row, IDEM_SCHEDULES_NEXT_TICK, DT_NOEND)))
 		reject_row("next_tick", "The time must be finite.");
 }
 
-static bool
-is_same_text(const text *a, const text *b)
-{
-	if (a == NULL || b == NULL)
-		return a == b;
-	return VARSIZE_ANY_EXHDR(a) == VARSIZE_ANY_EXHDR(b) &&
-		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
-}
-
-/* Does the row found have the same cron or every as the declaration? */
-static bool
-is_same_timing(IdemTable *schedules, const IdemSchedule *schedule)
-{
-	NullableDatum every = idem_row_datum(schedules->found, IDEM_SCHEDULES_EVERY);
-	text *cron = idem_row_text(schedules->found, IDEM_SCHEDULES_CRON);
-
-	if (schedule->rhythm.cron != NULL)
-		return every.isnull && is_same_text(cron, schedule->rhythm.cron);
-	return cron == NULL && !every.isnull &&
-		DatumGetBool(DirectFunctionCall2(interval_eq, every.value, schedule->every));
-}
-
 /*
- * T5: do the ticks go on as before?  An interval without a start keeps the start that it has.
- * This raises no error, so that a declaration repairs a row that is invalid.
+ * T5: do the ticks of the row go on with the new declaration, because cron or every, the time zone
+ * and the start are the same?  An interval without a start keeps the start that it has.  This
+ * raises no error, so that a declaration repairs a row that is invalid.
  */
 static bool
-keeps_ticks(IdemTable *schedules, const IdemSchedule *schedule, IdemRhythm *new)
+keeps_ticks(TupleTableSlot *row, const IdemSchedule *schedule, IdemRhythm *new)
 {
-	TimestampTz starts_at = get_time(schedules, IDEM_SCHEDULES_STARTS_AT, DT_NOBEGIN);
+	NullableDatum every = idem_row_datum(row, IDEM_SCHEDULES_EVERY);
+	TimestampTz starts_at = get_time(row, IDEM_SCHEDULES_STARTS_AT, DT_NOBEGIN);
 
-	if (!is_same_timing(schedules, schedule) ||
-		!is_same_text(idem_row_text(schedules->found, IDEM_SCHEDULES_TIME_ZONE), new->time_zone))
+	if (every.isnull != (new->cron != NULL) ||
+		idem_row_isnull(row, IDEM_SCHEDULES_CRON) != (new->cron == NULL) ||
+		!idem_row_varlena_equals(row, IDEM_SCHEDULES_TIME_ZONE, new->time_zone))
 		return false;
-	if (new->cron == NULL && TIMESTAMP_NOT_FINITE(starts_at))
+	if (new->cron != NULL)
+		return idem_row_varlena_equals(row, IDEM_SCHEDULES_CRON, new->cron) &&
+			starts_at == new->starts_at;
+	if (!DatumGetBool(DirectFunctionCall2(interval_eq, every.value, schedule->every)) ||
+		TIMESTAMP_NOT_FINITE(starts_at))
 		return false;
-	if (new->cron == NULL && TIMESTAMP_IS_NOBEGIN(new->starts_at))
+	if (TIMESTAMP_IS_NOBEGIN(new->starts_at))
 		new->starts_at = starts_at;
 	return starts_at == new->starts_at;
 }
 
-/* T5: the next tick after a declaration; DT_NOEND: none */
+/* T5: the next tick after a declaration; DT_NOEND: none.  row: the schedule as it is, or NULL. */
 static TimestampTz
-choose_next(IdemTable *schedules, const IdemSchedule *schedule, bool exists, IdemRhythm *rhythm)
+choose_next(TupleTableSlot *row, const IdemSchedule *schedule, IdemRhythm *rhythm)
 {
 	TimestampTz now = idem_clock_now();
 
-	if (exists && keeps_ticks(schedules, schedule, rhythm))
+	if (row != NULL && keeps_ticks(row, schedule, rhythm))
 	{
-		TimestampTz next = get_time(schedules, IDEM_SCHEDULES_NEXT_TICK, DT_NOEND);
+		TimestampTz next = get_time(row, IDEM_SCHEDULES_NEXT_TICK, DT_NOEND);
 
 		if (!TIMESTAMP_NOT_FINITE(next))
 			return next <= rhythm->ends_at ? next : DT_NOEND;
@@ -217,35 +239,6 @@ choose_next(IdemTable *schedules, const IdemSchedule *schedule, bool exists, Ide
 	return idem_ticks_first(rhythm, now);
 }
 
-/* A time, with which a special value stands for null */
-static void
-set_time(TupleTableSlot *slot, AttrNumber attno, TimestampTz time)
-{
-	if (TIMESTAMP_NOT_FINITE(time))
-		idem_row_clear(slot, attno);
-	else
-		idem_row_set(slot, attno, TimestampTzGetDatum(time));
-}
-
-static void
-fill_row(TupleTableSlot *slot, const IdemSchedule *schedule, const IdemRhythm *rhythm)
-{
-	idem_row_set(slot, IDEM_SCHEDULES_NAME, PointerGetDatum(schedule->name));
-	idem_row_set(slot, IDEM_SCHEDULES_QUEUE, PointerGetDatum(schedule->queue));
-	idem_row_set(slot, IDEM_SCHEDULES_OWNER, ObjectIdGetDatum(schedule->owner));
-	idem_row_set_varlena(slot, IDEM_SCHEDULES_CRON, rhythm->cron);
-	if (rhythm->cron == NULL)
-		idem_row_set(slot, IDEM_SCHEDULES_EVERY, schedule->every);
-	else
-		idem_row_clear(slot, IDEM_SCHEDULES_EVERY);
-	idem_row_set(slot, IDEM_SCHEDULES_TIME_ZONE, PointerGetDatum(rhythm->time_zone));
-	idem_row_set(slot, IDEM_SCHEDULES_MISSED, PointerGetDatum(schedule->missed));
-	idem_row_set(slot, IDEM_SCHEDULES_PRIORITY, Int32GetDatum(schedule->priority));
-	idem_row_set_varlena(slot, IDEM_SCHEDULES_PAYLOAD, schedule->payload);
-	set_time(slot, IDEM_SCHEDULES_STARTS_AT, rhythm->starts_at);
-	set_time(slot, IDEM_SCHEDULES_ENDS_AT, rhythm->ends_at);
-}
-
 /*
  * The number of schedules, with those that another open transaction inserts or removes, as if the
  * one commits and the other one rolls back.  An open update counts once.
@@ -254,16 +247,17 @@ static int64
 count_schedules(IdemTable *schedules)
 {
 	SnapshotData dirty;
+	TupleTableSlot *row = idem_table_row(schedules);
 	IndexScanDesc scan;
 	int64 n = 0;
 
 	InitDirtySnapshot(dirty);
 	scan = idem_compat_index_beginscan(schedules->heap, schedules->pkey, &dirty, 0);
 	index_rescan(scan, NULL, 0, NULL, 0);
-	while (index_getnext_slot(scan, ForwardScanDirection, schedules->found))
+	while (index_getnext_slot(scan, ForwardScanDirection, row))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!TransactionIdIsValid(dirty.xmax) || idem_row_is_last_version(schedules->found))
+		if (!TransactionIdIsValid(dirty.xmax) || idem_row_is_last_version(row))
 			n++;
 	}
 	index_endscan(scan);
@@ -275,7 +269,7 @@ count_schedules(IdemTable *schedules)
  * one transaction at a time count and insert, so that the limit is exact.
  */
 static bool
-insert_schedule(IdemTable *schedules, TupleTableSlot *slot)
+insert_schedule(IdemTable *schedules, TupleTableSlot *row)
 {
 	bool inserted;
 
@@ -288,47 +282,18 @@ insert_schedule(IdemTable *schedules, TupleTableSlot *slot)
 				errmsg("too many schedules"),
 				errdetail("This database has %d schedules, and may not have more.", IDEM_MAX_SCHEDULES),
 				errhint("Remove schedules with idem_unschedule(), or let one schedule do the work of many."));
-	inserted = idem_write_insert(schedules, slot);
+	inserted = idem_write_insert(schedules, row);
 	idem_table_unlock_hash(schedules, 0);
 	return inserted;
 }
 
-/* Write the row with its next tick; false: try again */
-static bool
-write_schedule(IdemTable *schedules, bool exists, TupleTableSlot *slot, TimestampTz next)
+/* Replace a row that this transaction has locked by a copy that was changed, with its next tick */
+static void
+update_schedule(IdemTable *schedules, TupleTableSlot *old, TupleTableSlot *new, TimestampTz next)
 {
-	set_time(slot, IDEM_SCHEDULES_NEXT_TICK, next);
-	return exists ? idem_write_update(schedules, schedules->found, slot, NULL) == TM_Ok :
-					insert_schedule(schedules, slot);
-}
-
-/* The same, and tell the launcher of the next tick */
-static bool
-store_schedule(IdemTable *schedules, bool exists, TupleTableSlot *slot, TimestampTz next)
-{
-	if (!write_schedule(schedules, exists, slot, next))
-		return false;
-	note_tick(next);
-	return true;
-}
-
-/* Insert or update the schedule, whose row was found if it exists; false: look it up again */
-static bool
-declare_schedule(IdemTable *schedules, const IdemSchedule *schedule, bool exists,
-				 TimestampTz *next)
-{
-	IdemRhythm rhythm = schedule->rhythm;
-	bool is_paused = exists && !idem_row_isnull(schedules->found, IDEM_SCHEDULES_PAUSED_AT);
-	TupleTableSlot *slot;
-
-	*next = choose_next(schedules, schedule, exists, &rhythm);
-	if (is_paused)
-		*next = DT_NOEND;
-	slot = exists ? idem_write_copy_row(schedules, schedules->found) : idem_write_new_row(schedules);
-	fill_row(slot, schedule, &rhythm);
-	if (!exists)
-		idem_row_set(slot, IDEM_SCHEDULES_MISSED_TICKS, Int64GetDatum(0));
-	return store_schedule(schedules, exists, slot, *next);
+	set_time(new, IDEM_SCHEDULES_NEXT_TICK, next);
+	if (idem_write_update(schedules, old, new, NULL) != TM_Ok)
+		elog(ERROR, "could not change a schedule that this transaction has locked");
 }
 
 /*
@@ -339,59 +304,69 @@ declare_schedule(IdemTable *schedules, const IdemSchedule *schedule, bool exists
 TimestampTz
 idem_schedulestore_set(IdemTable *schedules, const IdemSchedule *schedule)
 {
-	TimestampTz next;
-	bool exists;
-	bool is_stored;
-
-	do
+	for (;;)
 	{
-		CHECK_FOR_INTERRUPTS();
-		exists = lock_schedule(schedules, schedule->name);
-		if (exists)
-			check_privileges(schedules);
-		is_stored = declare_schedule(schedules, schedule, exists, &next);
-	} while (!is_stored);
-	return next;
+		IdemRhythm rhythm = schedule->rhythm;
+		TupleTableSlot *old = lock_schedule(schedules, schedule->name);
+		TimestampTz next = choose_next(old, schedule, &rhythm);
+		TupleTableSlot *row;
+
+		if (old != NULL && !idem_row_isnull(old, IDEM_SCHEDULES_PAUSED_AT))
+			next = DT_NOEND;
+		row = old != NULL ? idem_write_copy_row(schedules, old) : idem_write_new_row(schedules);
+		idem_row_set(row, IDEM_SCHEDULES_NAME, PointerGetDatum(schedule->name));
+		idem_row_set(row, IDEM_SCHEDULES_QUEUE, PointerGetDatum(schedule->queue));
+		idem_row_set(row, IDEM_SCHEDULES_OWNER, ObjectIdGetDatum(schedule->owner));
+		idem_row_set_varlena(row, IDEM_SCHEDULES_CRON, rhythm.cron);
+		if (rhythm.cron == NULL)
+			idem_row_set(row, IDEM_SCHEDULES_EVERY, schedule->every);
+		else
+			idem_row_clear(row, IDEM_SCHEDULES_EVERY);
+		idem_row_set(row, IDEM_SCHEDULES_TIME_ZONE, PointerGetDatum(rhythm.time_zone));
+		idem_row_set(row, IDEM_SCHEDULES_MISSED, PointerGetDatum(schedule->missed));
+		idem_row_set(row, IDEM_SCHEDULES_PRIORITY, Int32GetDatum(schedule->priority));
+		idem_row_set_varlena(row, IDEM_SCHEDULES_PAYLOAD, schedule->payload);
+		set_time(row, IDEM_SCHEDULES_STARTS_AT, rhythm.starts_at);
+		set_time(row, IDEM_SCHEDULES_ENDS_AT, rhythm.ends_at);
+		if (old != NULL)
+			update_schedule(schedules, old, row, next);
+		else
+		{
+			idem_row_set(row, IDEM_SCHEDULES_MISSED_TICKS, Int64GetDatum(0));
+			set_time(row, IDEM_SCHEDULES_NEXT_TICK, next);
+			if (!insert_schedule(schedules, row))
+				continue;
+		}
+		note_tick(next);
+		return next;
+	}
 }
 
 /* Remove a schedule; false: there is none */
 bool
 idem_schedulestore_drop(IdemTable *schedules, text *name)
 {
-	if (!lock_schedule(schedules, name))
+	TupleTableSlot *row = lock_schedule(schedules, name);
+
+	if (row == NULL)
 		return false;
-	check_privileges(schedules);
-	if (idem_write_delete(schedules, schedules->found, true) != TM_Ok)
+	if (idem_write_delete(schedules, row, true) != TM_Ok)
 		elog(ERROR, "could not remove a schedule that this transaction has locked");
 	return true;
-}
-
-/* Find and lock a schedule that must exist, and check the privileges */
-static void
-require_schedule(IdemTable *schedules, text *name)
-{
-	if (!lock_schedule(schedules, name))
-		ereport(ERROR,
-				errcode(ERRCODE_UNDEFINED_OBJECT),
-				errmsg("schedule does not exist"),
-				errdetail("No schedule has this name."),
-				errhint("The view idem.schedule_status lists the schedules."));
-	check_privileges(schedules);
 }
 
 /* T5: pause a schedule; false: it was paused before */
 bool
 idem_schedulestore_pause(IdemTable *schedules, text *name)
 {
-	TupleTableSlot *slot;
+	TupleTableSlot *old = require_schedule(schedules, name);
+	TupleTableSlot *new;
 
-	require_schedule(schedules, name);
-	if (!idem_row_isnull(schedules->found, IDEM_SCHEDULES_PAUSED_AT))
+	if (!idem_row_isnull(old, IDEM_SCHEDULES_PAUSED_AT))
 		return false;
-	slot = idem_write_copy_row(schedules, schedules->found);
-	set_time(slot, IDEM_SCHEDULES_PAUSED_AT, idem_clock_now());
-	if (!store_schedule(schedules, true, slot, DT_NOEND))
-		elog(ERROR, "could not change a schedule that this transaction has locked");
+	new = idem_write_copy_row(schedules, old);
+	set_time(new, IDEM_SCHEDULES_PAUSED_AT, idem_clock_now());
+	update_schedule(schedules, old, new, DT_NOEND);
 	return true;
 }
 
@@ -402,21 +377,20 @@ idem_schedulestore_pause(IdemTable *schedules, text *name)
 bool
 idem_schedulestore_resume(IdemTable *schedules, text *name)
 {
-	TupleTableSlot *slot;
+	TupleTableSlot *old = require_schedule(schedules, name);
+	TupleTableSlot *new;
 	IdemRhythm rhythm;
 	TimestampTz next;
 
-	require_schedule(schedules, name);
-	idem_schedulestore_rhythm(schedules, &rhythm);
+	read_rhythm(old, &rhythm);
 	next = idem_ticks_first(&rhythm, idem_clock_now());
-	if (idem_row_isnull(schedules->found, IDEM_SCHEDULES_PAUSED_AT) &&
-		(idem_row_isnull(schedules->found, IDEM_SCHEDULES_NEXT_TICK) ||
-		 idem_row_timestamp(schedules->found, IDEM_SCHEDULES_NEXT_TICK) <= next))
+	if (idem_row_isnull(old, IDEM_SCHEDULES_PAUSED_AT) &&
+		get_time(old, IDEM_SCHEDULES_NEXT_TICK, DT_NOBEGIN) <= next)
 		return false;
-	slot = idem_write_copy_row(schedules, schedules->found);
-	idem_row_clear(slot, IDEM_SCHEDULES_PAUSED_AT);
-	if (!store_schedule(schedules, true, slot, next))
-		elog(ERROR, "could not change a schedule that this transaction has locked");
+	new = idem_write_copy_row(schedules, old);
+	idem_row_clear(new, IDEM_SCHEDULES_PAUSED_AT);
+	update_schedule(schedules, old, new, next);
+	note_tick(next);
 	return true;
 }
 
@@ -445,15 +419,16 @@ idem_schedulestore_list_due(IdemTable *schedules, TimestampTz now, int skip, int
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	IndexScanDesc scan = begin_ticks(schedules, snapshot, BTLessEqualStrategyNumber,
 									 F_TIMESTAMPTZ_LE, now);
+	TupleTableSlot *row = idem_table_row(schedules);
 	List *names = NIL;
 
 	while (list_length(names) < max &&
-		   index_getnext_slot(scan, ForwardScanDirection, schedules->found))
+		   index_getnext_slot(scan, ForwardScanDirection, row))
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (skip-- > 0)
 			continue;
-		names = lappend(names, idem_row_text(schedules->found, IDEM_SCHEDULES_NAME));
+		names = lappend(names, idem_row_text(row, IDEM_SCHEDULES_NAME));
 	}
 	index_endscan(scan);
 	UnregisterSnapshot(snapshot);
@@ -470,15 +445,16 @@ idem_schedulestore_count_refused(IdemTable *schedules, text *queue, Oid owner)
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	IndexScanDesc scan =
 		idem_compat_index_beginscan(schedules->heap, schedules->pkey, snapshot, 0);
+	TupleTableSlot *row = idem_table_row(schedules);
 	int64 n = 0;
 
 	index_rescan(scan, NULL, 0, NULL, 0);
-	while (index_getnext_slot(scan, ForwardScanDirection, schedules->found))
+	while (index_getnext_slot(scan, ForwardScanDirection, row))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (idem_row_varlena_equals(schedules->found, IDEM_SCHEDULES_QUEUE, queue) &&
-			!idem_row_isnull(schedules->found, IDEM_SCHEDULES_NEXT_TICK) &&
-			idem_queuestore_may_enqueue(idem_row_oid(schedules->found, IDEM_SCHEDULES_OWNER), owner) !=
+		if (idem_row_varlena_equals(row, IDEM_SCHEDULES_QUEUE, queue) &&
+			!idem_row_isnull(row, IDEM_SCHEDULES_NEXT_TICK) &&
+			idem_queuestore_may_enqueue(idem_row_oid(row, IDEM_SCHEDULES_OWNER), owner) !=
 				IDEM_MAY_ENQUEUE)
 			n++;
 	}
@@ -494,58 +470,164 @@ idem_schedulestore_next(IdemTable *schedules, TimestampTz after)
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	IndexScanDesc scan = begin_ticks(schedules, snapshot, BTGreaterStrategyNumber,
 									 F_TIMESTAMPTZ_GT, after);
+	TupleTableSlot *row = idem_table_row(schedules);
 	TimestampTz next = DT_NOEND;
 
-	if (index_getnext_slot(scan, ForwardScanDirection, schedules->found))
-		next = idem_row_timestamp(schedules->found, IDEM_SCHEDULES_NEXT_TICK);
+	if (index_getnext_slot(scan, ForwardScanDirection, row))
+		next = idem_row_timestamp(row, IDEM_SCHEDULES_NEXT_TICK);
 	index_endscan(scan);
 	UnregisterSnapshot(snapshot);
 	return next;
 }
 
-/*
- * Lock the row of a schedule that is due, without waiting (T6).  Returns false if another
- * transaction has locked it, or if it is not due any more.
- */
-bool
-idem_schedulestore_lock_due(IdemTable *schedules, text *name, TimestampTz now,
-							IdemTicked *ticked)
+/* The key of the job of a tick: name@2026-11-19T04:00:00Z, with microseconds if there are any */
+static text *
+make_key(const text *name, TimestampTz tick)
 {
-	IdemLookup lookup = make_lookup(schedules, name);
-	IdemProbeResult probe;
-	TM_Result result;
+	struct pg_tm tm;
+	fsec_t fsec;
+	char suffix[KEY_SUFFIX_LEN];
+	int len = VARSIZE_ANY_EXHDR(name);
+	text *key;
 
-	*ticked = IDEM_TICKED_LATER;
-	idem_probe_latest(schedules, &lookup, &probe);
-	if (probe.found != IDEM_FOUND_ROW)
-		return false;
-	result = idem_table_lock_row(schedules, schedules->found->tts_tid, LockTupleNoKeyExclusive,
-								 LockWaitSkip, schedules->found);
-	if (result == TM_WouldBlock)
-		*ticked = IDEM_TICKED_LOCKED;
-	return result == TM_Ok && !idem_row_isnull(schedules->found, IDEM_SCHEDULES_NEXT_TICK) &&
-		idem_row_timestamp(schedules->found, IDEM_SCHEDULES_NEXT_TICK) <= now;
+	if (timestamp2tm(tick, NULL, &tm, &fsec, NULL, NULL) != 0)
+		ereport(ERROR,
+				errcode(ERRCODE_DATETIME_VALUE_OUT_OF_RANGE),
+				errmsg("timestamp out of range"));
+	snprintf(suffix, sizeof(suffix), "@%04d-%02d-%02dT%02d:%02d:%02d", tm.tm_year, tm.tm_mon,
+			 tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec);
+	if (fsec != 0)
+		snprintf(suffix + strlen(suffix), sizeof(suffix) - strlen(suffix), ".%06d", (int) fsec);
+	strlcat(suffix, "Z", sizeof(suffix));
+
+	key = palloc(VARHDRSZ + len + strlen(suffix));
+	SET_VARSIZE(key, VARHDRSZ + len + strlen(suffix));
+	memcpy(VARDATA(key), VARDATA_ANY(name), len);
+	memcpy(VARDATA(key) + len, suffix, strlen(suffix));
+	return key;
 }
 
 /*
- * T1: advance the schedule whose row was found and locked; its last job, if it has one.  The
- * launcher is told of the next tick unless the caller, the worker, looks for it later (T10).
+ * T9: raise an error unless the owner of the schedule may enqueue into its queue now.  The
+ * message is all that the log and the views show of a tick that the worker runs.
  */
-void
-idem_schedulestore_advance(IdemTable *schedules, const IdemTicks *ticks, int64 last_job,
-						   bool tell_launcher)
+static void
+check_owner(Oid owner, const IdemQueue *queue)
 {
-	TupleTableSlot *slot = idem_write_copy_row(schedules, schedules->found);
-	int64 missed = idem_row_int64(schedules->found, IDEM_SCHEDULES_MISSED_TICKS);
+	char *name = GetUserNameFromId(owner, true);
+	const char *message = NULL;
 
-	idem_row_set(slot, IDEM_SCHEDULES_MISSED_TICKS,
-				 Int64GetDatum(missed + ticks->n - ticks->njobs));
-	if (ticks->njobs > 0)
+	switch (idem_queuestore_may_enqueue(owner, queue->owner))
 	{
-		idem_row_set(slot, IDEM_SCHEDULES_LAST_TICK,
-					 TimestampTzGetDatum(ticks->jobs[ticks->njobs - 1]));
-		idem_row_set(slot, IDEM_SCHEDULES_LAST_JOB, Int64GetDatum(last_job));
+		case IDEM_MAY_ENQUEUE:
+			return;
+		case IDEM_ROLE_IS_GONE:
+			message = "the owner of the schedule does not exist";
+			break;
+		case IDEM_NO_EXECUTE:
+			message = "the owner of the schedule may not execute idem_enqueue()";
+			break;
+		case IDEM_QUEUE_OF_ANOTHER:
+			message = "the owner of the schedule may not use its queue";
+			break;
 	}
-	if (!(tell_launcher ? store_schedule : write_schedule)(schedules, true, slot, ticks->next))
-		elog(ERROR, "could not advance a schedule that this transaction has locked");
+	ereport(ERROR,
+			errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			errmsg("%s", message),
+			name != NULL ? errdetail("The role \"%s\" has declared the schedule last.", name) :
+						   errdetail("The role %u has declared the schedule last; it was dropped.", owner),
+			name != NULL ?
+				errhint("Give the role its privileges back, declare the schedule again as a role that may use the queue, or remove it with idem_unschedule().") :
+				errhint("Declare the schedule again as a role that may use the queue, or remove it with idem_unschedule()."));
+}
+
+/*
+ * If the schedule is due: ask whether its owner may enqueue (T9), also if no tick gets a job;
+ * enqueue a job for each tick that gets one, and advance the schedule (T1).  Both happen in the
+ * transaction of the caller.  So each tick is one job, whatever crashes and however many processes
+ * try.  Adds to *njobs how many jobs are new: another job may absorb a tick.
+ *
+ * It never waits for another transaction that has locked the schedule, or has enqueued the key of
+ * a tick and is open; for the latter it raises 55P03 (T6).  The launcher is told of the next tick
+ * unless the caller, the worker, looks for it later (T10).
+ */
+IdemTicked
+idem_schedulestore_tick(text *name, TimestampTz now, bool tell_launcher, int *njobs)
+{
+	IdemTable schedules;
+	IdemTable jobs;
+	IdemLookup lookup;
+	IdemProbeResult probe;
+	TM_Result locked = TM_Deleted;
+	TupleTableSlot *row;
+	TupleTableSlot *new;
+	IdemMissed missed;
+	IdemEnqueue enqueue = {0};
+	IdemEnqueued answer = {0};
+	IdemRhythm rhythm;
+	IdemTicks ticks;
+	Jsonb *payload;
+
+	/* lock the row of the schedule that is due, without waiting */
+	idem_schedulestore_open(&schedules, RowExclusiveLock);
+	lookup = make_lookup(&schedules, name);
+	idem_probe_latest(&schedules, &lookup, &probe);
+	row = probe.row;
+	if (probe.found == IDEM_FOUND_ROW)
+		locked = idem_table_lock_row(&schedules, row->tts_tid, LockTupleNoKeyExclusive, LockWaitSkip, row);
+	if (locked != TM_Ok || get_time(row, IDEM_SCHEDULES_NEXT_TICK, DT_NOEND) > now)
+	{
+		idem_table_close(&schedules);
+		return locked == TM_WouldBlock ? IDEM_TICKED_LOCKED : IDEM_TICKED_LATER;
+	}
+
+	/*
+	 * What its jobs have in common.  The queue says for how long a job absorbs duplicates of its
+	 * key; a duplicate is always absorbed, and its payload is ignored.
+	 */
+	missed = idem_value_word(idem_row_text(row, IDEM_SCHEDULES_MISSED), "missed",
+							 idem_missed_words, "Declare the schedule again.");
+	idem_queuestore_get(idem_value_queue(idem_row_datum(row, IDEM_SCHEDULES_QUEUE)), &enqueue.queue);
+	check_owner(idem_row_oid(row, IDEM_SCHEDULES_OWNER), &enqueue.queue);
+	enqueue.policy = enqueue.queue.policy;
+	enqueue.policy.on_duplicate = IDEM_ON_DUPLICATE_SKIP;
+	enqueue.policy.rerun = false;
+	enqueue.nowait = true;
+	enqueue.now = idem_clock_now();
+	enqueue.priority = idem_row_int32(row, IDEM_SCHEDULES_PRIORITY);
+	payload = idem_row_jsonb(row, IDEM_SCHEDULES_PAYLOAD);
+
+	read_rhythm(row, &rhythm);
+	idem_ticks_due(&rhythm, idem_row_timestamp(row, IDEM_SCHEDULES_NEXT_TICK), missed, now, &ticks);
+	if (ticks.njobs > 0)
+		idem_jobtable_open(&jobs, RowExclusiveLock);
+	for (int i = 0; i < ticks.njobs; i++)
+	{
+		/* in a database with a map the job has a slot of this database (M6) */
+		IdemNewJob job = {
+			.job_id = idem_jobtable_next_id(idem_shard_choose_slot(NULL, NULL)),
+			.key = make_key(name, ticks.jobs[i]),
+			.payload = {.value = JsonbPGetDatum(payload), .isnull = payload == NULL}};
+
+		enqueue.run_at = ticks.jobs[i];
+		idem_dedup_enqueue(&jobs, &enqueue, &job, &answer);
+		if (answer.outcome == IDEM_OUTCOME_ENQUEUED || answer.outcome == IDEM_OUTCOME_RERUN)
+			(*njobs)++;
+	}
+	if (ticks.njobs > 0)
+		idem_table_close(&jobs);
+
+	new = idem_write_copy_row(&schedules, row);
+	idem_row_set(new, IDEM_SCHEDULES_MISSED_TICKS,
+				 Int64GetDatum(idem_row_int64(row, IDEM_SCHEDULES_MISSED_TICKS) + ticks.n - ticks.njobs));
+	if (ticks.njobs > 0)
+	{
+		idem_row_set(new, IDEM_SCHEDULES_LAST_TICK, TimestampTzGetDatum(ticks.jobs[ticks.njobs - 1]));
+		idem_row_set(new, IDEM_SCHEDULES_LAST_JOB, Int64GetDatum(answer.job_id));
+	}
+	update_schedule(&schedules, row, new, ticks.next);
+	if (tell_launcher)
+		note_tick(ticks.next);
+	idem_table_close(&schedules);
+	return IDEM_TICKED_DONE;
 }
