@@ -201,9 +201,9 @@ REGRESS = \
 	why \
 	wait \
 	work
-REGRESS_OPTS = \
-	--temp-instance=tmp_check_regress \
-	--temp-config=$(srcdir)/test/temp.conf \
+# make check-fast has a server
+REGRESS_SERVER = --temp-instance=tmp_check_regress --temp-config=$(srcdir)/test/temp.conf
+REGRESS_OPTS = $(REGRESS_SERVER) \
 	--no-locale --encoding=UTF8 --load-extension=idem
 
 ISOLATION = \
@@ -310,20 +310,103 @@ ISOLATION = \
 	shard-set \
 	shard-move \
 	shard-read
+ISOLATION_SERVER = --temp-instance=tmp_check_iso --temp-config=$(srcdir)/test/temp.conf
 ISOLATION_OPTS = \
 	--inputdir=$(srcdir)/test/isolation \
-	--temp-instance=tmp_check_iso \
-	--temp-config=$(srcdir)/test/temp.conf \
+	$(ISOLATION_SERVER) \
 	--no-locale --encoding=UTF8
 
-TAP_TESTS = 1
-PROVE_TESTS = test/t/*.pl
+# Files of test/t: what make test runs, and what only make test-long runs.
+TAP = \
+	001_meta \
+	002_source \
+	010_crash \
+	020_standby \
+	030_dump \
+	040_bulk \
+	045_hash \
+	052_recreate \
+	055_row_locks \
+	057_leaf_walk \
+	060_pooling \
+	061_autocommit \
+	070_install \
+	080_versions \
+	085_frozen \
+	090_lease_crash \
+	094_lease_restore \
+	096_lost_answer \
+	106_job_links \
+	107_job_stream \
+	108_job_skip \
+	110_job_bulk \
+	111_job_many \
+	115_shard \
+	118_citus \
+	120_job_replica \
+	121_replica_reads \
+	130_job_dump \
+	140_job_crash \
+	141_wait_hostile \
+	142_wait \
+	144_wait_limits \
+	145_wait_race \
+	146_wait_standby \
+	147_wait_pooling \
+	148_why \
+	149_work \
+	150_worker \
+	152_worker_trouble \
+	154_worker_settings \
+	156_worker_failures \
+	157_schedule_worker \
+	158_schedule_trouble \
+	160_worker_signals \
+	161_schedule_year \
+	162_clock_steps \
+	164_schedule_turns \
+	170_worker_standby \
+	180_stats \
+	181_stats_room \
+	190_monitoring \
+	195_hostile \
+	200_manual \
+	210_report
+TAP_LONG = \
+	050_load \
+	092_lease_failover \
+	093_failover_ledger \
+	098_renew_load \
+	100_job_load \
+	105_job_soak \
+	114_move_fuzz \
+	116_shard_move \
+	117_plproxy \
+	119_move_hostile \
+	122_pgpool \
+	123_move_checks \
+	124_cutover_hostile \
+	125_blue_green \
+	126_cutover \
+	127_createsubscriber \
+	128_shard_split \
+	129_cutover_race \
+	143_wait_load \
+	159_schedule_failover \
+	163_schedule_flood \
+	165_worker_databases \
+	166_worker_slots \
+	175_worker_pg_upgrade \
+	185_worker_memory
 
-EXTRA_CLEAN = tmp_check_regress src/declared.h src/declared.new
+TAP_TESTS = 1
+PROVE_TESTS = $(patsubst %,test/t/%.pl,$(TAP) $(TAP_LONG))
+
+EXTRA_CLEAN = tmp_check_regress $(OBJS:.o=.d) src/declared.h src/declared.new
 
 # Other libraries in the server do not see our symbols; 16 and newer do that for
 # all modules.
-PG_CFLAGS += -fvisibility=hidden
+PG_CFLAGS += -fvisibility=hidden -MMD -MP
 # src of the build directory has declared.h.
 PG_CPPFLAGS += -I$(srcdir)/src -Isrc
 
@@ -337,7 +420,7 @@ endif
 # install what is missing and then call make again.
 all:
 
-.PHONY: all help test demo demo-stop examples drivers bench soak ha model report-picture format format-check shellcheck
+.PHONY: all help test test-long check-fast check-fast-stop forget-fast coverage demo demo-stop examples drivers bench soak ha model report-picture format format-check shellcheck
 
 # If PG_CONFIG was not given, the scripts find one.
 ifneq ($(filter command environment%,$(origin PG_CONFIG)),)
@@ -348,9 +431,13 @@ help:
 	@echo 'make                build the extension'
 	@echo 'make install        install it into the server that pg_config belongs to'
 	@echo 'make installcheck   run the tests against what was installed, on private servers'
-	@echo 'make test           build and run all tests in a temporary directory; some of them with'
+	@echo 'make test           build and run the tests in a temporary directory; some of them with'
 	@echo '                    SUITES="regress isolation tap bench", REGRESS="claim lease",'
 	@echo '                    ISOLATION="claim", TESTS="test/t/010_crash.pl", BENCH="pair"'
+	@echo 'make test-long      the rest of them: long loads, failovers, moves, pg_upgrade'
+	@echo 'make check-fast     test in a directory that stays, and build there only what has changed;'
+	@echo '                    T="claim 115" runs the files of these names; check-fast-stop ends the'
+	@echo '                    servers that stay up, clean removes all of it'
 	@echo 'make demo           see it work, on a throw-away server (KEEP=1 leaves it running)'
 	@echo 'make demo-stop      remove what make demo KEEP=1 has left'
 	@echo 'make examples       run the programs of examples/ with pgbouncer through one suite;'
@@ -375,6 +462,19 @@ help:
 
 test:
 	@bash test/run
+
+test-long:
+	@SUITES=long bash test/run
+
+check-fast:
+	@bash test/run fast $(T)
+
+check-fast-stop:
+	@bash test/run stop
+
+# with make clean
+forget-fast:
+	@bash test/run forget
 
 demo:
 	@KEEP='$(KEEP)' bash test/demo/run
@@ -451,6 +551,8 @@ endef
 $(foreach goal,all install uninstall clean,$(foreach program,$(PROGRAMS),$(eval $(call PROGRAM_GOAL,$(goal),$(program)))))
 $(foreach program,$(PROGRAMS),$(eval install-$(program): all-$(program)))
 
+clean: forget-fast
+
 # initdb says it only in its log
 installcheck: not-as-root
 .PHONY: not-as-root
@@ -459,16 +561,26 @@ not-as-root:
 		echo 'PostgreSQL refuses to run as root: run "make installcheck" as another user with' >&2; \
 		echo 'write permission here, or "make test".' >&2; exit 1; fi
 
+# for a build outside of the source tree
+.PHONY: object-folders
+object-folders:
+	@$(MKDIR_P) $(sort $(dir $(OBJS)))
+$(OBJS) src/declared.new: | object-folders
+
 # What the C code must know of the SQL declarations.  The header keeps its time if nothing in
 # it changes, so that an edit of a view or a comment compiles no C file.
-$(OBJS) $(OBJS:.o=.bc): src/declared.h
+$(OBJS): | src/declared.h
 src/declared.h: src/declared.new
 	@cmp -s $< $@ || cp $< $@
 src/declared.new: $(addprefix $(srcdir)/,src/sql/declare.awk $(SQL_PARTS) Makefile)
-	@$(MKDIR_P) src
 	awk -f $(srcdir)/src/sql/declare.awk $(addprefix $(srcdir)/,$(SQL_PARTS)) >$@
 
-$(OBJS) $(OBJS:.o=.bc): $(filter-out $(srcdir)/src/bin/%,$(wildcard $(srcdir)/src/*.h $(srcdir)/src/*/*.h $(srcdir)/src/*/*/*.h))
+# The compiler writes down which headers a file includes.  Where it has not yet, and for bitcode,
+# any header may be one of them.
+HEADERS = src/declared.h $(filter-out $(srcdir)/src/bin/%,$(wildcard $(srcdir)/src/*.h $(srcdir)/src/*/*.h $(srcdir)/src/*/*/*.h))
+DEPENDENCIES = $(wildcard $(OBJS:.o=.d))
+$(filter-out $(DEPENDENCIES:.d=.o),$(OBJS)) $(OBJS:.o=.bc): $(HEADERS)
+include $(DEPENDENCIES)
 
 else
 

@@ -152,7 +152,7 @@ line_wake_commits() {
 # build_before: the commit $BENCH_BEFORE, installed below $IDEM_TMP/before; $bin_before: its programs
 build_before() {
 	local git=$IDEM_ROOT dir=$IDEM_TMP/before
-	local IDEM_ROOT=$dir/checkout IDEM_TMP=$dir IDEM_SRC IDEM_BIN='' IDEM_PG_CONFIG
+	local IDEM_ROOT=$dir/checkout IDEM_TMP=$dir IDEM_SRC IDEM_BUILD IDEM_BIN='' IDEM_PG_CONFIG
 	idem_as_user mkdir "$dir" "$dir/checkout" "$dir/t"
 	git -C "$git" archive "$BENCH_BEFORE" | idem_as_user tar -C "$IDEM_ROOT" -xf -
 	idem_build

@@ -101,25 +101,36 @@ SKIP:
 
 sub is_listed
 {
-	my ($list, $pattern) = @_;
-	my @listed = listed($list);
+	my ($lists, $pattern) = @_;
+	my @listed = map { listed($_) } split ' ', $lists;
 	my @files = map { m{([^/]+)\.\w+$} } glob $pattern;
 
-	is("@{[ sort @listed ]}", "@{[ sort @files ]}", "$list lists $pattern");
+	is("@{[ sort @listed ]}", "@{[ sort @files ]}", "each of $pattern is once in $lists");
 	return;
 }
 
 is_listed('REGRESS', 'sql/*.sql');
 is_listed('ISOLATION', 'test/isolation/specs/*.spec');
+is_listed('TAP TAP_LONG', 'test/t/*.pl');
 
 # A TAP file is named by its number.
 
 {
 	my %files;
 
-	push @{ $files{ (m{^test/t/(\d*)})[0] } }, $_ foreach glob 'test/t/*.pl';
+	push @{ $files{ (m{^test/t/(\d{3})_})[0] // 'none' } }, $_ foreach glob 'test/t/*.pl';
 	is(join(' ', map { @$_ > 1 ? @$_ : () } values %files), '', 'the numbers of the TAP files are unique');
-	is(join(' ', grep { !m{^test/t/\d{3}_\w+\.pl$} } glob 'test/t/*'), '', 'every TAP file has one');
+	ok(!$files{none}, 'each of them has one');
+}
+
+# What a change has to pass is every suite: those that test/run runs unless it is told otherwise, and the rest.
+
+{
+	my ($all) = slurp_file('test/run') =~ /^\t\tall\) printf '(.*)\\n' ;;$/m;
+	my ($usual) = slurp_file('test/run') =~ /^\t\t\*\) printf '(.*)\\n' ;;$/m;
+
+	is(join(' ', sort split ' ', $all), join(' ', sort 'long', split ' ', $usual), 'the suites of test/run');
+	like(slurp_file('.ci/run'), qr/^make test SUITES=all /m, '.ci/run runs all of them');
 }
 
 # Every relative link in the documentation leads to a file, and to a heading of it.

@@ -8,6 +8,8 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Cwd qw(getcwd);
+use File::Basename qw(dirname);
 use IdemTest;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -645,9 +647,14 @@ sub installed
 	return join ' ', grep { -x "$destdir$_" } @programs;
 }
 
-command_ok([ 'make', '-s', 'install', "DESTDIR=$dir/out" ], 'make install DESTDIR');
+# where it was built, which may be outside of the source
+my $source = getcwd;
+my $build = dirname($PostgreSQL::Test::Utils::tmp_check);
+my @built = ('make', '-s', '-C', $build, $build eq $source ? () : ('-f', "$source/Makefile", "VPATH=$source"), "DESTDIR=$dir/out");
+
+command_ok([ @built, 'install' ], 'make install DESTDIR');
 is(installed("$dir/out"), "@programs", 'both programs are installed');
-command_ok([ 'make', '-s', 'uninstall', "DESTDIR=$dir/out" ], 'make uninstall DESTDIR');
+command_ok([ @built, 'uninstall' ], 'make uninstall DESTDIR');
 is(`find $dir/out -type f`, '', 'no file is left');
 
 # Debian has the libraries that PostgreSQL itself needs in packages that an extension does not need.
