@@ -2,6 +2,7 @@
 -- A table or a result type that was altered can be altered back.  A column that was dropped stays
 -- in the catalog, and perhaps in rows, but functions skip it.
 --
+\a\pset footer off
 CALL anew();
 CREATE FUNCTION tables() RETURNS SETOF text LANGUAGE sql AS $$
 	SELECT relname::text FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'r' ORDER BY relname COLLATE "C"

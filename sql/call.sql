@@ -1,6 +1,7 @@
 --
 -- idem_call: claim, run, finish in one round trip
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 CREATE TABLE charges (id int GENERATED ALWAYS AS IDENTITY, amount int);
 CREATE FUNCTION charge_card(payload jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$

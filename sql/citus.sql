@@ -5,6 +5,7 @@
 -- distributed, as a superuser can, and checks how they are read.  test/t/118_citus.pl
 -- checks the same on real nodes of Citus, where they are installed.
 --
+\a\pset footer off
 SET client_min_messages = warning;
 SET allow_system_table_mods = on;
 CALL anew();

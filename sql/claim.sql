@@ -1,6 +1,7 @@
 --
 -- idem_claim: rules K1 to K6, K8
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 CREATE TABLE effects (key text);
 

@@ -1,6 +1,7 @@
 --
 -- Every SQL object has a comment
 --
+\a\pset footer off
 CREATE VIEW members AS
 SELECT classid, objid
   FROM pg_depend

@@ -3,6 +3,7 @@
 -- the fix helps.  The test causes most of the problems, runs the fix (:fix) and repeats
 -- the check.  (test/t/180_stats.pl covers problems that need their own server.)
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 SET client_min_messages = warning;
 CALL anew();

@@ -1,6 +1,7 @@
 --
 -- idem_drain: run the jobs of a queue in this transaction (V7)
 --
+\a\pset footer off
 CALL anew();
 CREATE SCHEMA drain;
 SET search_path = drain, public;

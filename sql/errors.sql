@@ -2,6 +2,7 @@
 -- Every error has a SQLSTATE, a detail and a hint, and changes nothing:
 -- "Errors" of the contract, rules K7, K11, K12
 --
+\a\pset footer off
 SELECT claimed FROM idem_claim('errors:1', '{"card": "4242"}');
 SELECT status FROM idem_lease('errors:5', '30 s', worker => 'w1');
 SELECT token FROM idem_lease('errors:6', '30 s') \gset

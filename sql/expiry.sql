@@ -1,6 +1,7 @@
 --
 -- Expiry by the clock: rule K9, and idem_cleanup
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 DELETE FROM idem.keys;
 

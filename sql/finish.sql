@@ -1,6 +1,7 @@
 --
 -- idem_finish: rules K2, K11, K12
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 
 -- without a result

@@ -1,6 +1,7 @@
 --
 -- idem_get and idem_forget, and the views
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 
 SELECT * FROM idem_get('get:none');

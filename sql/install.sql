@@ -1,6 +1,7 @@
 --
 -- Install, members, removal.  The extension itself was created by pg_regress.
 --
+\a\pset footer off
 
 -- functions in pg_catalog, data in the schema idem
 SELECT pg_describe_object(classid, objid, objsubid) AS member

@@ -2,6 +2,7 @@
 -- Bulk: idem_cancel_many, idem_retry_many, idem_fail_many, idem_snooze_many,
 -- idem_reschedule_many: rule J20 of the contract
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 CALL anew();
 

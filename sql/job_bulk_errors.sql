@@ -1,6 +1,7 @@
 --
 -- Arguments of the bulk functions (J20): SQLSTATE, detail and hint; nothing is changed
 --
+\a\pset footer off
 CALL anew();
 SELECT count(*) FROM idem_enqueue_many('q', '{1,2,3,4}');
 SELECT job_id, token FROM idem_fetch('q', lease => '1 h') \gset

@@ -1,6 +1,7 @@
 --
 -- idem_job_by_key, idem_cancel_by_key: rule J19 of the contract
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 CALL anew();
 

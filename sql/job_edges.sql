@@ -1,6 +1,7 @@
 --
 -- Jobs: corner cases
 --
+\a\pset footer off
 CALL anew();
 
 -- A retry that was granted runs, even if max_attempts of the queue was lowered since, and with

@@ -2,6 +2,7 @@
 -- How a fetch ends: complete, fail, snooze, heartbeat; also cancel, retry and
 -- idem_job.  Rules J7 and J11.
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 CALL anew();
 

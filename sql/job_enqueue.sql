@@ -3,6 +3,7 @@
 -- that has the key.  Rules J1, J3, J4, J5, J12.
 -- The test sets idem.clock_offset instead of waiting.
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 CALL anew();
 

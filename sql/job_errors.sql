@@ -2,6 +2,7 @@
 -- Every error of the job functions has a SQLSTATE, a detail and a hint, and
 -- changes nothing: "Errors" of the contract
 --
+\a\pset footer off
 CALL anew();
 CREATE TABLE bad (n serial, call text);
 

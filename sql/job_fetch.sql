@@ -2,6 +2,7 @@
 -- idem_fetch: order, batches, with and without a lease, attempts.
 -- The isolation tests have several sessions.
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 CALL anew();
 

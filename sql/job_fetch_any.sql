@@ -1,4 +1,5 @@
 -- J15: jobs of several queues, a fair share from each
+\a\pset footer off
 
 -- a flood in one queue
 CALL anew();

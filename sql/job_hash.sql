@@ -3,6 +3,7 @@
 -- keys: the text is compared, and only few keys may share a hash.  (test/t/045_hash.pl
 -- tests the hash itself.)
 --
+\a\pset footer off
 CALL anew();
 SET client_min_messages = warning;
 \set VERBOSITY default

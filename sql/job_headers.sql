@@ -1,4 +1,5 @@
 -- J16: headers of jobs, defaults of a session, links of absorbed duplicates
+\a\pset footer off
 CALL anew();
 SELECT idem_queue_set('q', lease => '1 h', keep => '1 h');
 

@@ -2,6 +2,7 @@
 -- What idem keeps of ended jobs, and for how long: keep, keep_dead, the keys of
 -- until_expired, idem_cleanup.
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 CALL anew();
 

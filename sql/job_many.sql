@@ -1,6 +1,7 @@
 --
 -- idem_enqueue_many: one row per element, by the rules of idem_enqueue
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 CALL anew();
 

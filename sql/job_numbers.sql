@@ -3,6 +3,7 @@
 -- did not copy it: no single row blocks a queue.  The row of the job that ends now
 -- counts; the older row with the same number is replaced.
 --
+\a\pset footer off
 \set VERBOSITY terse
 CALL anew();
 SELECT idem_queue_set('n', keep => '1 day');

@@ -2,6 +2,7 @@
 -- Privileges of jobs: "Job functions" and "idem_queue_set, ..." of the contract.  The
 -- test privileges lists what each set contains.
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 CALL anew();
 CREATE ROLE idem_job_nobody;

@@ -1,4 +1,5 @@
 -- J17: recovery points of jobs. J18: the last errors. started_at
+\a\pset footer off
 CALL anew();
 SELECT idem_queue_set('q', lease => '1 h', keep => '1 h', backoff => '1 s');
 

@@ -2,6 +2,7 @@
 -- Queues: idem_queue_set, idem_queue_drop, idem_pause, idem_resume.
 -- The settings of a queue apply where a call gives no argument.
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 CALL anew();
 

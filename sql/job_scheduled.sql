@@ -3,6 +3,7 @@
 -- Times are shown relative to the enqueue; the test sets idem.clock_offset instead of
 -- waiting.
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 -- how long after its enqueue a job runs
 CREATE FUNCTION runs_in(id bigint) RETURNS interval LANGUAGE sql AS

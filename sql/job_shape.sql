@@ -2,6 +2,7 @@
 -- Direct access would bypass triggers and the like that users add to the job tables:
 -- idem refuses to work then, as for idem.keys
 --
+\a\pset footer off
 SET client_min_messages = warning;
 CALL anew();
 -- only the SQLSTATEs of an enqueue, a fetch and the end of a job

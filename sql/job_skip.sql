@@ -3,6 +3,7 @@
 -- The number of pages that a fetch reads shows it.  One fetch in less than a second looks at
 -- everything again, so the tests ask repeatedly.  The races are in isolation tests.
 --
+\a\pset footer off
 CALL anew();
 SET client_min_messages = warning;
 

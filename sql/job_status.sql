@@ -1,6 +1,7 @@
 --
 -- The views of jobs: idem.job_status and idem.queue_status
 --
+\a\pset footer off
 CALL anew();
 SELECT * FROM idem.queue_status;
 SELECT * FROM idem.job_status;

@@ -3,6 +3,7 @@
 -- text is compared, and nth distinguishes keys with the same hash.  (test/t/045_hash.pl tests
 -- the hash itself.)
 --
+\a\pset footer off
 CALL anew();
 SET client_min_messages = warning;
 \set VERBOSITY default

@@ -5,6 +5,7 @@
 -- matter how long the statements take.  After each step moved() shows which buckets have moved
 -- since it was last asked, and by how much; fits: the sum has moved by times of these buckets.
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 SET client_min_messages = warning;
 CALL anew();

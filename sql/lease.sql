@@ -2,6 +2,7 @@
 -- Leases: every status of idem_lease, and every function that takes a token.
 -- Times are compared, never shown; the test sets idem.clock_offset instead of waiting.
 --
+\a\pset footer off
 
 -- claimed: the token is the time (L2), the ttl starts at the end of the lease (L1)
 SELECT idem_clock() AS before \gset

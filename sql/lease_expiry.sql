@@ -2,6 +2,7 @@
 -- Expired leases: retry, park, exhausted, gone; and tokens when the clock is set
 -- back.
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 
 -- L1, park: no worker gets the key, not even the same one, and nothing is written

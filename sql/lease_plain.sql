@@ -1,6 +1,7 @@
 --
 -- L8: plain claims and leases on one key, in every order.
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 
 -- live lease, then claim: busy; the same for idem_claim_many and idem_call

@@ -1,6 +1,7 @@
 --
 -- The views of leases: idem.lease_status, key_status, key_summary.
 --
+\a\pset footer off
 TRUNCATE idem.keys;
 SELECT status FROM idem_claim('status:plain', ttl => '1 h');
 SELECT token FROM idem_lease('status:finished', '30 s') \gset

@@ -1,6 +1,7 @@
 --
 -- idem_claim_many and idem_finish_many
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 
 -- one row per element, in the order of the array

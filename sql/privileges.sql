@@ -1,6 +1,7 @@
 --
 -- Privileges: "Scope and owner" and "idem_grant, idem_revoke" of the contract
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 
 -- nothing is open to PUBLIC

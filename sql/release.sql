@@ -1,6 +1,7 @@
 --
 -- idem_release: as if the key had never been claimed
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 
 BEGIN;

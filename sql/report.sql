@@ -2,6 +2,7 @@
 -- idem_report(): its sections, what each role sees (H2), that everything is escaped (H2),
 -- its bounds, and its commands.  test/t/210_report.pl renders it.
 --
+\a\pset footer off
 \set VERBOSITY terse
 CREATE ROLE idem_report_admin;
 CREATE ROLE idem_report_monitor;

@@ -1,6 +1,7 @@
 --
 -- A key stands for one request: rule K7
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 
 SELECT claimed FROM idem_claim('request:1', '{"amount": 9900, "currency": "EUR"}');

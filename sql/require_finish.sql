@@ -1,6 +1,7 @@
 --
 -- Claims that were not finished, and idem.require_finish: rule K14
 --
+\a\pset footer off
 SET idem.require_finish = on;
 SET idem.require_finish = 'Warning';
 SHOW idem.require_finish;

@@ -1,6 +1,7 @@
 --
 -- idem_reset: empty the tables of idem in a test database (V8, V9)
 --
+\a\pset footer off
 CALL anew();
 CREATE SCHEMA reset;
 SET search_path = reset, public;

@@ -2,6 +2,7 @@
 -- Functions with several columns return composite types of the schema idem.  A role
 -- that has only the set app calls them in every form that a query allows.
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 CALL anew();
 CREATE ROLE idem_test_app;

@@ -3,6 +3,7 @@
 -- The test sets the clock to a time long after today, so that the background worker finds
 -- no schedule due.  sql/schedule_missed.sql is about ticks that were missed.
 --
+\a\pset footer off
 \set VERBOSITY terse
 SET TimeZone = 'UTC';
 SET DateStyle = 'ISO';
@@ -324,9 +325,7 @@ SELECT state, message FROM fails('SELECT idem_tick()');
 CREATE TABLE declared AS TABLE idem.schedules;
 SELECT status, detail, fix FROM idem_doctor() WHERE "check" = 'schedules' \gx
 SELECT fix FROM idem_doctor() WHERE "check" = 'schedules' \gset
-\pset format unaligned
 :fix
-\pset format aligned
 -- it does not matter whether they are late
 CALL set_clock('2050-04-01 01:00');
 SELECT status, left(detail, 30) AS detail FROM idem_doctor() WHERE "check" = 'schedules';

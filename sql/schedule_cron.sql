@@ -6,6 +6,7 @@
 -- after the last tick.  The transitions are in the past, where time zones do not change any
 -- more, or those of a POSIX specification.
 --
+\a\pset footer off
 SET TimeZone = 'UTC';
 SET DateStyle = 'ISO';
 SET IntervalStyle = 'postgres';

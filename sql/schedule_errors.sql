@@ -2,6 +2,7 @@
 -- Every error of the functions about schedules has a SQLSTATE, a detail and a hint, and
 -- changes nothing (T8).  Errors in cron expressions are in sql/cron.sql.
 --
+\a\pset footer off
 SET TimeZone = 'UTC';
 SET DateStyle = 'ISO';
 CALL anew();

@@ -1,6 +1,7 @@
 --
 -- Ticks that were missed: skip, once, all (T4)
 --
+\a\pset footer off
 \set VERBOSITY terse
 SET TimeZone = 'UTC';
 SET DateStyle = 'ISO';

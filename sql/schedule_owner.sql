@@ -2,6 +2,7 @@
 -- T9: a schedule acts for its owner, the role that has declared it last.  Each tick asks whether
 -- that role may enqueue into the queue now.
 --
+\a\pset footer off
 \set VERBOSITY terse
 SET TimeZone = 'UTC';
 SET DateStyle = 'ISO';

@@ -1,6 +1,7 @@
 --
 -- Privileges: who may use a queue may schedule for it (T8).  Ticks are the work of operators.
 --
+\a\pset footer off
 \set VERBOSITY terse
 SET TimeZone = 'UTC';
 SET DateStyle = 'ISO';

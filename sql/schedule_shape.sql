@@ -2,6 +2,7 @@
 -- Direct access would bypass triggers and the like that users add to idem.schedules: idem
 -- refuses to work then, as for its other tables
 --
+\a\pset footer off
 SET client_min_messages = warning;
 SET TimeZone = 'UTC';
 SET DateStyle = 'ISO';

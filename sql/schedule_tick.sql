@@ -1,6 +1,7 @@
 --
 -- idem_tick(): duplicates of a tick (T1), transactions, schedules that fail (T7)
 --
+\a\pset footer off
 \set VERBOSITY terse
 SET TimeZone = 'UTC';
 SET DateStyle = 'ISO';

@@ -1,6 +1,7 @@
 --
 -- Settings
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 LOAD 'idem';
 SELECT name, setting, unit, context, vartype, min_val, max_val

@@ -2,6 +2,7 @@
 -- Direct access would bypass triggers and the like that users add to idem.keys:
 -- idem refuses to work then
 --
+\a\pset footer off
 CREATE FUNCTION refused(name text DEFAULT 'shape:new', OUT state text, OUT message text, OUT detail text, OUT hint text)
 LANGUAGE sql AS $$
 	SELECT state, message, detail, hint FROM fails(format('SELECT idem_claim(%L)', name))

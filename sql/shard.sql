@@ -1,6 +1,7 @@
 --
 -- Shards: the map of slots, and what a database refuses
 --
+\a\pset footer off
 CALL anew();
 
 -- all slots but that of this key

@@ -1,6 +1,7 @@
 --
 -- Shards: slots that move from one database to another (M8)
 --
+\a\pset footer off
 CALL anew();
 
 -- the slot of a key as ranges, and all other slots

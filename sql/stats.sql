@@ -5,6 +5,7 @@
 -- After each step moved() shows which counters of this database and its queues
 -- have moved since it was last asked, and by how much.
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 SET client_min_messages = warning;
 SELECT current_database() AS dbname \gset

@@ -4,6 +4,7 @@
 -- reports it (H1).  The subscription never connects, and the test sets its tables; a
 -- real one is in test/t/125_blue_green.pl.
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 SET client_min_messages = error;
 CREATE SUBSCRIPTION made_up CONNECTION 'dbname=nowhere' PUBLICATION p WITH (connect = false, slot_name = NONE);

@@ -1,6 +1,7 @@
 --
 -- Results and checkpoints large enough to be stored out of line, in the TOAST table
 --
+\a\pset footer off
 \set VERBOSITY sqlstate
 -- some kB that do not compress, different for each seed
 CREATE FUNCTION large(seed integer, chunks integer DEFAULT 150) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$

@@ -1,6 +1,7 @@
 --
 -- idem_verify: what happens if a handler runs twice (V1, V2, V3, V4, V5, V6)
 --
+\a\pset footer off
 CALL anew();
 CREATE SCHEMA verify;
 SET search_path = verify, public;
@@ -42,7 +43,6 @@ BEGIN
 	END IF;
 END
 $$;
-\pset format unaligned
 \pset tuples_only on
 
 --
@@ -558,7 +558,6 @@ SELECT count(*) FROM idem_current_job();
 -- Arguments
 --
 \set VERBOSITY default
-\pset format aligned
 \pset tuples_only off
 SELECT * FROM fails($$ SELECT * FROM idem_verify(NULL) $$) \gx
 SELECT state, message FROM fails($$ SELECT * FROM idem_verify('locks') $$);

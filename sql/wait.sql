@@ -3,6 +3,7 @@
 -- privileges: "Rules of waiting" of the contract.  Nothing here sleeps for longer than a millisecond:
 -- test/isolation has the rest.
 --
+\a\pset footer off
 CALL anew();
 
 -- timeout 0: look once, return at once

@@ -2,6 +2,7 @@
 -- H3: idem_why, idem_holder, idem.workers.  Open transactions of other sessions: why.spec
 --
 -- a prepared transaction that is left behind must not stop the rest
+\a\pset footer off
 SET lock_timeout = '10 s';
 CALL anew();
 -- spans differ from run to run

@@ -3,6 +3,7 @@
 -- for longer than a few milliseconds: test/isolation/specs/work.spec and test/t/149_work.pl have
 -- the rest.
 --
+\a\pset footer off
 CALL anew();
 CREATE SCHEMA work;
 SET search_path = work, public;
