@@ -90,9 +90,7 @@ OBJS = \
 	src/schedules/ticks.o \
 	src/schedules/schedulestore.o \
 	src/schedules/schedule.o \
-	src/testing/written.o \
-	src/testing/content.o \
-	src/testing/verdict.o \
+	src/testing/changes.o \
 	src/testing/verify.o \
 	src/testing/drain.o \
 	src/testing/reset.o \

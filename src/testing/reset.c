@@ -18,7 +18,6 @@
 
 #include "access/xact.h"
 #include "catalog/namespace.h"
-#include "catalog/pg_type.h"
 #include "commands/dbcommands.h"
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
@@ -31,7 +30,6 @@
 
 #include "jobs/row/job.h"
 #include "keys/keys.h"
-#include "testing/testing.h"
 
 IDEM_FUNCTION(idem_reset);
 
@@ -66,12 +64,15 @@ check_allowed(void)
 
 /* Raise the error for a table that other transactions use, and name their processes (V9) */
 pg_noreturn static void
-refuse_used_table(const char *name, const LOCKTAG *tag)
+refuse_used_table(const char *name, Oid relid)
 {
+	LOCKTAG tag;
 	int n;
-	VirtualTransactionId *holders = GetLockConflicts(tag, ExclusiveLock, &n);
+	VirtualTransactionId *holders;
 	StringInfoData pids;
 
+	SET_LOCKTAG_RELATION(tag, MyDatabaseId, relid);
+	holders = GetLockConflicts(&tag, ExclusiveLock, &n);
 	initStringInfo(&pids);
 	for (int i = 0; i < n; i++)
 	{
@@ -91,82 +92,69 @@ refuse_used_table(const char *name, const LOCKTAG *tag)
 }
 
 /*
- * Lock a table; false if that is not possible until the time.  This polls, because sessions
- * would queue behind a wait in the lock manager, and an error would end it.
+ * V9: keep other transactions out.  This polls, because sessions would queue behind a wait in the
+ * lock manager, and an error would end it.
  */
-static bool
-lock_until(Oid relid, TimestampTz until)
-{
-	static uint32 wait_event = 0;
-
-	if (wait_event == 0)
-		wait_event = idem_compat_wait_event("IdemReset");
-	while (!ConditionalLockRelationOid(relid, ExclusiveLock))
-	{
-		if (GetCurrentTimestamp() >= until)
-			return false;
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 5, wait_event);
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
-	}
-	return true;
-}
-
-/* V9: keep other transactions out */
 static void
 lock_tables(void)
 {
+	static uint32 wait_event = 0;
 	Oid schema = get_namespace_oid("idem", false);
 	TimestampTz until = GetCurrentTimestamp() + MAX_WAIT;
 
+	if (wait_event == 0)
+		wait_event = idem_compat_wait_event("IdemReset");
 	for (size_t i = 0; i < lengthof(tables); i++)
 	{
 		Oid relid = get_relname_relid(tables[i].name, schema);
-		LOCKTAG tag;
 
 		if (!OidIsValid(relid))
 			idem_version_mismatch(psprintf("There is no table idem.%s.", tables[i].name));
-		SET_LOCKTAG_RELATION(tag, MyDatabaseId, relid);
-		if (!lock_until(relid, until))
-			refuse_used_table(tables[i].name, &tag);
+		while (!ConditionalLockRelationOid(relid, ExclusiveLock))
+		{
+			if (GetCurrentTimestamp() >= until)
+				refuse_used_table(tables[i].name, relid);
+			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 5, wait_event);
+			ResetLatch(MyLatch);
+			CHECK_FOR_INTERRUPTS();
+		}
 	}
 }
 
-/* A5, A6: the row found, which was deleted, may be a job or a key whose end sessions wait for */
-static void
-note_end(IdemTable *table, int i)
-{
-	if (tables[i].open == idem_jobtable_open)
-		idem_touched_end(idem_waiters_job(idem_row_int64(table->found, IDEM_JOBS_JOB_ID)));
-	else if (tables[i].open == idem_keytable_open)
-		idem_touched_end(idem_waiters_key(idem_row_int64(table->found, IDEM_KEYS_KEY_HASH)));
-}
-
-/* Delete all rows, which no other transaction holds (V9); returns their number */
+/*
+ * Delete all rows, which no other transaction holds (V9); returns their number.  A row may be a job
+ * (A5) or a key (A6) whose end sessions wait for.
+ */
 static int64
-empty_table(int i)
+empty_table(void (*open)(IdemTable *table, LOCKMODE lockmode))
 {
 	IdemTable table;
+	TupleTableSlot *row;
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	TableScanDesc scan;
 	int64 removed = 0;
 
-	tables[i].open(&table, RowExclusiveLock);
+	open(&table, RowExclusiveLock);
+	row = idem_table_row(&table);
 	scan = idem_compat_beginscan(table.heap, snapshot);
-	while (table_scan_getnextslot(scan, ForwardScanDirection, table.found))
+	while (table_scan_getnextslot(scan, ForwardScanDirection, row))
 	{
-		bool is_held = tables[i].open == idem_keytable_open &&
-			idem_keyrow_judge(&table, 0) == IDEM_KEY_HELD;
+		bool is_held =
+			open == idem_keytable_open && idem_keyrow_judge(&table, 0) == IDEM_KEY_HELD;
 
 		CHECK_FOR_INTERRUPTS();
 		/* only this transaction can have locked the row; for that there is no wait */
-		if (idem_write_delete(&table, table.found, true) != TM_Ok)
-			elog(ERROR, "could not delete a row of idem.%s", tables[i].name);
-		note_end(&table, i);
+		if (idem_write_delete(&table, row, true) != TM_Ok)
+			elog(ERROR, "could not delete a row of idem.%s", table.def->name);
+		if (open == idem_jobtable_open)
+		{
+			idem_touched_end(idem_waiters_job(idem_row_int64(row, IDEM_JOBS_JOB_ID)));
+			idem_change_note_unfetched(&table);
+		}
+		if (open == idem_keytable_open)
+			idem_touched_end(idem_waiters_key(idem_row_int64(row, IDEM_KEYS_KEY_HASH)));
 		if (is_held)
 			idem_unfinished_add(IDEM_UNFINISHED_KEYS, -1);
-		if (tables[i].open == idem_jobtable_open)
-			idem_change_note_unfetched(&table);
 		removed++;
 	}
 	table_endscan(scan);
@@ -184,6 +172,6 @@ idem_reset(PG_FUNCTION_ARGS)
 	check_allowed();
 	lock_tables();
 	for (size_t i = 0; i < lengthof(tables); i++)
-		removed += empty_table(i);
+		removed += empty_table(tables[i].open);
 	PG_RETURN_INT64(removed);
 }

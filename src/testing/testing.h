@@ -1,10 +1,6 @@
 /*
  * testing.h
- *		For tests of applications: run a handler in a subtransaction, and find out what
- *		it has changed.
- *
- * verify.c, drain.c and reset.c have the SQL functions.  written.c finds the tables that a run
- * has written, content.c compares their content, and verdict.c puts what was found into words.
+ *		For idem_verify(): what a run of a handler has changed.
  */
 #ifndef IDEM_TESTING_H
 #define IDEM_TESTING_H
@@ -76,34 +72,11 @@ typedef struct IdemTableChange
 	IdemColumnChange *columns;
 } IdemTableChange;
 
-/* A row of the result of idem_verify() */
-typedef struct IdemVerdict
-{
-	const char *check;
-	const char *verdict;
-	const char *object; /* NULL: none */
-	const char *detail;
-} IdemVerdict;
-
-/* content.c */
-extern void idem_content_compare(IdemTableChange *change, CommandId before, CommandId after,
+/* changes.c */
+extern HTAB *idem_changes_mark(void);
+extern List *idem_changes_between(HTAB *before, HTAB *after);
+extern void idem_changes_compare(IdemTableChange *change, CommandId before, CommandId after,
 								 int64 max_size);
-extern void idem_content_replace_removed(IdemTableChange *change, const IdemTableChange *earlier);
-extern int idem_content_look_at_jsonb(Jsonb *value);
-extern bool idem_content_equals(const IdemSum *a, const IdemSum *b);
-
-/* written.c */
-extern HTAB *idem_written_mark(void);
-extern List *idem_written_between(HTAB *before, HTAB *after);
-extern IdemTableChange *idem_written_find(List *changes, Oid relid);
-
-/* verdict.c */
-extern void idem_verdict_add(List **verdicts, const char *check, const char *verdict,
-							 const char *object, const char *detail);
-extern void idem_verdict_result(List **verdicts, bool same, int moments);
-extern void idem_verdict_soften(List *verdicts, int from);
-extern void idem_verdict_second_run(List **verdicts, List *changes);
-extern void idem_verdict_deferred(List **verdicts, List *first, List *both);
-extern void idem_verdict_interrupted(List **verdicts, List *alone, List *again, bool same_result);
+extern int idem_changes_look_at_jsonb(Jsonb *value);
 
 #endif /* IDEM_TESTING_H */
