@@ -436,6 +436,7 @@ help:
 	@echo 'make check-fast     test in a directory that stays, and build there only what has changed;'
 	@echo '                    T="claim 115" runs the files of these names; check-fast-stop ends the'
 	@echo '                    servers that stay up, clean removes all of it'
+	@echo 'make coverage       show which test runs how much of which C file (gcov); T="claim 115"'
 	@echo 'make demo           see it work, on a throw-away server (KEEP=1 leaves it running)'
 	@echo 'make demo-stop      remove what make demo KEEP=1 has left'
 	@echo 'make examples       run the programs of examples/ with pgbouncer through one suite;'
@@ -469,6 +470,9 @@ check-fast:
 
 check-fast-stop:
 	@bash test/run stop
+
+coverage:
+	@bash test/run coverage $(T)
 
 # with make clean
 forget-fast:
