@@ -46,15 +46,10 @@ OBJS = \
 	src/stats/holders.o \
 	src/wake/touched.o \
 	src/wake/sleep.o \
-	src/keys/keytable.o \
 	src/keys/keyrow.o \
-	src/keys/keyhint.o \
 	src/keys/keystore.o \
-	src/keys/leasestore.o \
 	src/keys/claim.o \
-	src/keys/lease.o \
 	src/keys/call.o \
-	src/keys/waitkey.o \
 	src/keys/holder.o \
 	src/jobs/row/jobtable.o \
 	src/jobs/row/jobrow.o \

@@ -20,6 +20,13 @@ idem_clock_now(void)
 	return GetCurrentTimestamp() + idem_guc_clock_offset * USECS_PER_SEC;
 }
 
+/* Number of seconds since then, for messages */
+int64
+idem_clock_age(TimestampTz since)
+{
+	return Max(idem_clock_now() - since, 0) / USECS_PER_SEC;
+}
+
 /*
  * Microseconds of a clock that is never set back, to measure how long something takes.  It is
  * the same in all processes; instr_time is not, because a session can choose its source

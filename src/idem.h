@@ -57,6 +57,7 @@ extern void idem_guc_init(void);
 
 /* clock.c */
 extern TimestampTz idem_clock_now(void);
+extern int64 idem_clock_age(TimestampTz since);
 extern int64 idem_clock_steady(void);
 extern int64 idem_clock_next_token(int64 last, TimestampTz now);
 extern TimestampTz idem_clock_token_time(int64 token);

@@ -74,7 +74,10 @@ typedef bool (*LeavesFunction)(IdemTable *table, const Leaving *leaving, int *sl
 static bool
 does_key_leave(IdemTable *keys, const Leaving *leaving, int *slot)
 {
-	if (idem_keyrow_judge(keys, 0) == IDEM_KEY_GONE)
+	IdemKeyRow key;
+
+	idem_keyrow_read(keys->found, 0, &key);
+	if (key.status == IDEM_KEY_GONE)
 		return false;
 	*slot = idem_shard_slot(leaving->to, idem_row_text(keys->found, IDEM_KEYS_SCOPE),
 							idem_row_text(keys->found, IDEM_KEYS_KEY));
@@ -416,7 +419,7 @@ begin_change(Change *change)
 {
 	change->from = (IdemShard){.number = -1};
 	idem_shard_open(&change->table, ShareRowExclusiveLock);
-	idem_keytable_open(&change->keys, ShareRowExclusiveLock);
+	idem_keyrow_open(&change->keys, ShareRowExclusiveLock);
 	idem_jobtable_open(&change->jobs, ShareRowExclusiveLock);
 	change->receiver = change->sender = NULL;
 	if (!idem_shard_find(&change->table))

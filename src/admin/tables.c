@@ -19,7 +19,7 @@
 IDEM_FUNCTION(idem_stat_tables);
 
 static const IdemTableDef *const defs[] = {
-	&idem_keytable_def, &idem_jobtable_def, &idem_jobtable_keys_def, &idem_jobtable_log_def,
+	&idem_keyrow_def, &idem_jobtable_def, &idem_jobtable_keys_def, &idem_jobtable_log_def,
 	&idem_queuestore_def, &idem_schedulestore_def, &idem_shard_def};
 
 static bool

@@ -99,11 +99,14 @@ remove_row(const IdemSweep *sweep, IdemTable *table, TupleTableSlot *row)
 {
 	bool abandoned = false;
 
-	if (sweep->open == idem_keytable_open)
+	if (sweep->open == idem_keyrow_open)
 	{
-		abandoned = idem_keyrow_is_leased(table) && idem_row_isnull(row, IDEM_KEYS_FINISHED_AT);
-		if (idem_keyrow_judge(table, 0) != IDEM_KEY_GONE)
+		IdemKeyRow key;
+
+		idem_keyrow_read(row, 0, &key);
+		if (key.status != IDEM_KEY_GONE)
 			return false;
+		abandoned = key.lease_until != 0 && key.finished_at == 0;
 	}
 	if (idem_write_delete(table, row, false) != TM_Ok)
 		return false;
@@ -213,7 +216,7 @@ sweep_spent_jobs(IdemSweepBatch *batch)
 
 /* What is removed, in this order (W1) */
 const IdemSweep idem_sweeps[IDEM_LAST_SWEEP + 1] = {
-	[IDEM_PHASE_KEYS] = {"idem cleanup: keys", {{"keys"}, NULL}, idem_keytable_open, IDEM_KEYS_EXPIRES_AT, IDEM_DATABASE_COUNTER_EXPIRED_KEYS},
+	[IDEM_PHASE_KEYS] = {"idem cleanup: keys", {{"keys"}, NULL}, idem_keyrow_open, IDEM_KEYS_EXPIRES_AT, IDEM_DATABASE_COUNTER_EXPIRED_KEYS},
 	[IDEM_PHASE_JOB_KEYS] = {"idem cleanup: keys of jobs", {{"job_keys"}, NULL}, idem_jobtable_open_keys, IDEM_JOB_KEYS_EXPIRES_AT, IDEM_DATABASE_COUNTER_EXPIRED_JOB_KEYS},
 	[IDEM_PHASE_JOB_HISTORY] = {"idem cleanup: history of jobs", {{"job_log"}, NULL}, idem_jobtable_open_log, IDEM_JOB_LOG_EXPIRES_AT, IDEM_DATABASE_COUNTER_EXPIRED_JOB_HISTORY},
 	/* these have no order of expiry: sweep_spent_jobs() */

@@ -65,12 +65,12 @@ make_request(Oid handler, bytea *payload)
  * earlier call (V6).
  */
 bool
-idem_call_once(Oid handler, NullableDatum payload, IdemClaim *claim, IdemKeyInfo *info)
+idem_call_once(Oid handler, NullableDatum payload, IdemClaim *claim, IdemKeyRow *info)
 {
 	IdemTable table;
 
 	claim->request = make_request(handler, claim->request);
-	idem_keytable_open(&table, RowExclusiveLock);
+	idem_keyrow_open(&table, RowExclusiveLock);
 	idem_keystore_claim(&table, claim, info);
 	idem_table_close(&table);
 	if (info->status != IDEM_KEY_CLAIMED)
@@ -81,7 +81,7 @@ idem_call_once(Oid handler, NullableDatum payload, IdemClaim *claim, IdemKeyInfo
 	/* the handler may run for long, so the table is closed and no page is pinned */
 	info->result = idem_handler_run(handler, payload);
 
-	idem_keytable_open(&table, RowExclusiveLock);
+	idem_keyrow_open(&table, RowExclusiveLock);
 	(void) idem_keystore_finish(&table, &claim->key, info->result);
 	idem_table_close(&table);
 	info->status = IDEM_KEY_FINISHED;
@@ -93,7 +93,7 @@ idem_call(PG_FUNCTION_ARGS)
 {
 	Oid handler;
 	IdemClaim claim;
-	IdemKeyInfo info;
+	IdemKeyRow info;
 	bool replayed;
 	IdemAnswer answer;
 

@@ -1,13 +1,11 @@
 /*
  * claim.c
- *		SQL functions of keys: idem_claim, idem_claim_many, idem_finish,
- *		idem_finish_many, idem_release, idem_get, idem_forget, idem_key_state,
- *		idem_key_hash.
+ *		SQL functions of keys and leases.
  *
- * They check their arguments, call keystore.c or leasestore.c, and form the rows
- * to return.  idem_claim_many() claims keys in the order of their bytes, whatever
- * the order in the array is.  So two calls cannot deadlock.  An error ends the whole
- * call, and the context of the error names the element of the array.
+ * They check their arguments, call keystore.c, and form the rows to return.  idem_wait_key()
+ * says how to look; src/wake/sleep.c has the loop.  idem_claim_many() claims keys in the
+ * order of their bytes, whatever the order in the array is.  So two calls cannot deadlock.
+ * An error ends the whole call, and the context of the error names the element of the array.
  */
 #include "postgres.h"
 
@@ -30,13 +28,18 @@ IDEM_FUNCTION(idem_key_state);
 IDEM_FUNCTION(idem_key_hash);
 IDEM_FUNCTION(idem_claim_many);
 IDEM_FUNCTION(idem_finish_many);
+IDEM_FUNCTION(idem_lease);
+IDEM_FUNCTION(idem_renew);
+IDEM_FUNCTION(idem_checkpoint);
+IDEM_FUNCTION(idem_fence);
+IDEM_FUNCTION(idem_wait_key);
 
 /*
  * Set the columns of idem.claim_result.  In the rows of idem_claim_many() they are
  * offset columns further right.
  */
 static void
-set_claim_columns(IdemAnswer *answer, int offset, const IdemKeyInfo *info)
+set_claim_columns(IdemAnswer *answer, int offset, const IdemKeyRow *info)
 {
 	idem_answer_bool(answer, offset + Anum_claim_result_claimed, info->status == IDEM_KEY_CLAIMED);
 	idem_answer_string(answer, offset + Anum_claim_result_status,
@@ -70,13 +73,13 @@ idem_claim(PG_FUNCTION_ARGS)
 {
 	IdemTable table;
 	IdemClaim claim;
-	IdemKeyInfo info;
+	IdemKeyRow info;
 	IdemAnswer answer;
 
 	idem_fn_begin(fcinfo, &idem_claim_signature, "idem_claim()");
 	idem_claim_args(fcinfo, 1, &claim);
 
-	idem_keytable_open(&table, RowExclusiveLock);
+	idem_keyrow_open(&table, RowExclusiveLock);
 	idem_keystore_claim(&table, &claim, &info);
 	idem_table_close(&table);
 	if (info.status == IDEM_KEY_CLAIMED)
@@ -102,11 +105,11 @@ idem_finish(PG_FUNCTION_ARGS)
 	result = PG_ARGISNULL(1) ? NULL : idem_value_jsonb(PG_GETARG_DATUM(1), "result");
 	token = idem_args_optional_token(fcinfo, 2);
 
-	idem_keytable_open(&table, RowExclusiveLock);
+	idem_keyrow_open(&table, RowExclusiveLock);
 	if (token == 0)
 		finished = idem_keystore_finish(&table, &key, result);
 	else
-		finished = idem_leasestore_finish(&table, &key, token, result);
+		finished = idem_keystore_finish_lease(&table, &key, token, result);
 	idem_table_close(&table);
 	PG_RETURN_BOOL(finished);
 }
@@ -122,11 +125,11 @@ idem_release(PG_FUNCTION_ARGS)
 	idem_args_key(fcinfo, 0, 2, &key);
 	token = idem_args_optional_token(fcinfo, 1);
 
-	idem_keytable_open(&table, RowExclusiveLock);
+	idem_keyrow_open(&table, RowExclusiveLock);
 	if (token == 0)
 		idem_keystore_release(&table, &key);
 	else
-		idem_leasestore_release(&table, &key, token);
+		idem_keystore_release_lease(&table, &key, token);
 	idem_table_close(&table);
 	PG_RETURN_BOOL(true);
 }
@@ -141,7 +144,7 @@ idem_forget(PG_FUNCTION_ARGS)
 	idem_fn_begin(fcinfo, &idem_forget_signature, "idem_forget()");
 	idem_args_key(fcinfo, 0, 1, &key);
 
-	idem_keytable_open(&table, RowExclusiveLock);
+	idem_keyrow_open(&table, RowExclusiveLock);
 	forgotten = idem_keystore_forget(&table, &key);
 	idem_table_close(&table);
 	PG_RETURN_BOOL(forgotten);
@@ -160,7 +163,7 @@ get_role_name(Oid role)
 
 /* Return a row; the columns of leases are null for a plain claim */
 static void
-put_get_row(IdemAnswer *answer, const IdemKeyInfo *info)
+put_get_row(IdemAnswer *answer, const IdemKeyRow *info)
 {
 	idem_answer_string(answer, Anum_get_result_status, idem_keyrow_status_name(info->status));
 	idem_answer_jsonb(answer, Anum_get_result_result, info->result);
@@ -185,13 +188,13 @@ idem_get(PG_FUNCTION_ARGS)
 	IdemAnswer answer;
 	IdemTable table;
 	IdemKey key;
-	IdemKeyInfo info;
+	IdemKeyRow info;
 
 	idem_fn_begin(fcinfo, &idem_get_signature, NULL);
 	idem_answer_begin(&answer, fcinfo, &idem_get_signature);
 	idem_args_key(fcinfo, 0, 1, &key);
 
-	idem_keytable_open(&table, AccessShareLock);
+	idem_keyrow_open(&table, AccessShareLock);
 	if (idem_keystore_get(&table, &key, &info))
 		put_get_row(&answer, &info);
 	idem_table_close(&table);
@@ -202,7 +205,7 @@ idem_get(PG_FUNCTION_ARGS)
 typedef struct BatchItem
 {
 	bytea *request;
-	IdemKeyInfo info;
+	IdemKeyRow info;
 } BatchItem;
 
 /* Read the array of keys, and check each of them (K12) */
@@ -273,7 +276,7 @@ claim_items(IdemClaim *claim, text **keys, BatchItem *items, int n)
 		.previous = error_context_stack, .callback = idem_arrays_say_element, .arg = &element};
 
 	error_context_stack = &context;
-	idem_keytable_open(&table, RowExclusiveLock);
+	idem_keyrow_open(&table, RowExclusiveLock);
 	for (int i = 0; i < n; i++)
 	{
 		element.ord = order[i];
@@ -346,7 +349,7 @@ idem_finish_many(PG_FUNCTION_ARGS)
 	if (n == 0)
 		PG_RETURN_INT32(0);
 
-	idem_keytable_open(&table, RowExclusiveLock);
+	idem_keyrow_open(&table, RowExclusiveLock);
 	error_context_stack = &context;
 	for (int i = 0; i < n; i++)
 	{
@@ -373,22 +376,21 @@ idem_finish_many(PG_FUNCTION_ARGS)
 Datum
 idem_key_state(PG_FUNCTION_ARGS)
 {
-	IdemKeyFacts facts = {0};
+	IdemKeyRow key = {0};
+	IdemKeyStatus status;
 
 	idem_fn_begin(fcinfo, &idem_key_state_signature, NULL);
 	if (PG_ARGISNULL(0) || PG_ARGISNULL(1) || PG_ARGISNULL(3))
 		PG_RETURN_NULL();
-	facts.now = PG_GETARG_TIMESTAMPTZ(0);
-	facts.is_mine = TransactionIdIsCurrentTransactionId(DatumGetTransactionId(PG_GETARG_DATUM(1)));
-	facts.is_finished = !PG_ARGISNULL(2);
-	facts.expires_at = PG_GETARG_TIMESTAMPTZ(3);
-	facts.is_leased = !PG_ARGISNULL(4);
-	if (facts.is_leased)
-		facts.lease_until = PG_GETARG_TIMESTAMPTZ(4);
-	facts.park = !PG_ARGISNULL(5) && PG_GETARG_BOOL(5);
-	facts.attempt = PG_ARGISNULL(6) ? 0 : PG_GETARG_INT32(6);
-	facts.max_attempts = PG_ARGISNULL(7) ? 0 : PG_GETARG_INT32(7);
-	PG_RETURN_TEXT_P(cstring_to_text(idem_keyrow_status_name(idem_keyrow_judge_facts(&facts))));
+	key.is_mine = TransactionIdIsCurrentTransactionId(DatumGetTransactionId(PG_GETARG_DATUM(1)));
+	key.finished_at = PG_ARGISNULL(2) ? 0 : PG_GETARG_TIMESTAMPTZ(2);
+	key.expires_at = PG_GETARG_TIMESTAMPTZ(3);
+	key.lease_until = PG_ARGISNULL(4) ? 0 : PG_GETARG_TIMESTAMPTZ(4);
+	key.park = !PG_ARGISNULL(5) && PG_GETARG_BOOL(5);
+	key.attempt = PG_ARGISNULL(6) ? 0 : PG_GETARG_INT32(6);
+	key.max_attempts = PG_ARGISNULL(7) ? 0 : PG_GETARG_INT32(7);
+	status = idem_keyrow_judge(&key, 0, PG_GETARG_TIMESTAMPTZ(0));
+	PG_RETURN_TEXT_P(cstring_to_text(idem_keyrow_status_name(status)));
 }
 
 /* The hash by which a key is found in idem.keys, for operators and checks */
@@ -400,4 +402,186 @@ idem_key_hash(PG_FUNCTION_ARGS)
 	idem_fn_begin(fcinfo, &idem_key_hash_signature, NULL);
 	idem_args_key(fcinfo, 0, 1, &key);
 	PG_RETURN_INT64(idem_hash_name(key.scope, key.key));
+}
+
+/* The argument on_expiry: is the key parked when the lease has expired? */
+static bool
+get_park(FunctionCallInfo fcinfo, int arg)
+{
+	static const char *const words[] = {"retry", "park", NULL};
+
+	return idem_value_word(PG_ARGISNULL(arg) ? NULL : PG_GETARG_TEXT_PP(arg), "on_expiry", words,
+						   "Use \"retry\" if the work may run again, \"park\" if an operator must decide first.") != 0;
+}
+
+Datum
+idem_lease(PG_FUNCTION_ARGS)
+{
+	IdemTable table;
+	IdemLease lease;
+	IdemClaim claim;
+	IdemKeyRow info;
+	bool granted;
+	IdemAnswer answer;
+
+	idem_fn_begin(fcinfo, &idem_lease_signature, "idem_lease()");
+	idem_args_key(fcinfo, 0, 8, &claim.key);
+	lease.length = idem_args_lease(fcinfo, 1);
+	claim.request = PG_ARGISNULL(2) ? NULL : idem_value_fingerprint(PG_GETARG_DATUM(2));
+	claim.ttl = idem_args_ttl(fcinfo, 3);
+	lease.worker = idem_args_worker(fcinfo, 4);
+	lease.max_attempts = idem_args_max_attempts(fcinfo, 5);
+	lease.park = get_park(fcinfo, 6);
+	claim.wait = idem_args_wait(fcinfo, 7);
+	claim.lease = &lease;
+
+	idem_keyrow_open(&table, RowExclusiveLock);
+	idem_keystore_claim(&table, &claim, &info);
+	idem_table_close(&table);
+
+	if (info.status == IDEM_KEY_CLAIMED && IsTransactionBlock())
+		ereport(NOTICE,
+				errmsg("other sessions cannot see this lease before the transaction commits"),
+				errdetail("If the transaction rolls back, the lease is lost, even if work was done under it."),
+				errhint("Commit before you call an external service."));
+
+	granted = info.status == IDEM_KEY_CLAIMED || info.status == IDEM_KEY_RESUMED;
+	idem_answer_begin(&answer, fcinfo, &idem_lease_signature);
+	idem_answer_bool(&answer, Anum_lease_result_claimed, granted);
+	idem_answer_string(&answer, Anum_lease_result_status, idem_keyrow_status_name(info.status));
+	idem_answer_jsonb(&answer, Anum_lease_result_result, info.result);
+	if (granted)
+	{
+		/* only the holder gets the token */
+		idem_answer_int64(&answer, Anum_lease_result_token, info.token);
+		idem_answer_jsonb(&answer, Anum_lease_result_checkpoint, info.checkpoint);
+	}
+	if (info.lease_until != 0)
+	{
+		idem_answer_int32(&answer, Anum_lease_result_attempt, info.attempt);
+		idem_answer_time(&answer, Anum_lease_result_lease_until, info.lease_until);
+	}
+	idem_answer_optional_time(&answer, Anum_lease_result_expires_at, info.expires_at);
+	return idem_answer_row(&answer);
+}
+
+Datum
+idem_renew(PG_FUNCTION_ARGS)
+{
+	IdemTable table;
+	IdemKey key;
+	int64 token;
+	int64 length;
+	TimestampTz until;
+
+	idem_fn_begin(fcinfo, &idem_renew_signature, "idem_renew()");
+	idem_args_key(fcinfo, 0, 3, &key);
+	token = idem_args_token(fcinfo, 1);
+	length = idem_args_lease(fcinfo, 2);
+
+	idem_keyrow_open(&table, RowExclusiveLock);
+	until = idem_keystore_renew(&table, &key, token, length);
+	idem_table_close(&table);
+	PG_RETURN_TIMESTAMPTZ(until);
+}
+
+Datum
+idem_checkpoint(PG_FUNCTION_ARGS)
+{
+	IdemTable table;
+	IdemKey key;
+	int64 token;
+	Jsonb *data;
+	TimestampTz until;
+
+	idem_fn_begin(fcinfo, &idem_checkpoint_signature, "idem_checkpoint()");
+	idem_args_key(fcinfo, 0, 3, &key);
+	token = idem_args_token(fcinfo, 1);
+	if (PG_ARGISNULL(2))
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("checkpoint must not be null"),
+				errdetail("The next attempt continues from the checkpoint."),
+				errhint("Pass a JSON value that names the last step done, or use idem_renew() to extend only the lease."));
+	data = idem_value_jsonb(PG_GETARG_DATUM(2), "data");
+
+	idem_keyrow_open(&table, RowExclusiveLock);
+	until = idem_keystore_checkpoint(&table, &key, token, data);
+	idem_table_close(&table);
+	PG_RETURN_TIMESTAMPTZ(until);
+}
+
+Datum
+idem_fence(PG_FUNCTION_ARGS)
+{
+	IdemTable table;
+	IdemKey key;
+	IdemKeyRow row;
+	int64 token;
+
+	idem_fn_begin(fcinfo, &idem_fence_signature, "idem_fence()");
+	idem_args_key(fcinfo, 0, 2, &key);
+	token = idem_args_token(fcinfo, 1);
+
+	idem_keyrow_open(&table, RowExclusiveLock);
+	idem_keystore_fence(&table, &key, token, &row);
+	idem_table_close(&table);
+	PG_RETURN_BOOL(true);
+}
+
+/* A wait for a key, and what the last look has found */
+typedef struct KeyWait
+{
+	IdemKey key;
+	MemoryContext context; /* of the result */
+	const char *status;	   /* not allocated */
+	Jsonb *result;
+} KeyWait;
+
+/* A6: does the key have no live lease any more?  Like idem_get(), this sees committed rows. */
+static void
+look_at_key(int i, IdemLook *look, void *arg)
+{
+	KeyWait *wait = arg;
+	IdemKeyRow info = {0};
+	IdemTable table;
+	bool exists;
+
+	idem_keyrow_open(&table, AccessShareLock);
+	exists = idem_keystore_get(&table, &wait->key, &info);
+	idem_table_close(&table);
+	wait->status = exists ? idem_keyrow_status_name(info.status) : "absent";
+	wait->result = idem_value_copy_jsonb(info.result, wait->context);
+	look->found = info.status == IDEM_KEY_LIVE ? 0 : 1;
+	if (info.status == IDEM_KEY_LIVE)
+		look->due = info.lease_until;
+}
+
+Datum
+idem_wait_key(PG_FUNCTION_ARGS)
+{
+	KeyWait wait = {.context = CurrentMemoryContext};
+	uint64 subject;
+	IdemSleep sleep = {
+		.command = "idem_wait_key()",
+		.kind = IDEM_SUBJECT_KEY,
+		.n = 1,
+		.subjects = &subject,
+		.look = look_at_key,
+		.arg = &wait};
+	IdemAnswer answer;
+
+	idem_fn_begin(fcinfo, &idem_wait_key_signature, NULL);
+	idem_sleep_check(fcinfo, "idem_wait_key()");
+	idem_args_key(fcinfo, 0, 2, &wait.key);
+	wait.key.key = (text *) PG_DETOAST_DATUM_COPY(PointerGetDatum(wait.key.key));
+	wait.key.scope = (text *) PG_DETOAST_DATUM_COPY(PointerGetDatum(wait.key.scope));
+	subject = idem_waiters_key(idem_hash_name(wait.key.scope, wait.key.key));
+	sleep.timeout = idem_args_timeout(fcinfo, 1);
+
+	(void) idem_sleep_wait(&sleep);
+	idem_answer_begin(&answer, fcinfo, &idem_wait_key_signature);
+	idem_answer_string(&answer, Anum_idem_wait_key_status, wait.status);
+	idem_answer_jsonb(&answer, Anum_idem_wait_key_result, wait.result);
+	return idem_answer_row(&answer);
 }

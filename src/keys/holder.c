@@ -79,7 +79,7 @@ read_version(IdemTable *table, TransactionId xid, OpenVersion *version)
 {
 	version->xid = xid;
 	version->owner = idem_row_oid(table->found, IDEM_KEYS_OWNER);
-	version->is_leased = idem_keyrow_is_leased(table);
+	version->is_leased = !idem_row_isnull(table->found, IDEM_KEYS_LEASE_UNTIL);
 	version->is_later = idem_row_is_later_version(table->found);
 }
 
@@ -162,12 +162,15 @@ put_lock(IdemAnswer *answer, IdemTable *table, const IdemRowLock *lock, const Op
 static void
 put_holders(IdemAnswer *answer, IdemTable *table, const IdemKey *key, const OpenVersion *open)
 {
-	IdemKeyStatus state = idem_keyrow_judge(table, 0);
+	IdemKeyRow row;
+	IdemKeyStatus state;
 	bool mine = idem_row_is_mine(table->found);
 	OpenVersion version;
 	IdemRowLocks locks;
 	IdemHolder holder;
 
+	idem_keyrow_read(table->found, 0, &row);
+	state = row.status;
 	if (TransactionIdIsValid(open->xid))
 		check_owner(open->owner);
 	else if (state != IDEM_KEY_GONE)
@@ -191,7 +194,7 @@ put_holders(IdemAnswer *answer, IdemTable *table, const IdemKey *key, const Open
 static bool
 look_at_key(IdemAnswer *answer, IdemTable *table, const IdemKey *key)
 {
-	IdemLookup lookup = idem_keytable_lookup(table, key);
+	IdemLookup lookup = idem_keyrow_lookup(table, key);
 	IdemProbeResult probe;
 	OpenVersion open;
 	IdemHolder holder;
@@ -229,7 +232,7 @@ idem_holder(PG_FUNCTION_ARGS)
 	idem_answer_begin(&answer, fcinfo, &idem_holder_signature);
 	idem_args_key(fcinfo, 0, 1, &key);
 
-	idem_keytable_open(&table, AccessShareLock);
+	idem_keyrow_open(&table, AccessShareLock);
 	idem_holders_refresh();
 	while (!look_at_key(&answer, &table, &key))
 		CHECK_FOR_INTERRUPTS();

@@ -1,32 +1,112 @@
 /*
  * keyrow.c
- *		A row of idem.keys: the state of its key, and the checks before it is used.
+ *		The table idem.keys: how a key is found in it, what its row means, and the
+ *		checks before the row is used.
+ *
+ * A key is found by a 64-bit hash of scope and key: the index is less than half as
+ * large as one on the text, and a search compares integers.  Different keys can have
+ * the same hash, so the text of the row is compared, too.  "nth" distinguishes
+ * such keys in the primary key: it is 0 for the first key of a hash, and for another key of
+ * the same hash the least number that no such key has.
  *
  * The state of a key follows from its row, from the transaction that wrote the row
  * and from the clock.  In C this is the only file that decides it.  The view
  * idem.key_status calls idem_key_state(), which calls this file.  Three checks in
- * health.sql repeat some of the rules.  Functions here read the row found and take no
- * locks.  The checks here raise an error if the caller must not use the key, or must
- * not use it like this.
+ * health.sql repeat some of the rules.  Functions here take no locks.  The checks raise
+ * an error if the caller must not use the key, or must not use it like this.
  */
 #include "postgres.h"
 
 #include "access/xact.h"
 #include "miscadmin.h"
+#include "port/pg_bitutils.h"
+#include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "keys/keys.h"
 
-/* A row without a deadline is a plain claim, never an expired lease (L7) */
-bool
-idem_keyrow_is_leased(IdemTable *table)
+/* Types of the columns, in the order of IdemKeyColumn */
+static const Oid column_types[IDEM_KEYS_NATTS] = {
+	TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID, REGROLEOID,
+	INT2OID, TEXTOID, TEXTOID, BYTEAOID,
+	TIMESTAMPTZOID, JSONBOID,
+	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT4OID,
+	INT4OID, BOOLOID, TEXTOID, JSONBOID,
+	TIMESTAMPTZOID, TIMESTAMPTZOID};
+
+static IdemTableCache keys_cache;
+
+const IdemTableDef idem_keyrow_def = {
+	.name = "keys",
+	.types = column_types,
+	.natts = IDEM_KEYS_NATTS,
+	.nullable = IDEM_COLUMNS_FROM(IDEM_KEYS_FINISHED_AT),
+	.pkey = {IDEM_KEYS_KEY_HASH, IDEM_KEYS_NTH},
+	.npkey = 2,
+	.pkey_command = "ALTER TABLE idem.keys ADD CONSTRAINT keys_pkey PRIMARY KEY (key_hash, nth)",
+	.cache = &keys_cache};
+
+void
+idem_keyrow_open(IdemTable *table, LOCKMODE lockmode)
 {
-	return !idem_row_isnull(table->found, IDEM_KEYS_LEASE_UNTIL);
+	idem_table_open(table, &idem_keyrow_def, lockmode);
 }
 
+/* Does the row have the key? */
+bool
+idem_keyrow_has_key(TupleTableSlot *row, const IdemKey *key)
+{
+	return idem_row_varlena_equals(row, IDEM_KEYS_KEY, key->key) &&
+		idem_row_varlena_equals(row, IDEM_KEYS_SCOPE, key->scope);
+}
+
+/* The same for a lookup.  If the row has another key of the same hash, note its nth. */
+static bool
+matches_key(TupleTableSlot *row, IdemLookup *lookup)
+{
+	int nth;
+
+	if (idem_keyrow_has_key(row, lookup->key))
+		return true;
+	nth = idem_row_int16(row, IDEM_KEYS_NTH);
+	if (nth >= 0 && nth < IDEM_MAX_SAME_HASH)
+		lookup->others |= (uint32) 1 << nth;
+	return false;
+}
+
+/* Look up a key of this database; M2: a key of another shard raises an error */
+IdemLookup
+idem_keyrow_lookup(IdemTable *table, const IdemKey *key)
+{
+	IdemLookup lookup = {.index = table->pkey,
+						 .value = Int64GetDatum(idem_hash_name(key->scope, key->key)),
+						 .equal = F_INT8EQ,
+						 .matches = matches_key,
+						 .key = key};
+
+	idem_shard_check_key(key->scope, key->key);
+	return lookup;
+}
+
+/* The least nth that no other key of the same hash has; the lookup has not found the key */
+int
+idem_keyrow_free_nth(const IdemLookup *lookup)
+{
+	if (lookup->others == PG_UINT32_MAX)
+		ereport(ERROR,
+				errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				errmsg("too many idempotency keys have the same hash"),
+				errdetail("%d other keys have the same hash as this key.", IDEM_MAX_SAME_HASH),
+				errhint("Use another key, or wait until keys with the same %s have expired.", "key_hash"));
+	return pg_rightmost_one_pos32(~lookup->others);
+}
+
+StaticAssertDecl(IDEM_MAX_SAME_HASH == 32, "IdemLookup.others has a bit for each of them");
+
 /*
- * The state of a key whose row is committed or was written by this transaction.
+ * The state of a key, from the other members of its row.  limit is the limit of attempts of the
+ * caller, or 0: the higher one of this limit and the limit in the row counts.
  *
  * K2: a committed plain claim is finished, whether idem_finish() was called or not.
  * K6: a plain claim of this transaction is held, or finished after idem_finish().
@@ -34,52 +114,69 @@ idem_keyrow_is_leased(IdemTable *table)
  * made a plain claim is open.
  * L1: a lease is live until lease_until.  Then it is parked, exhausted or free to be
  * taken over.
- * L7: an expired lease never becomes finished by itself.  A parked lease has no ttl.
+ * L7: a row without a deadline is a plain claim, never an expired lease.  An expired lease never
+ * becomes finished by itself.  A parked lease has no ttl.
  */
 IdemKeyStatus
-idem_keyrow_judge_facts(const IdemKeyFacts *facts)
+idem_keyrow_judge(const IdemKeyRow *key, int limit, TimestampTz now)
 {
-	if (!facts->is_leased && facts->is_mine)
-		return facts->is_finished ? IDEM_KEY_FINISHED : IDEM_KEY_HELD;
-	if (facts->is_leased && !facts->is_finished)
+	bool is_leased = key->lease_until != 0;
+	bool is_finished = key->finished_at != 0;
+	int max_attempts = Max(key->max_attempts, limit);
+
+	if (!is_leased && key->is_mine)
+		return is_finished ? IDEM_KEY_FINISHED : IDEM_KEY_HELD;
+	if (is_leased && !is_finished)
 	{
-		if (facts->lease_until > facts->now)
+		if (key->lease_until > now)
 			return IDEM_KEY_LIVE;
-		if (facts->park)
+		if (key->park)
 			return IDEM_KEY_PARKED;
 	}
-	if (facts->expires_at <= facts->now)
+	if (key->expires_at <= now)
 		return IDEM_KEY_GONE;
-	if (facts->is_finished || !facts->is_leased)
+	if (is_finished || !is_leased)
 		return IDEM_KEY_FINISHED;
-	if (facts->max_attempts != 0 && facts->attempt >= facts->max_attempts)
+	if (max_attempts != 0 && key->attempt >= max_attempts)
 		return IDEM_KEY_EXHAUSTED;
 	return IDEM_KEY_EXPIRED;
 }
 
 /*
- * The state of the row found.  max_attempts is the limit of the caller, or 0.  The
- * higher one of this limit and the limit in the row counts.
+ * Read a row that is committed or was written by this transaction, and the state of its key;
+ * limit as for idem_keyrow_judge()
  */
-IdemKeyStatus
-idem_keyrow_judge(IdemTable *table, int max_attempts)
+void
+idem_keyrow_read(TupleTableSlot *row, int limit, IdemKeyRow *key)
 {
-	IdemKeyFacts facts = {
-		.now = idem_clock_now(),
-		.is_mine = idem_row_is_mine(table->found),
-		.is_finished = !idem_row_isnull(table->found, IDEM_KEYS_FINISHED_AT),
-		.is_leased = idem_keyrow_is_leased(table),
-		.expires_at = idem_row_timestamp(table->found, IDEM_KEYS_EXPIRES_AT),
-		.max_attempts = max_attempts};
-
-	if (facts.is_leased)
+	memset(key, 0, sizeof(*key));
+	key->row = row;
+	key->is_mine = idem_row_is_mine(row);
+	key->owner = idem_row_oid(row, IDEM_KEYS_OWNER);
+	key->created_at = idem_row_timestamp(row, IDEM_KEYS_CREATED_AT);
+	key->expires_at = idem_row_timestamp(row, IDEM_KEYS_EXPIRES_AT);
+	key->finished_at = idem_row_timestamp(row, IDEM_KEYS_FINISHED_AT);
+	key->token = idem_row_int64(row, IDEM_KEYS_TOKEN);
+	key->lease_until = idem_row_timestamp(row, IDEM_KEYS_LEASE_UNTIL);
+	if (key->lease_until != 0)
 	{
-		facts.lease_until = idem_row_timestamp(table->found, IDEM_KEYS_LEASE_UNTIL);
-		facts.park = idem_row_bool(table->found, IDEM_KEYS_PARK);
-		facts.attempt = idem_row_int32(table->found, IDEM_KEYS_ATTEMPT);
-		facts.max_attempts = Max(max_attempts, idem_row_int32(table->found, IDEM_KEYS_MAX_ATTEMPTS));
+		key->attempt = idem_row_int32(row, IDEM_KEYS_ATTEMPT);
+		key->max_attempts = idem_row_int32(row, IDEM_KEYS_MAX_ATTEMPTS);
+		key->park = idem_row_bool(row, IDEM_KEYS_PARK);
 	}
-	return idem_keyrow_judge_facts(&facts);
+	key->status = idem_keyrow_judge(key, limit, idem_clock_now());
+}
+
+/* Copy the values of the answer out of the row; a result of JSON null differs from no result (K2) */
+void
+idem_keyrow_copy_values(IdemKeyRow *key)
+{
+	key->result = idem_row_jsonb(key->row, IDEM_KEYS_RESULT);
+	if (key->lease_until != 0)
+	{
+		key->worker = idem_row_text(key->row, IDEM_KEYS_WORKER);
+		key->checkpoint = idem_row_jsonb(key->row, IDEM_KEYS_CHECKPOINT);
+	}
 }
 
 /*
@@ -112,27 +209,6 @@ idem_keyrow_status_name(IdemKeyStatus status)
 			return "expired";
 	}
 	pg_unreachable();
-}
-
-/* Copy the row found; a result of JSON null differs from no result (K2) */
-void
-idem_keyrow_read(IdemTable *table, IdemKeyStatus status, IdemKeyInfo *info)
-{
-	memset(info, 0, sizeof(*info));
-	info->status = status;
-	info->owner = idem_row_oid(table->found, IDEM_KEYS_OWNER);
-	info->created_at = idem_row_timestamp(table->found, IDEM_KEYS_CREATED_AT);
-	info->expires_at = idem_row_timestamp(table->found, IDEM_KEYS_EXPIRES_AT);
-	info->finished_at = idem_row_timestamp(table->found, IDEM_KEYS_FINISHED_AT);
-	info->result = idem_row_jsonb(table->found, IDEM_KEYS_RESULT);
-	info->token = idem_row_int64(table->found, IDEM_KEYS_TOKEN);
-	info->lease_until = idem_row_timestamp(table->found, IDEM_KEYS_LEASE_UNTIL);
-	if (info->lease_until == 0)
-		return;
-	info->attempt = idem_row_int32(table->found, IDEM_KEYS_ATTEMPT);
-	info->max_attempts = idem_row_int32(table->found, IDEM_KEYS_MAX_ATTEMPTS);
-	info->worker = idem_row_text(table->found, IDEM_KEYS_WORKER);
-	info->checkpoint = idem_row_jsonb(table->found, IDEM_KEYS_CHECKPOINT);
 }
 
 /* The role that owns the keys that this session claims: idem.owner, else the current user */
@@ -193,54 +269,44 @@ get_request_parts(bytea *request)
 	return parts;
 }
 
-/* A null payload of idem_call() differs from every other payload */
-static bool
-payload_differs(const RequestParts *a, const RequestParts *b)
-{
-	if (a->payload == NULL || b->payload == NULL)
-		return a->payload != b->payload;
-	return memcmp(a->payload, b->payload, IDEM_DIGEST_LEN) != 0;
-}
-
-/* Claims and leases have no handler, so handlers are compared only if both have one */
-static bool
-handler_differs(const RequestParts *a, const RequestParts *b)
-{
-	return a->handler != NULL && b->handler != NULL &&
-		memcmp(a->handler, b->handler, IDEM_HANDLER_LEN) != 0;
-}
-
-/* Raise an error if the key was claimed with another request (K7) */
+/*
+ * Raise an error if the key was claimed with another request (K7).  Claims and leases have no
+ * handler, so handlers are compared only if both have one.  A null payload of idem_call() differs
+ * from every other payload.
+ */
 void
-idem_keyrow_check_request(IdemTable *table, bytea *request)
+idem_keyrow_check_request(const IdemKeyRow *key, bytea *request)
 {
 	RequestParts given;
 	RequestParts stored;
+	bool handler_differs;
 
 	if (request == NULL)
 		return;
 	given = get_request_parts(request);
-	stored = get_request_parts(DatumGetByteaPP(idem_row_datum(table->found, IDEM_KEYS_REQUEST).value));
+	stored = get_request_parts(DatumGetByteaPP(idem_row_datum(key->row, IDEM_KEYS_REQUEST).value));
 	if (stored.handler == NULL && stored.payload == NULL)
 		return;
-	if (handler_differs(&given, &stored))
-	{
-		idem_counters_add(IDEM_DATABASE_COUNTER_MISMATCHES);
+	handler_differs = given.handler != NULL && stored.handler != NULL &&
+		memcmp(given.handler, stored.handler, IDEM_HANDLER_LEN) != 0;
+	if (!handler_differs &&
+		(given.payload == NULL || stored.payload == NULL ?
+			 given.payload == stored.payload :
+			 memcmp(given.payload, stored.payload, IDEM_DIGEST_LEN) == 0))
+		return;
+	idem_counters_add(IDEM_DATABASE_COUNTER_MISMATCHES);
+	if (handler_differs)
 		ereport(ERROR,
 				errcode(ERRCODE_IDEM_REQUEST_MISMATCH),
 				errmsg("idempotency key was used with another handler"),
 				errdetail("The key was first claimed " INT64_FORMAT " s ago; idem_call() has used it with another function.",
-						  idem_row_age(table->found, IDEM_KEYS_CREATED_AT)),
+						  idem_clock_age(key->created_at)),
 				errhint("Use different keys for different handlers. A function that was renamed or moved to another schema counts as another handler."));
-	}
-	if (!payload_differs(&given, &stored))
-		return;
-	idem_counters_add(IDEM_DATABASE_COUNTER_MISMATCHES);
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_REQUEST_MISMATCH),
 			errmsg("idempotency key was used with another request"),
 			errdetail("The key was first claimed " INT64_FORMAT " s ago; its request differs from this one.",
-					  idem_row_age(table->found, IDEM_KEYS_CREATED_AT)),
+					  idem_clock_age(key->created_at)),
 			errhint("Use a new key for a new request, and send the same request when you retry."));
 }
 
@@ -256,17 +322,17 @@ raise_serialization_failure(const char *detail)
 
 /*
  * K10: the answer is the latest committed state.  So under SERIALIZABLE the
- * snapshot of the transaction must show the row found, as with ON CONFLICT.
+ * snapshot of the transaction must show the row, as with ON CONFLICT.
  * Fetching the row with that snapshot also reports the read to SSI.  SSI
  * then detects a conflict with an open transaction that is changing the row.
  */
 void
-idem_keyrow_check_serializable(IdemTable *table)
+idem_keyrow_check_serializable(IdemTable *table, TupleTableSlot *row)
 {
-	ItemPointerData tid = table->found->tts_tid;
+	ItemPointerData tid = row->tts_tid;
 
 	if (IsolationIsSerializable() &&
-		!table_tuple_fetch_row_version(table->heap, &tid, GetTransactionSnapshot(), table->found))
+		!table_tuple_fetch_row_version(table->heap, &tid, GetTransactionSnapshot(), row))
 		raise_serialization_failure("The key was changed after this transaction took its snapshot.");
 }
 
@@ -284,70 +350,21 @@ void
 idem_keyrow_check_absent(IdemTable *table, IdemLookup *lookup)
 {
 	IdemLeafWalk walk;
+	IdemKeyRow key;
 	bool shown = false;
 
 	if (!IsolationIsSerializable())
 		return;
 	idem_probe_walk(&walk, table, lookup, SnapshotAny);
 	while (!shown && idem_leaf_next_row(&walk))
-		shown =
-			table_tuple_satisfies_snapshot(table->heap, table->found, GetTransactionSnapshot()) &&
-			lookup->matches(walk.row, lookup) && idem_keyrow_judge(table, 0) != IDEM_KEY_GONE;
+	{
+		if (!table_tuple_satisfies_snapshot(table->heap, walk.row, GetTransactionSnapshot()) ||
+			!lookup->matches(walk.row, lookup))
+			continue;
+		idem_keyrow_read(walk.row, 0, &key);
+		shown = key.status != IDEM_KEY_GONE;
+	}
 	idem_leaf_end(&walk);
 	if (shown)
 		raise_serialization_failure("The key was removed after this transaction took its snapshot.");
-}
-
-static bool
-result_equals(IdemTable *table, Jsonb *result)
-{
-	NullableDatum stored = idem_row_datum(table->found, IDEM_KEYS_RESULT);
-
-	if (stored.isnull || result == NULL)
-		return stored.isnull && result == NULL;
-	return compareJsonbContainers(&DatumGetJsonbP(stored.value)->root, &result->root) == 0;
-}
-
-/* Is the row finished?  If it is, with another result, raise an error (K11, L3). */
-bool
-idem_keyrow_check_finished(IdemTable *table, Jsonb *result)
-{
-	if (idem_row_isnull(table->found, IDEM_KEYS_FINISHED_AT))
-		return false;
-	if (result_equals(table, result))
-		return true;
-	ereport(ERROR,
-			errcode(ERRCODE_IDEM_ALREADY_FINISHED),
-			errmsg("idempotency key is already finished with another result"),
-			errdetail("The key was first claimed " INT64_FORMAT " s ago and finished " INT64_FORMAT " s ago.",
-					  idem_row_age(table->found, IDEM_KEYS_CREATED_AT),
-					  idem_row_age(table->found, IDEM_KEYS_FINISHED_AT)),
-			errhint("Finish a key once, or again with an equal result."));
-}
-
-/* Raise an error if the row is finished: the caller cannot change it any more (K11, L3) */
-void
-idem_keyrow_reject_finished(IdemTable *table, const char *hint)
-{
-	if (idem_row_isnull(table->found, IDEM_KEYS_FINISHED_AT))
-		return;
-	ereport(ERROR,
-			errcode(ERRCODE_IDEM_ALREADY_FINISHED),
-			errmsg("idempotency key is already finished"),
-			errdetail("The key was first claimed " INT64_FORMAT " s ago and finished " INT64_FORMAT " s ago.",
-					  idem_row_age(table->found, IDEM_KEYS_CREATED_AT),
-					  idem_row_age(table->found, IDEM_KEYS_FINISHED_AT)),
-			errhint("%s", hint));
-}
-
-/* Start a row to be written as a copy of the row found, and set the columns of a finish */
-TupleTableSlot *
-idem_keyrow_copy_finished(IdemTable *table, Jsonb *result, TimestampTz now)
-{
-	TupleTableSlot *slot = idem_write_copy_row(table, table->found);
-
-	idem_row_set(slot, IDEM_KEYS_FINISHED_AT, TimestampTzGetDatum(now));
-	if (result != NULL)
-		idem_row_set(slot, IDEM_KEYS_RESULT, JsonbPGetDatum(result));
-	return slot;
 }

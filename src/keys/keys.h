@@ -2,10 +2,8 @@
  * keys.h
  *		Keys, claims and leases.
  *
- * The SQL functions (claim.c, lease.c, call.c) check their arguments and call a
- * store.  keystore.c claims and leases keys, and finishes and releases a key that
- * the transaction holds.  leasestore.c changes a lease for a caller that has its
- * token.  Both read rows with keyrow.c and open the table with keytable.c.
+ * The SQL functions (claim.c, call.c) check their arguments and call keystore.c,
+ * which has the protocol.  keyrow.c has the table, and what its rows mean.
  */
 #ifndef IDEM_KEYS_H
 #define IDEM_KEYS_H
@@ -71,7 +69,7 @@ typedef struct IdemClaim
 	const IdemLease *lease; /* NULL: a plain claim */
 } IdemClaim;
 
-/* The answer to a claim, and the state of a row as idem_keyrow_judge() returns it */
+/* The answer to a claim, and the state of a row as idem_keyrow_judge() finds it */
 typedef enum IdemKeyStatus
 {
 	/* answers only */
@@ -89,94 +87,70 @@ typedef enum IdemKeyStatus
 	IDEM_KEY_GONE	  /* the key is past its ttl: it counts as absent */
 } IdemKeyStatus;
 
-/* The facts that the state of a key depends on */
-typedef struct IdemKeyFacts
-{
-	TimestampTz now; /* by the clock of idem */
-	bool is_mine;	 /* this transaction has written the row */
-	bool is_finished;
-	bool is_leased;
-	TimestampTz expires_at;
-	/* of a lease */
-	TimestampTz lease_until;
-	bool park;
-	int attempt;
-	int max_attempts; /* 0: no limit */
-} IdemKeyFacts;
-
 /*
- * The answer to idem_keystore_claim() or idem_keystore_get().  Pointers are
- * palloc'd in the caller's context.  Only the status is set if another open
- * transaction holds the key.
+ * A row of idem.keys: what every operation on a key needs of it.  Other columns are read from
+ * the slot when they are needed.  It is also the answer of idem_keystore_claim() and
+ * idem_keystore_get(); only the status is set if another open transaction holds the key.
  */
-typedef struct IdemKeyInfo
+typedef struct IdemKeyRow
 {
+	TupleTableSlot *row; /* valid until the next look at the table, or its end */
 	IdemKeyStatus status;
+	bool is_mine; /* this transaction has written the row */
 	Oid owner;
 	TimestampTz created_at;
 	TimestampTz expires_at;
 	TimestampTz finished_at; /* 0 if idem_finish() was not called */
-	Jsonb *result;			 /* NULL if the row has none */
 	int64 token;			 /* the last one of the key; 0 if the key was never leased */
-	TimestampTz lease_until; /* 0: not a lease, and no member below is set */
+	TimestampTz lease_until; /* 0: not a lease, and no member from here to max_attempts is set */
+	bool park;
 	int attempt;
 	int max_attempts; /* 0: no limit */
-	text *worker;	  /* NULL if the worker gave no name */
-	Jsonb *checkpoint;
-} IdemKeyInfo;
 
-/* keytable.c */
-extern const IdemTableDef idem_keytable_def;
-extern void idem_keytable_open(IdemTable *table, LOCKMODE lockmode);
-extern bool idem_keytable_has_key(TupleTableSlot *row, const IdemKey *key);
-extern IdemLookup idem_keytable_lookup(IdemTable *table, const IdemKey *key);
-extern int64 idem_keytable_hash(const IdemLookup *lookup);
-extern void idem_keytable_note_end(const IdemKey *key);
-extern void idem_keytable_update(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new);
-extern int idem_keytable_free_nth(const IdemLookup *lookup);
+	/* copies in the context of the caller, set by idem_keyrow_copy_values() */
+	Jsonb *result;	   /* NULL if the row has none */
+	text *worker;	   /* of a lease; NULL if the worker gave no name */
+	Jsonb *checkpoint; /* of a lease */
+} IdemKeyRow;
 
 /* keyrow.c */
-extern bool idem_keyrow_is_leased(IdemTable *table);
-extern IdemKeyStatus idem_keyrow_judge_facts(const IdemKeyFacts *facts);
-extern IdemKeyStatus idem_keyrow_judge(IdemTable *table, int max_attempts);
+extern const IdemTableDef idem_keyrow_def;
+extern void idem_keyrow_open(IdemTable *table, LOCKMODE lockmode);
+extern bool idem_keyrow_has_key(TupleTableSlot *row, const IdemKey *key);
+extern IdemLookup idem_keyrow_lookup(IdemTable *table, const IdemKey *key);
+extern int idem_keyrow_free_nth(const IdemLookup *lookup);
+extern IdemKeyStatus idem_keyrow_judge(const IdemKeyRow *key, int limit, TimestampTz now);
+extern void idem_keyrow_read(TupleTableSlot *row, int limit, IdemKeyRow *key);
+extern void idem_keyrow_copy_values(IdemKeyRow *key);
 extern const char *idem_keyrow_status_name(IdemKeyStatus status);
-extern void idem_keyrow_read(IdemTable *table, IdemKeyStatus status, IdemKeyInfo *info);
 extern Oid idem_keyrow_current_owner(void);
 extern void idem_keyrow_check_owner(Oid owner);
-extern void idem_keyrow_check_request(IdemTable *table, bytea *request);
-extern void idem_keyrow_check_serializable(IdemTable *table);
+extern void idem_keyrow_check_request(const IdemKeyRow *key, bytea *request);
+extern void idem_keyrow_check_serializable(IdemTable *table, TupleTableSlot *row);
 extern void idem_keyrow_check_absent(IdemTable *table, IdemLookup *lookup);
-extern bool idem_keyrow_check_finished(IdemTable *table, Jsonb *result);
-extern void idem_keyrow_reject_finished(IdemTable *table, const char *hint);
-extern TupleTableSlot *idem_keyrow_copy_finished(IdemTable *table, Jsonb *result, TimestampTz now);
-
-/* keyhint.c */
-extern void idem_keyhint_set(ItemPointerData tid);
-extern bool idem_keyhint_find(IdemTable *table, const IdemKey *key, IdemProbeResult *probe);
 
 /* keystore.c */
-extern void idem_keystore_claim(IdemTable *table, const IdemClaim *claim, IdemKeyInfo *info);
-extern bool idem_keystore_finish(IdemTable *table, const IdemKey *key, Jsonb *result);
-extern void idem_keystore_release(IdemTable *table, const IdemKey *key);
+extern void idem_keystore_claim(IdemTable *table, const IdemClaim *claim, IdemKeyRow *key);
 extern uint64 idem_keystore_held_answers(void);
-extern bool idem_keystore_forget(IdemTable *table, const IdemKey *key);
-extern bool idem_keystore_get(IdemTable *table, const IdemKey *key, IdemKeyInfo *info);
-
-/* leasestore.c */
-extern bool idem_leasestore_finish(IdemTable *table, const IdemKey *key, int64 token,
-								   Jsonb *result);
-extern void idem_leasestore_release(IdemTable *table, const IdemKey *key, int64 token);
-extern TimestampTz idem_leasestore_renew(IdemTable *table, const IdemKey *key, int64 token,
-										 int64 length);
-extern TimestampTz idem_leasestore_checkpoint(IdemTable *table, const IdemKey *key, int64 token,
-											  Jsonb *data);
-extern void idem_leasestore_fence(IdemTable *table, const IdemKey *key, int64 token);
+extern bool idem_keystore_finish(IdemTable *table, const IdemKey *name, Jsonb *result);
+extern void idem_keystore_release(IdemTable *table, const IdemKey *name);
+extern bool idem_keystore_forget(IdemTable *table, const IdemKey *name);
+extern bool idem_keystore_get(IdemTable *table, const IdemKey *name, IdemKeyRow *key);
+extern void idem_keystore_fence(IdemTable *table, const IdemKey *name, int64 token,
+								IdemKeyRow *key);
+extern bool idem_keystore_finish_lease(IdemTable *table, const IdemKey *name, int64 token,
+									   Jsonb *result);
+extern void idem_keystore_release_lease(IdemTable *table, const IdemKey *name, int64 token);
+extern TimestampTz idem_keystore_renew(IdemTable *table, const IdemKey *name, int64 token,
+									   int64 length);
+extern TimestampTz idem_keystore_checkpoint(IdemTable *table, const IdemKey *name, int64 token,
+											Jsonb *data);
 
 /* claim.c */
 extern void idem_claim_args(FunctionCallInfo fcinfo, int requestarg, IdemClaim *claim);
 
 /* call.c */
 extern bool idem_call_once(Oid handler, NullableDatum payload, IdemClaim *claim,
-						   IdemKeyInfo *info);
+						   IdemKeyRow *answer);
 
 #endif /* IDEM_KEYS_H */

@@ -44,8 +44,9 @@ has_looked_up_key(TupleTableSlot *row, IdemLookup *lookup)
 
 /* Classify a row returned by a dirty snapshot */
 void
-idem_probe_classify(const SnapshotData *dirty, IdemProbeResult *result)
+idem_probe_classify(const SnapshotData *dirty, TupleTableSlot *row, IdemProbeResult *result)
 {
+	result->row = row;
 	if (TransactionIdIsValid(dirty->xmin))
 	{
 		result->found = IDEM_FOUND_OPEN;
@@ -70,13 +71,12 @@ idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result)
 
 	InitDirtySnapshot(dirty);
 	memset(result, 0, sizeof(*result));
-	result->row = idem_table_row(table);
 	lookup->others = 0;
 	idem_probe_walk(&walk, table, lookup, &dirty);
 	while (result->found != IDEM_FOUND_ROW && idem_leaf_next_row(&walk))
 	{
 		if (has_looked_up_key(walk.row, lookup))
-			idem_probe_classify(&dirty, result);
+			idem_probe_classify(&dirty, walk.row, result);
 	}
 	result->nentries = walk.nentries;
 	idem_leaf_end(&walk);

@@ -1,6 +1,6 @@
 /*
  * row.c
- *		The row found in a table: its columns, and which transactions hold it.
+ *		A row that was read: its columns, and which transactions hold it.
  *
  * Getters and setters of columns are inline functions in table.h.
  */
@@ -25,15 +25,6 @@ idem_row_varlena_equals(TupleTableSlot *row, AttrNumber attno, struct varlena *v
 	return !stored.isnull &&
 		VARSIZE_ANY_EXHDR(other) == VARSIZE_ANY_EXHDR(value) &&
 		memcmp(VARDATA_ANY(other), VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value)) == 0;
-}
-
-/* Number of seconds since the time in that column */
-int64
-idem_row_age(TupleTableSlot *row, AttrNumber since)
-{
-	int64 age = idem_clock_now() - idem_row_timestamp(row, since);
-
-	return Max(age, 0) / USECS_PER_SEC;
 }
 
 static HeapTupleHeader

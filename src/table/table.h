@@ -119,7 +119,7 @@ typedef struct IdemLookup
 	/* Does the row found have the key, and not only its hash?  NULL: no hash, so it has. */
 	bool (*matches)(TupleTableSlot *row, struct IdemLookup *lookup);
 	const void *key; /* for matches() */
-	uint32 others;	 /* set by matches(): see keytable.c */
+	uint32 others;	 /* set by matches(): see keyrow.c */
 } IdemLookup;
 
 /* A walk over the entries of an index; see leaf.c */
@@ -284,7 +284,6 @@ extern TM_Result idem_write_delete(IdemTable *table, TupleTableSlot *row, bool w
 
 /* row.c */
 extern bool idem_row_varlena_equals(TupleTableSlot *row, AttrNumber attno, struct varlena *value);
-extern int64 idem_row_age(TupleTableSlot *row, AttrNumber since);
 extern TransactionId idem_row_xmin(TupleTableSlot *row);
 extern bool idem_row_is_mine(TupleTableSlot *row);
 extern bool idem_row_is_locked(TupleTableSlot *row);
@@ -310,7 +309,8 @@ extern void idem_leaf_end(IdemLeafWalk *walk);
 extern void idem_probe_walk(IdemLeafWalk *walk, IdemTable *table, const IdemLookup *lookup,
 							Snapshot snapshot);
 extern IndexScanDesc idem_probe_begin(IdemTable *table, IdemLookup *lookup, Snapshot snapshot);
-extern void idem_probe_classify(const SnapshotData *dirty, IdemProbeResult *result);
+extern void idem_probe_classify(const SnapshotData *dirty, TupleTableSlot *row,
+								IdemProbeResult *result);
 extern void idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result);
 extern bool idem_probe_shows(IdemTable *table, IdemLookup *lookup, Snapshot snapshot);
 extern void idem_probe_latest(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result);

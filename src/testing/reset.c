@@ -42,7 +42,7 @@ static const struct
 	const char *name;
 	void (*open)(IdemTable *table, LOCKMODE lockmode);
 } tables[] = {
-	{"keys", idem_keytable_open},
+	{"keys", idem_keyrow_open},
 	{"jobs", idem_jobtable_open},
 	{"job_keys", idem_jobtable_open_keys},
 	{"job_log", idem_jobtable_open_log}};
@@ -139,10 +139,16 @@ empty_table(void (*open)(IdemTable *table, LOCKMODE lockmode))
 	scan = idem_compat_beginscan(table.heap, snapshot);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, row))
 	{
-		bool is_held =
-			open == idem_keytable_open && idem_keyrow_judge(&table, 0) == IDEM_KEY_HELD;
+		bool is_held = false;
 
 		CHECK_FOR_INTERRUPTS();
+		if (open == idem_keyrow_open)
+		{
+			IdemKeyRow key;
+
+			idem_keyrow_read(row, 0, &key);
+			is_held = key.status == IDEM_KEY_HELD;
+		}
 		/* only this transaction can have locked the row; for that there is no wait */
 		if (idem_write_delete(&table, row, true) != TM_Ok)
 			elog(ERROR, "could not delete a row of idem.%s", table.def->name);
@@ -151,7 +157,7 @@ empty_table(void (*open)(IdemTable *table, LOCKMODE lockmode))
 			idem_touched_end(idem_waiters_job(idem_row_int64(row, IDEM_JOBS_JOB_ID)));
 			idem_change_note_unfetched(&table);
 		}
-		if (open == idem_keytable_open)
+		if (open == idem_keyrow_open)
 			idem_touched_end(idem_waiters_key(idem_row_int64(row, IDEM_KEYS_KEY_HASH)));
 		if (is_held)
 			idem_unfinished_add(IDEM_UNFINISHED_KEYS, -1);

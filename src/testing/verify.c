@@ -137,7 +137,7 @@ call_handler(void *arg)
 
 	if (verify->claim != NULL)
 	{
-		IdemKeyInfo info;
+		IdemKeyRow info;
 
 		verify->replayed =
 			idem_call_once(verify->handler, verify->payload, verify->claim, &info);
