@@ -656,7 +656,11 @@ note_jobs(IdemTable *jobs, const IdemShard *shard, const bool *slots)
 
 		CHECK_FOR_INTERRUPTS();
 		if (slot != IDEM_NO_SLOT && slots[slot])
-			idem_change_note_found(jobs);
+		{
+			IdemJob job = idem_job_found(jobs);
+
+			idem_change_note_found(&job);
+		}
 	}
 	table_endscan(scan);
 	UnregisterSnapshot(snapshot);

@@ -152,16 +152,18 @@ sweep_expired(const IdemSweep *sweep, IdemSweepBatch *batch)
 
 /* Make the job dead if the lease of its last attempt has expired (W1); never waits (W2) */
 static bool
-make_dead_if_expired(IdemTable *jobs, TupleTableSlot *job, IdemQueue *queue, TimestampTz now)
+make_dead_if_expired(IdemTable *jobs, TupleTableSlot *row, IdemQueue *queue, TimestampTz now)
 {
-	if (!idem_jobrow_is_leased(jobs) || idem_row_timestamp(job, IDEM_JOBS_LEASE_UNTIL) > now ||
-		idem_row_is_mine(job))
+	IdemJob job;
+
+	idem_job_read(&job, row);
+	if (!job.is_leased || job.lease_until > now || idem_job_is_mine(&job))
 		return false;
-	if (queue->name == NULL || !idem_row_varlena_equals(job, IDEM_JOBS_QUEUE, queue->name))
-		idem_queuestore_get(idem_row_text(job, IDEM_JOBS_QUEUE), queue);
-	return idem_jobrow_has_no_attempts_left(jobs, queue) &&
-		idem_table_lock_row(jobs, job->tts_tid, LockTupleExclusive, LockWaitSkip, job) == TM_Ok &&
-		idem_dead_make_if_spent(jobs, queue, NULL) == IDEM_DEAD_MADE;
+	if (queue->name == NULL || !idem_row_varlena_equals(row, IDEM_JOBS_QUEUE, queue->name))
+		idem_queuestore_get(idem_row_text(row, IDEM_JOBS_QUEUE), queue);
+	return idem_job_has_no_attempts_left(&job, queue) &&
+		idem_table_lock_row(jobs, job.tid, LockTupleExclusive, LockWaitSkip, row) == TM_Ok &&
+		idem_dead_make_if_spent(jobs, &job, queue, NULL) == IDEM_DEAD_MADE;
 }
 
 /*

@@ -154,8 +154,11 @@ empty_table(void (*open)(IdemTable *table, LOCKMODE lockmode))
 			elog(ERROR, "could not delete a row of idem.%s", table.def->name);
 		if (open == idem_jobtable_open)
 		{
-			idem_touched_end(idem_waiters_job(idem_row_int64(row, IDEM_JOBS_JOB_ID)));
-			idem_change_note_unfetched(&table);
+			IdemJob job;
+
+			idem_job_read(&job, row);
+			idem_touched_end(idem_waiters_job(job.job_id));
+			idem_change_note_unfetched(&job);
 		}
 		if (open == idem_keyrow_open)
 			idem_touched_end(idem_waiters_key(idem_row_int64(row, IDEM_KEYS_KEY_HASH)));

@@ -29,8 +29,10 @@ typedef struct Bulk
 static bool
 is_state_wanted(Bulk *bulk)
 {
+	IdemJob job = idem_job_found(bulk->jobs);
+
 	return (bulk->many->states &
-			(1 << idem_jobrow_state(bulk->jobs, bulk->snapshot, bulk->now))) != 0;
+			(1 << idem_jobrow_state(bulk->jobs, &job, bulk->snapshot, bulk->now))) != 0;
 }
 
 /*
@@ -61,7 +63,9 @@ is_wanted(Bulk *bulk, int64 token)
 	IdemTable *jobs = bulk->jobs;
 	const IdemMany *many = bulk->many;
 
-	if (many->tokens != NULL && idem_workstore_judge(jobs, true, token) != IDEM_HOLD_OK)
+	IdemJob job = idem_job_found(jobs);
+
+	if (many->tokens != NULL && idem_workstore_judge(&job, token) != IDEM_HOLD_OK)
 		return false;
 	if (many->worker != NULL && !idem_row_varlena_equals(jobs->found, IDEM_JOBS_WORKER, many->worker))
 		return false;
@@ -83,9 +87,10 @@ choose_lock(const IdemMany *many)
 static bool
 cancel_found(Bulk *bulk)
 {
+	IdemJob job = idem_job_found(bulk->jobs);
 	TransactionId in_the_way;
 
-	if (!idem_joblog_move(bulk->jobs, &bulk->queue, "cancelled", NULL, &in_the_way))
+	if (!idem_joblog_move(bulk->jobs, &job, &bulk->queue, "cancelled", NULL, &in_the_way))
 		return false;
 	idem_counters_add_queue(idem_queueref_get(bulk->queue.name), IDEM_QUEUE_COUNTER_CANCELLED);
 	return true;
@@ -94,6 +99,7 @@ cancel_found(Bulk *bulk)
 static void
 reschedule_found(Bulk *bulk)
 {
+	IdemJob job = idem_job_found(bulk->jobs);
 	TupleTableSlot *slot = idem_write_copy_row(bulk->jobs, bulk->jobs->found);
 
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(choose_run_at(bulk)));
@@ -103,7 +109,7 @@ reschedule_found(Bulk *bulk)
 		idem_row_set(slot, IDEM_JOBS_TOKEN,
 					 Int64GetDatum(idem_clock_next_token(
 						 idem_row_int64(bulk->jobs->found, IDEM_JOBS_TOKEN), idem_clock_now())));
-	(void) idem_jobrow_store(bulk->jobs, slot);
+	(void) idem_jobrow_store(bulk->jobs, &job, slot);
 	idem_change_note_job(slot);
 	idem_counters_add_queue(idem_queueref_get(bulk->queue.name), IDEM_QUEUE_COUNTER_RESCHEDULED);
 }
@@ -118,14 +124,15 @@ end_attempt_found(Bulk *bulk)
 	const IdemMany *many = bulk->many;
 	bool fails = many->kind == IDEM_MANY_FAIL;
 	IdemQueueCounter counter = fails ? IDEM_QUEUE_COUNTER_FAILED : IDEM_QUEUE_COUNTER_SNOOZED;
+	IdemJob job = idem_job_found(bulk->jobs);
 	IdemRunTime unknown;
 	IdemRunTime *run_time = many->tokens != NULL ? NULL : &unknown;
 	TransactionId in_the_way;
 	bool is_dead;
 
 	if (!fails)
-		(void) idem_workstore_snooze_found(bulk->jobs, &bulk->queue, many->delay, run_time);
-	else if (!idem_workstore_fail_found(bulk->jobs, &bulk->queue, &many->fail, &in_the_way,
+		(void) idem_workstore_snooze_found(bulk->jobs, &job, &bulk->queue, many->delay, run_time);
+	else if (!idem_workstore_fail_found(bulk->jobs, &job, &bulk->queue, &many->fail, &in_the_way,
 										&is_dead, run_time))
 		return false;
 	if (run_time != NULL)
@@ -185,9 +192,11 @@ try_number(Bulk *bulk, int64 job_id, int64 token)
 
 	do
 	{
-		found = idem_jobstore_find(bulk->jobs, job_id, &bulk->queue);
+		IdemJob job;
+
+		found = idem_jobrow_find(bulk->jobs, job_id, &job, &bulk->queue);
 		if (!found && bulk->many->tokens != NULL)
-			(void) idem_workstore_judge(bulk->jobs, false, token);
+			(void) idem_workstore_judge(NULL, token);
 	} while (found && !try_found(bulk, token));
 }
 

@@ -228,8 +228,9 @@ explain_wait(Explanation *why)
 	int64 after_job = idem_row_int64(jobs->found, IDEM_JOBS_AFTER_JOB);
 	TimestampTz run_at = idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT);
 	int n = why->n;
+	IdemJob found = idem_job_found(jobs);
 
-	if (idem_jobrow_waits_for_other(jobs))
+	if (idem_jobrow_waits_for_other(jobs, &found))
 		add_reason(why, "blocked", idem_row_timestamp(jobs->found, IDEM_JOBS_ENQUEUED_AT),
 				   psprintf("Job " INT64_FORMAT " must end first.", after_job),
 				   psprintf("SELECT * FROM pg_catalog.idem_why(" INT64_FORMAT ");", after_job));
@@ -376,6 +377,7 @@ explain_subscription(Explanation *why)
 static bool
 is_fetchable(IdemTable *jobs, const SnapshotData *dirty, const IdemShard *shard, TimestampTz now)
 {
+	IdemJob job = idem_job_found(jobs);
 	IdemLockers lockers;
 
 	if (TransactionIdIsValid(dirty->xmin) || TransactionIdIsValid(dirty->xmax) ||
@@ -383,7 +385,7 @@ is_fetchable(IdemTable *jobs, const SnapshotData *dirty, const IdemShard *shard,
 		return false;
 	if (idem_jobrow_is_leased(jobs) ?
 			idem_row_is_mine(jobs->found) || idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL) > now :
-			idem_jobrow_waits_for_other(jobs))
+			idem_jobrow_waits_for_other(jobs, &job))
 		return false;
 	idem_row_lockers(jobs->found, &lockers);
 	return !TransactionIdIsValid(lockers.shared) && !TransactionIdIsValid(lockers.exclusive);

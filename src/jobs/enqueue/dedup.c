@@ -244,8 +244,10 @@ make_spent_dead(IdemTable *jobs, const IdemKeyedEnqueue *keyed, IdemKeyScan *sca
 	result = idem_table_lock_row(jobs, scan->tid, LockTupleExclusive, LockWaitSkip, jobs->found);
 	if (result == TM_Ok)
 	{
+		IdemJob found = idem_job_found(jobs);
+
 		idem_touched_held(idem_queueref_get(keyed->enqueue->queue.name), true);
-		return idem_dead_make_if_spent(jobs, &keyed->enqueue->queue, &scan->in_the_way) !=
+		return idem_dead_make_if_spent(jobs, &found, &keyed->enqueue->queue, &scan->in_the_way) !=
 			IDEM_DEAD_SKIPPED;
 	}
 	if (result != TM_WouldBlock)
@@ -305,7 +307,9 @@ choose_priority(IdemTable *jobs, const IdemEnqueue *enqueue)
 static IdemOutcome
 choose_outcome(IdemTable *jobs, const IdemEnqueue *enqueue)
 {
-	if (enqueue->policy.rerun && idem_jobrow_waits_for_other(jobs))
+	IdemJob found = idem_job_found(jobs);
+
+	if (enqueue->policy.rerun && idem_jobrow_waits_for_other(jobs, &found))
 		return IDEM_OUTCOME_RERUN;
 	if (enqueue->policy.on_duplicate == IDEM_ON_DUPLICATE_REPLACE)
 		return IDEM_OUTCOME_REPLACED;
@@ -406,7 +410,9 @@ absorb_waiting(IdemTable *jobs, IdemKeyedEnqueue *keyed, const IdemKeyScan *scan
 	slot = change_waiting(jobs, keyed->enqueue, keyed->job, &answer->outcome);
 	if (slot != NULL)
 	{
-		(void) idem_jobrow_store(jobs, slot);
+		IdemJob found = idem_job_found(jobs);
+
+		(void) idem_jobrow_store(jobs, &found, slot);
 		idem_change_note_absorbed(slot);
 	}
 	return true;

@@ -144,29 +144,29 @@ get_next_entry(Fetch *fetch, IdemPosition *entry)
 	return true;
 }
 
-/* J4: may the job found, which is a follow-up job, be taken?  Else like is_due(). */
+/* J4: may the job, which is a follow-up job, be taken?  Else like is_due(). */
 static bool
-is_unblocked(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
+is_unblocked(Fetch *fetch, const IdemJob *job, Outcome *outcome, IdemSkip *skip)
 {
 	IdemBlocked blocked;
 
 	if (!idem_fetchskip_collects(&fetch->walk))
 	{
 		*outcome = OUTCOME_SKIPPED;
-		return !idem_jobrow_waits_for_other(fetch->jobs);
+		return !idem_jobrow_waits_for_other(fetch->jobs, job);
 	}
 	idem_fetchskip_announce_blocked(&fetch->walk);
-	blocked = idem_jobrow_is_blocked(fetch->jobs);
+	blocked = idem_jobrow_is_blocked(fetch->jobs, job);
 	*outcome = blocked == IDEM_BLOCKED ? OUTCOME_SKIPPED : OUTCOME_HELD;
 	skip->is_blocked = true;
 	return blocked == IDEM_BLOCKED_NOT;
 }
 
-/* J4: may the job found be taken if it is a follow-up job?  Else like is_due(). */
+/* J4: may the job be taken if it is a follow-up job?  Else like is_due(). */
 static bool
-is_free(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
+is_free(Fetch *fetch, const IdemJob *job, Outcome *outcome, IdemSkip *skip)
 {
-	if (idem_row_isnull(fetch->jobs->found, IDEM_JOBS_AFTER_JOB) || is_unblocked(fetch, outcome, skip))
+	if (job->after_job == 0 || is_unblocked(fetch, job, outcome, skip))
 		return true;
 	if (fetch->look != NULL)
 		fetch->look->blocked = true;
@@ -174,36 +174,32 @@ is_free(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
 }
 
 /*
- * May the job found be taken?  If not, *outcome says why, and *skip until when.  The
+ * May the job be taken?  If not, *outcome says why, and *skip until when.  The
  * transaction that has fetched a job does not take it again, even if the lease has expired.
  * M2: a job of another shard was left behind and may run there.  It is not part of a skip
  * range, because its slot can come back.
  */
 static bool
-is_due(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
+is_due(Fetch *fetch, const IdemJob *job, Outcome *outcome, IdemSkip *skip)
 {
-	IdemTable *jobs = fetch->jobs;
-
 	*outcome = OUTCOME_HELD;
-	if (unlikely(!idem_shard_has_job(fetch->shard, idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID))))
+	if (unlikely(!idem_shard_has_job(fetch->shard, job->job_id)))
 		return false;
 	if (TransactionIdIsValid(fetch->dirty.xmin) || TransactionIdIsValid(fetch->dirty.xmax))
 		return false;
-	if (idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT) > fetch->now)
+	if (job->run_at > fetch->now)
 		return false;
-	skip->is_mine = idem_row_is_mine(jobs->found);
-	if (idem_jobrow_is_leased(jobs))
+	skip->is_mine = idem_job_is_mine(job);
+	if (job->is_leased)
 	{
-		TimestampTz lease_until = idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL);
-
-		if (!skip->is_mine && lease_until <= fetch->now)
+		if (!skip->is_mine && job->lease_until <= fetch->now)
 			return true;
 		*outcome = OUTCOME_SKIPPED;
 		if (!skip->is_mine)
-			skip->until = lease_until;
+			skip->until = job->lease_until;
 		return false;
 	}
-	return is_free(fetch, outcome, skip);
+	return is_free(fetch, job, outcome, skip);
 }
 
 /*
@@ -211,37 +207,37 @@ is_due(Fetch *fetch, Outcome *outcome, IdemSkip *skip)
  * attempt ended.
  */
 static void
-update_job(Fetch *fetch, IdemFetched *job)
+update_job(Fetch *fetch, const IdemJob *job, const IdemFetched *fetched)
 {
 	IdemTable *jobs = fetch->jobs;
-	TupleTableSlot *slot = idem_write_copy_row(jobs, jobs->found);
+	TupleTableSlot *slot = idem_write_copy_row(jobs, idem_job_row(job));
 
-	if (idem_jobrow_is_leased(jobs))
+	if (job->is_leased)
 		idem_row_set(slot, IDEM_JOBS_ERRORS,
-					 JsonbPGetDatum(idem_errors_add(idem_row_jsonb(jobs->found, IDEM_JOBS_ERRORS),
-													job->attempt - 1,
+					 JsonbPGetDatum(idem_errors_add(idem_row_jsonb(idem_job_row(job), IDEM_JOBS_ERRORS),
+													job->attempt,
 													cstring_to_text("The worker has not said how this attempt ended."))));
-	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(job->attempt));
-	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(job->token));
+	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(fetched->attempt));
+	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(fetched->token));
 	idem_row_set(slot, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(fetch->now + fetch->args->lease));
 	if (fetch->args->lease > 0)
 		idem_row_set(slot, IDEM_JOBS_LEASED_AT, TimestampTzGetDatum(fetch->now));
 	else
 		idem_row_clear(slot, IDEM_JOBS_LEASED_AT);
 	idem_row_set_varlena(slot, IDEM_JOBS_WORKER, fetch->args->worker);
-	if (idem_jobrow_store(jobs, slot))
+	if (idem_jobrow_store(jobs, job, slot))
 		idem_change_note_move(slot);
 }
 
 /*
- * J13: make the job found dead if it is spent; false if it is not.  If it has to be skipped, the
+ * J13: make the job dead if it is spent; false if it is not.  If it has to be skipped, the
  * looks of this backend pass over such jobs for a while: a worker that waits and fetches would
  * poll without a pause.
  */
 static bool
-end_if_spent(Fetch *fetch)
+end_if_spent(Fetch *fetch, const IdemJob *job)
 {
-	switch (idem_dead_make_if_spent(fetch->jobs, &fetch->args->queue, NULL))
+	switch (idem_dead_make_if_spent(fetch->jobs, job, &fetch->args->queue, NULL))
 	{
 		case IDEM_DEAD_NOT_SPENT:
 			return false;
@@ -254,70 +250,71 @@ end_if_spent(Fetch *fetch)
 }
 
 /*
- * Take the job found, which is due, if no other transaction has locked it.  The
+ * Take the job, which is due, if no other transaction has locked it.  The
  * lock FOR UPDATE is granted only after all absorbed enqueues have ended (J2), so
  * the WAL position of the fetch is later than their commits (J10).  J14: the lease begins now, not
  * when the walk began.
  */
 static bool
-take_job(Fetch *fetch, IdemFetched *job)
+take_job(Fetch *fetch, const IdemJob *job, IdemFetched *fetched)
 {
-	IdemTable *jobs = fetch->jobs;
+	TupleTableSlot *row = idem_job_row(job);
 
-	if (idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleExclusive, LockWaitSkip, jobs->found) != TM_Ok)
+	if (idem_table_lock_row(fetch->jobs, job->tid, LockTupleExclusive, LockWaitSkip, row) != TM_Ok)
 		return false;
 	idem_touched_held(idem_queueref_get(fetch->args->queue.name), false);
-	if (end_if_spent(fetch))
+	if (end_if_spent(fetch, job))
 		return false;
 	advance_clock(fetch);
-	job->attempt = idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT) + 1;
-	job->job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID);
-	job->token = idem_clock_next_token(idem_row_int64(jobs->found, IDEM_JOBS_TOKEN), fetch->now);
-	job->max_attempts = idem_jobrow_max_attempts(jobs, &fetch->args->queue);
-	job->queue = fetch->args->queue.name;
-	job->payload = idem_row_jsonb(jobs->found, IDEM_JOBS_PAYLOAD);
-	job->key = idem_row_text(jobs->found, IDEM_JOBS_KEY);
-	job->enqueued_at = idem_row_timestamp(jobs->found, IDEM_JOBS_ENQUEUED_AT);
-	job->due_since = idem_jobrow_due_since(jobs);
-	job->progress = idem_row_jsonb(jobs->found, IDEM_JOBS_PROGRESS);
-	job->headers = idem_row_jsonb(jobs->found, IDEM_JOBS_HEADERS);
-	job->links = idem_row_jsonb(jobs->found, IDEM_JOBS_LINKS);
-	update_job(fetch, job);
-	idem_touched_fetched(idem_queueref_get(job->queue), fetch->args->lease, fetch->now + fetch->args->lease);
+	fetched->attempt = job->attempt + 1;
+	fetched->job_id = job->job_id;
+	fetched->token = idem_clock_next_token(job->token, fetch->now);
+	fetched->max_attempts = idem_job_max_attempts(job, &fetch->args->queue);
+	fetched->queue = fetch->args->queue.name;
+	fetched->payload = idem_row_jsonb(row, IDEM_JOBS_PAYLOAD);
+	fetched->key = idem_row_text(row, IDEM_JOBS_KEY);
+	fetched->enqueued_at = job->enqueued_at;
+	fetched->due_since = idem_job_due_since(job);
+	fetched->progress = idem_row_jsonb(row, IDEM_JOBS_PROGRESS);
+	fetched->headers = idem_row_jsonb(row, IDEM_JOBS_HEADERS);
+	fetched->links = idem_row_jsonb(row, IDEM_JOBS_LINKS);
+	update_job(fetch, job, fetched);
+	idem_touched_fetched(idem_queueref_get(fetched->queue), fetch->args->lease, fetch->now + fetch->args->lease);
 	if (fetch->args->lease == 0)
 		idem_unfinished_add(IDEM_UNFINISHED_JOBS, 1);
 	/* J10: later than the commits of the absorbed enqueues */
-	job->lsn = XactLastRecEnd;
+	fetched->lsn = XactLastRecEnd;
 	return true;
 }
 
-/* A2: could take_job() take the job found? */
+/* A2: could take_job() take the job? */
 static bool
-may_take_job(Fetch *fetch)
+may_take_job(const Fetch *fetch, const IdemJob *job)
 {
 	IdemLockers lockers;
 
-	if (idem_jobrow_is_leased(fetch->jobs) && idem_clock_steady() < pass_spent_until &&
-		idem_jobrow_has_no_attempts_left(fetch->jobs, &fetch->args->queue))
+	if (job->is_leased && idem_clock_steady() < pass_spent_until &&
+		idem_job_has_no_attempts_left(job, &fetch->args->queue))
 		return false;
-	idem_row_lockers(fetch->jobs->found, &lockers);
+	idem_row_lockers(idem_job_row(job), &lockers);
 	return !TransactionIdIsValid(lockers.shared) && !TransactionIdIsValid(lockers.exclusive);
 }
 
-/* Take the job found, which is due, and pass it to put(); or only look whether that is possible */
+/* Take the job, which is due, and pass it to put(); or only look whether that is possible */
 static Outcome
-take_or_look(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
+take_or_look(Fetch *fetch, const IdemJob *job, void (*put)(const IdemFetched *job, void *arg),
+			 void *arg)
 {
-	IdemFetched job;
+	IdemFetched fetched;
 
 	if (fetch->look != NULL)
-		return may_take_job(fetch) ? OUTCOME_TAKEN : OUTCOME_HELD;
-	if (!take_job(fetch, &job))
+		return may_take_job(fetch, job) ? OUTCOME_TAKEN : OUTCOME_HELD;
+	if (!take_job(fetch, job, &fetched))
 		return OUTCOME_HELD;
-	put(&job, arg);
+	put(&fetched, arg);
 	if (!fetch->is_counted)
-		idem_counters_add_queue_time(idem_queueref_get(job.queue), IDEM_QUEUE_COUNTER_FETCHED, IDEM_HISTOGRAM_WAIT,
-									 job.due_since, fetch->now);
+		idem_counters_add_queue_time(idem_queueref_get(fetched.queue), IDEM_QUEUE_COUNTER_FETCHED, IDEM_HISTOGRAM_WAIT,
+									 fetched.due_since, fetch->now);
 	return OUTCOME_TAKEN;
 }
 
@@ -327,6 +324,7 @@ fetch_job(Fetch *fetch, IdemSkip *skip, void (*put)(const IdemFetched *job, void
 {
 	MemoryContext oldcontext;
 	Outcome outcome;
+	IdemJob job;
 
 	if (!idem_leaf_fetch(&fetch->leaf))
 	{
@@ -335,9 +333,10 @@ fetch_job(Fetch *fetch, IdemSkip *skip, void (*put)(const IdemFetched *job, void
 			idem_row_is_changed_by_me(fetch->jobs, &fetch->leaf.entry.tuple.t_tid);
 		return OUTCOME_SKIPPED;
 	}
+	idem_job_read(&job, fetch->jobs->found);
 	oldcontext = MemoryContextSwitchTo(fetch->job_context);
-	if (is_due(fetch, &outcome, skip))
-		outcome = take_or_look(fetch, put, arg);
+	if (is_due(fetch, &job, &outcome, skip))
+		outcome = take_or_look(fetch, &job, put, arg);
 	MemoryContextSwitchTo(oldcontext);
 	MemoryContextReset(fetch->job_context);
 	return outcome;
@@ -532,11 +531,15 @@ idem_fetchstore_fetch_one(IdemTable *jobs, const IdemFetch *args, int64 job_id,
 	IdemSkip skip = {.until = DT_NOEND};
 	IdemProbeResult probe;
 	Outcome outcome;
+	IdemJob job;
 
 	idem_probe_latest(jobs, &lookup, &probe);
+	if (probe.found != IDEM_FOUND_ROW)
+		return;
+	idem_job_read(&job, jobs->found);
 	fetch.dirty.xmax = probe.xwait;
-	if (probe.found == IDEM_FOUND_ROW && is_due(&fetch, &outcome, &skip))
-		(void) take_or_look(&fetch, put, arg);
+	if (is_due(&fetch, &job, &outcome, &skip))
+		(void) take_or_look(&fetch, &job, put, arg);
 }
 
 /*

@@ -46,14 +46,14 @@ typedef struct IdemFailure
 /* workstore.c */
 extern IdemHold idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result,
 										IdemQueue *queue, IdemRunTime *run_time);
-extern IdemHold idem_workstore_judge(IdemTable *jobs, bool exists, int64 token);
-extern bool idem_workstore_fail_found(IdemTable *jobs, const IdemQueue *queue,
+extern IdemHold idem_workstore_judge(const IdemJob *job, int64 token);
+extern bool idem_workstore_fail_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
 									  const IdemFailure *failure, TransactionId *in_the_way,
 									  bool *is_dead, IdemRunTime *run_time);
 extern IdemHold idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token,
 									const IdemFailure *failure, TransactionId *in_the_way,
 									bool *is_dead, IdemRunTime *run_time);
-extern TimestampTz idem_workstore_snooze_found(IdemTable *jobs, const IdemQueue *queue, int64 delay,
+extern TimestampTz idem_workstore_snooze_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, int64 delay,
 											   IdemRunTime *run_time);
 extern IdemHold idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay,
 									  TimestampTz *run_at);

@@ -20,22 +20,22 @@
 
 #include "jobs/hold/hold.h"
 
-/* Was the job found, if there is one, fetched with this token, and is that its last one (J11)? */
+/* J11: was the job fetched with this token, and is that its last one?  NULL: there is no job. */
 IdemHold
-idem_workstore_judge(IdemTable *jobs, bool exists, int64 token)
+idem_workstore_judge(const IdemJob *job, int64 token)
 {
-	if (exists && idem_row_isnull(jobs->found, IDEM_JOBS_TOKEN))
+	if (job != NULL && job->token == 0)
 		return IDEM_HOLD_NONE;
-	if (exists && idem_jobrow_is_leased(jobs) && idem_row_int64(jobs->found, IDEM_JOBS_TOKEN) == token)
+	if (job != NULL && job->is_leased && job->token == token)
 		return IDEM_HOLD_OK;
 	idem_counters_add(IDEM_DATABASE_COUNTER_STALE_TOKENS);
 	return IDEM_HOLD_STALE;
 }
 
 static IdemHold
-find_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
+find_held(IdemTable *jobs, int64 job_id, int64 token, IdemJob *job, IdemQueue *queue)
 {
-	return idem_workstore_judge(jobs, idem_jobstore_find(jobs, job_id, queue), token);
+	return idem_workstore_judge(idem_jobrow_find(jobs, job_id, job, queue) ? job : NULL, token);
 }
 
 /*
@@ -43,16 +43,15 @@ find_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
  * transaction has changed the row meanwhile, the token is compared again (J11).
  */
 static IdemHold
-lock_held(IdemTable *jobs, int64 job_id, int64 token, IdemQueue *queue)
+lock_held(IdemTable *jobs, int64 job_id, int64 token, IdemJob *job, IdemQueue *queue)
 {
 	IdemHold hold;
 
 	do
 	{
-		hold = find_held(jobs, job_id, token, queue);
+		hold = find_held(jobs, job_id, token, job, queue);
 	} while (hold == IDEM_HOLD_OK &&
-			 idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleNoKeyExclusive,
-								 LockWaitBlock, jobs->found) != TM_Ok);
+			 idem_table_lock_row(jobs, job->tid, LockTupleNoKeyExclusive, LockWaitBlock, job->row) != TM_Ok);
 	if (hold == IDEM_HOLD_OK)
 		idem_touched_held(idem_queueref_get(queue->name), false);
 	return hold;
@@ -97,46 +96,45 @@ IdemHold
 idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result, IdemQueue *queue,
 						IdemRunTime *run_time)
 {
+	IdemJob job;
 	IdemHold hold;
-	TimestampTz started_at;
 	TimestampTz now;
 
 	do
 	{
-		hold = find_held(jobs, job_id, token, queue);
+		hold = find_held(jobs, job_id, token, &job, queue);
 		if (hold != IDEM_HOLD_OK)
 			return hold;
 		idem_touched_held(idem_queueref_get(queue->name), false);
-	} while (idem_write_delete(jobs, jobs->found, true) != TM_Ok);
+	} while (idem_write_delete(jobs, job.row, true) != TM_Ok);
 	now = idem_clock_now();
-	started_at = idem_jobrow_started_at(jobs);
-	(void) idem_joblog_write(jobs, "done", now, queue->keep, result, NULL, NULL);
-	idem_joblog_keep_key(jobs, now, result);
-	idem_change_note_end(jobs, queue->name);
-	count_end(queue->name, IDEM_QUEUE_COUNTER_COMPLETED, started_at, now, run_time);
+	(void) idem_joblog_write(&job, "done", now, queue->keep, result, NULL, NULL);
+	idem_joblog_keep_key(&job, now, result);
+	idem_change_note_end(jobs, &job, queue->name);
+	count_end(queue->name, IDEM_QUEUE_COUNTER_COMPLETED, idem_job_started_at(&job), now, run_time);
 	return hold;
 }
 
 /*
- * Give back the job found, which is locked: it waits until run_at.  The new token
+ * Give back the job, which is locked: it waits until run_at.  The new token
  * ends the token of the worker that had the job (J11).
  */
 static void
-give_back(IdemTable *jobs, TimestampTz now, TimestampTz run_at, int attempt, Jsonb *errors)
+give_back(IdemTable *jobs, const IdemJob *job, TimestampTz now, TimestampTz run_at, int attempt, Jsonb *errors)
 {
-	TupleTableSlot *slot = idem_write_copy_row(jobs, jobs->found);
+	TupleTableSlot *slot = idem_write_copy_row(jobs, idem_job_row(job));
 
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(run_at));
 	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(attempt));
 	idem_row_set(slot, IDEM_JOBS_TOKEN,
-				 Int64GetDatum(idem_clock_next_token(idem_row_int64(jobs->found, IDEM_JOBS_TOKEN), now)));
+				 Int64GetDatum(idem_clock_next_token(job->token, now)));
 	idem_row_clear(slot, IDEM_JOBS_LEASED_AT);
 	idem_row_clear(slot, IDEM_JOBS_LEASE_UNTIL);
 	idem_row_clear(slot, IDEM_JOBS_WORKER);
 	if (errors != NULL)
 		idem_row_set(slot, IDEM_JOBS_ERRORS, JsonbPGetDatum(errors));
-	(void) idem_jobrow_store(jobs, slot);
-	idem_change_note_given_back(jobs, slot);
+	(void) idem_jobrow_store(jobs, job, slot);
+	idem_change_note_given_back(job, slot);
 }
 
 /*
@@ -156,29 +154,28 @@ compute_retry_delay(const IdemQueue *queue, int attempt)
 }
 
 /*
- * The attempt of the job found, which this transaction has locked, has failed: give the job back
+ * The attempt of the job, which this transaction has locked, has failed: give the job back
  * for a retry, or make it dead.  in_the_way, and the answer false, are those of
  * idem_dead_make(): then the job stays as it is.  run_time: see count_end().
  */
 bool
-idem_workstore_fail_found(IdemTable *jobs, const IdemQueue *queue, const IdemFailure *failure,
+idem_workstore_fail_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, const IdemFailure *failure,
 						  TransactionId *in_the_way, bool *is_dead, IdemRunTime *run_time)
 {
-	int attempt = idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT);
-	TimestampTz started_at = idem_jobrow_started_at(jobs);
 	TimestampTz now = idem_clock_now();
 	int64 delay;
 
-	*is_dead = failure->dead || attempt >= idem_jobrow_max_attempts(jobs, queue);
+	*is_dead = failure->dead || idem_job_has_no_attempts_left(job, queue);
 	if (!*is_dead)
 	{
-		delay = failure->retry_in >= 0 ? failure->retry_in : compute_retry_delay(queue, attempt);
-		give_back(jobs, now, now + delay, attempt,
-				  idem_errors_add(idem_row_jsonb(jobs->found, IDEM_JOBS_ERRORS), attempt, failure->error));
+		delay = failure->retry_in >= 0 ? failure->retry_in : compute_retry_delay(queue, job->attempt);
+		give_back(jobs, job, now, now + delay, job->attempt,
+				  idem_errors_add(idem_row_jsonb(idem_job_row(job), IDEM_JOBS_ERRORS), job->attempt,
+								  failure->error));
 	}
-	else if (!idem_dead_make(jobs, queue, failure->error, in_the_way))
+	else if (!idem_dead_make(jobs, job, queue, failure->error, in_the_way))
 		return false;
-	count_end(queue->name, IDEM_QUEUE_COUNTER_FAILED, started_at, now, run_time);
+	count_end(queue->name, IDEM_QUEUE_COUNTER_FAILED, idem_job_started_at(job), now, run_time);
 	return true;
 }
 
@@ -191,26 +188,26 @@ idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, const IdemFailur
 					TransactionId *in_the_way, bool *is_dead, IdemRunTime *run_time)
 {
 	IdemQueue queue = {0};
-	IdemHold hold = lock_held(jobs, job_id, token, &queue);
+	IdemJob job;
+	IdemHold hold = lock_held(jobs, job_id, token, &job, &queue);
 
 	if (hold == IDEM_HOLD_OK)
-		(void) idem_workstore_fail_found(jobs, &queue, failure, in_the_way, is_dead, run_time);
+		(void) idem_workstore_fail_found(jobs, &job, &queue, failure, in_the_way, is_dead, run_time);
 	return hold;
 }
 
 /*
- * Give back the job found, which this transaction has locked, until the delay has passed; the
+ * Give back the job, which this transaction has locked, until the delay has passed; the
  * attempt does not count.  Returns when the job is due.  run_time: see count_end().
  */
 TimestampTz
-idem_workstore_snooze_found(IdemTable *jobs, const IdemQueue *queue, int64 delay,
-							IdemRunTime *run_time)
+idem_workstore_snooze_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
+							int64 delay, IdemRunTime *run_time)
 {
-	TimestampTz started_at = idem_jobrow_started_at(jobs);
 	TimestampTz now = idem_clock_now();
 
-	give_back(jobs, now, now + delay, idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT) - 1, NULL);
-	count_end(queue->name, IDEM_QUEUE_COUNTER_SNOOZED, started_at, now, run_time);
+	give_back(jobs, job, now, now + delay, job->attempt - 1, NULL);
+	count_end(queue->name, IDEM_QUEUE_COUNTER_SNOOZED, idem_job_started_at(job), now, run_time);
 	return now + delay;
 }
 
@@ -219,22 +216,23 @@ IdemHold
 idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, TimestampTz *run_at)
 {
 	IdemQueue queue = {0};
-	IdemHold hold = lock_held(jobs, job_id, token, &queue);
+	IdemJob job;
+	IdemHold hold = lock_held(jobs, job_id, token, &job, &queue);
 
 	if (hold == IDEM_HOLD_OK)
-		*run_at = idem_workstore_snooze_found(jobs, &queue, delay, NULL);
+		*run_at = idem_workstore_snooze_found(jobs, &job, &queue, delay, NULL);
 	return hold;
 }
 
 /*
- * J17: length of the lease of the job found, which is renewed.  lease -1: that of its last lease,
+ * J17: length of the lease of the job, which is renewed.  lease -1: that of its last lease,
  * as with a checkpoint of a key (L5), else as the queue declares.
  */
 static int64
-choose_lease(IdemTable *jobs, const IdemQueue *queue, int64 lease)
+choose_lease(const IdemJob *job, const IdemQueue *queue, int64 lease)
 {
 	if (lease < 0)
-		lease = idem_jobrow_lease(jobs);
+		lease = job->leased_at != 0 ? job->lease_until - job->leased_at : 0;
 	if (lease <= 0)
 		lease = queue->lease;
 	if (lease == 0)
@@ -247,29 +245,29 @@ choose_lease(IdemTable *jobs, const IdemQueue *queue, int64 lease)
 }
 
 /*
- * This transaction has fetched the job found without a lease, and holds it until it ends.  Unless
+ * This transaction has fetched the job without a lease, and holds it until it ends.  Unless
  * a length is passed, which leases the job from now on, there is nothing to renew.
  */
 static bool
-has_nothing_to_renew(IdemTable *jobs, int64 lease)
+has_nothing_to_renew(const IdemJob *job, int64 lease)
 {
-	return lease < 0 && idem_jobrow_was_fetched_here(jobs);
+	return lease < 0 && idem_job_was_fetched_here(job);
 }
 
 /* Write the new row of the job with a lease that begins now; returns its end */
 static TimestampTz
-renew_found(IdemTable *jobs, TupleTableSlot *slot, const IdemQueue *queue, int64 lease)
+renew_found(IdemTable *jobs, const IdemJob *job, TupleTableSlot *slot, const IdemQueue *queue, int64 lease)
 {
 	TimestampTz now = idem_clock_now();
-	TimestampTz until = now + choose_lease(jobs, queue, lease);
+	TimestampTz until = now + choose_lease(job, queue, lease);
 	bool has_moved;
-	bool is_shorter = until < idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL);
+	bool is_shorter = until < job->lease_until;
 
 	idem_row_set(slot, IDEM_JOBS_LEASED_AT, TimestampTzGetDatum(now));
 	idem_row_set(slot, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(until));
-	has_moved = idem_jobrow_store(jobs, slot);
+	has_moved = idem_jobrow_store(jobs, job, slot);
 	idem_touched_fetched(idem_queueref_get(queue->name), until - now, until);
-	idem_change_note_unfetched(jobs);
+	idem_change_note_unfetched(job);
 	if (is_shorter)
 		idem_change_note_job(slot);
 	else if (has_moved)
@@ -282,14 +280,15 @@ IdemHold
 idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease, IdemQueue *queue,
 						 TimestampTz *lease_until)
 {
-	IdemHold hold = lock_held(jobs, job_id, token, queue);
+	IdemJob job;
+	IdemHold hold = lock_held(jobs, job_id, token, &job, queue);
 
 	if (hold != IDEM_HOLD_OK)
 		return hold;
 	*lease_until = 0;
-	if (has_nothing_to_renew(jobs, lease))
+	if (has_nothing_to_renew(&job, lease))
 		return hold;
-	*lease_until = renew_found(jobs, idem_write_copy_row(jobs, jobs->found), queue, lease);
+	*lease_until = renew_found(jobs, &job, idem_write_copy_row(jobs, job.row), queue, lease);
 	return hold;
 }
 
@@ -299,16 +298,17 @@ idem_workstore_progress(IdemTable *jobs, int64 job_id, int64 token, Jsonb *data,
 						TimestampTz *lease_until)
 {
 	IdemQueue queue = {0};
-	IdemHold hold = lock_held(jobs, job_id, token, &queue);
+	IdemJob job;
+	IdemHold hold = lock_held(jobs, job_id, token, &job, &queue);
 	TupleTableSlot *slot;
 
 	if (hold != IDEM_HOLD_OK)
 		return hold;
-	slot = idem_write_copy_row(jobs, jobs->found);
+	slot = idem_write_copy_row(jobs, job.row);
 	idem_row_set(slot, IDEM_JOBS_PROGRESS, JsonbPGetDatum(data));
-	if (!has_nothing_to_renew(jobs, lease))
-		*lease_until = renew_found(jobs, slot, &queue, lease);
-	else if (idem_jobrow_store(jobs, slot))
+	if (!has_nothing_to_renew(&job, lease))
+		*lease_until = renew_found(jobs, &job, slot, &queue, lease);
+	else if (idem_jobrow_store(jobs, &job, slot))
 		idem_change_note_move(slot);
 	return hold;
 }

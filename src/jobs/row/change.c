@@ -87,20 +87,20 @@ idem_change_note_move(TupleTableSlot *new)
 	note_position(get_written_queue(new), &position, due);
 }
 
-/* K14: this transaction has ended, given back or leased the job found */
+/* K14: this transaction has ended, given back or leased the job, which it was in this version */
 void
-idem_change_note_unfetched(IdemTable *jobs)
+idem_change_note_unfetched(const IdemJob *job)
 {
-	if (idem_jobrow_was_fetched_here(jobs))
+	if (idem_job_was_fetched_here(job))
 		idem_unfinished_add(IDEM_UNFINISHED_JOBS, -1);
 }
 
-/* A2: this transaction has given back the job found: it waits again */
+/* A2: this transaction has given back the job: it waits again */
 void
-idem_change_note_given_back(IdemTable *jobs, TupleTableSlot *new)
+idem_change_note_given_back(const IdemJob *job, TupleTableSlot *new)
 {
-	idem_touched_done(idem_queueref_get(get_written_queue(new)), false, idem_jobrow_was_fetched_here(jobs));
-	idem_change_note_unfetched(jobs);
+	idem_touched_done(idem_queueref_get(get_written_queue(new)), false, idem_job_was_fetched_here(job));
+	idem_change_note_unfetched(job);
 	idem_change_note_job(new);
 }
 
@@ -129,44 +129,26 @@ idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id)
 }
 
 /*
- * M8, J14: this transaction has written the job found without the functions of idem (COPY).
+ * M8, J14: this transaction has written the job without the functions of idem (COPY).
  * Its entries are in the indexes already.
  */
 void
-idem_change_note_found(IdemTable *jobs)
+idem_change_note_found(const IdemJob *job)
 {
-	text *queue = idem_row_text(jobs->found, IDEM_JOBS_QUEUE);
-	IdemPosition position = {
-		.priority = idem_row_int32(jobs->found, IDEM_JOBS_PRIORITY),
-		.run_at = idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT),
-		.job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID)};
+	text *queue = idem_row_text(idem_job_row(job), IDEM_JOBS_QUEUE);
+	IdemPosition position = idem_job_position(job);
 
-	TimestampTz due = Max(position.run_at, idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL));
-
-	if (idem_jobrow_holds_key(jobs))
-		idem_jobrow_note_place(queue, idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH),
-							   &jobs->found->tts_tid);
-	note_change(queue, &position, due, !idem_row_isnull(jobs->found, IDEM_JOBS_AFTER_JOB));
+	if (job->holds_key)
+		idem_jobrow_note_place(queue, job->key_hash, &job->row->tts_tid);
+	note_change(queue, &position, Max(job->run_at, job->lease_until), job->after_job != 0);
 	pfree(queue);
 }
 
-/* The row found is a follow-up job that may be free now, for fetches; touched.c wakes waiters */
-static void
-note_follower(IdemTable *jobs, const text *queue)
-{
-	IdemPosition position = {
-		.priority = idem_row_int32(jobs->found, IDEM_JOBS_PRIORITY),
-		.run_at = idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT),
-		.job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID)};
-
-	note_position(queue, &position, position.run_at);
-}
-
 /*
- * Note the follow-up jobs of a job that has ended.  Returns false if there may be more: the
- * key has many entries in the index.  A job that another transaction is moving in the
- * index may be missed: that transaction notes its new position, and every fetch that
- * looks at it there finds that the job before it has ended.
+ * Note, for fetches, the follow-up jobs of a job that has ended; touched.c wakes waiters.  Returns
+ * false if there may be more: the key has many entries in the index.  A job that another
+ * transaction is moving in the index may be missed: that transaction notes its new position, and
+ * every fetch that looks at it there finds that the job before it has ended.
  */
 static bool
 note_followers(IdemTable *jobs, const text *queue, int64 job_id, int64 key_hash)
@@ -183,8 +165,16 @@ note_followers(IdemTable *jobs, const text *queue, int64 job_id, int64 key_hash)
 		n++;
 		do
 		{
-			if (idem_leaf_fetch(&walk) && idem_row_int64(jobs->found, IDEM_JOBS_AFTER_JOB) == job_id)
-				note_follower(jobs, queue);
+			IdemJob follower;
+			IdemPosition position;
+
+			if (!idem_leaf_fetch(&walk))
+				continue;
+			idem_job_read(&follower, jobs->found);
+			if (follower.after_job != job_id)
+				continue;
+			position = idem_job_position(&follower);
+			note_position(queue, &position, position.run_at);
 		} while (walk.again);
 	}
 	idem_leaf_end(&walk);
@@ -192,23 +182,21 @@ note_followers(IdemTable *jobs, const text *queue, int64 job_id, int64 key_hash)
 }
 
 /*
- * J14, A2, A5: this transaction has deleted the job found, so its follow-up jobs (J4), which
- * have the same key, can be fetched if it commits.  The row found is another one afterwards.
+ * J14, A2, A5: this transaction has deleted the job, so its follow-up jobs (J4), which
+ * have the same key, can be fetched if it commits.
  */
 void
-idem_change_note_end(IdemTable *jobs, const text *queue)
+idem_change_note_end(IdemTable *jobs, const IdemJob *job, const text *queue)
 {
-	bool has_key = idem_jobrow_holds_key(jobs);
 	IdemSkips *skips;
 
-	idem_touched_done(idem_queueref_get(queue), has_key, idem_jobrow_was_fetched_here(jobs));
-	idem_change_note_unfetched(jobs);
-	idem_touched_end(idem_waiters_job(idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID)));
-	if (!has_key)
+	idem_touched_done(idem_queueref_get(queue), job->holds_key, idem_job_was_fetched_here(job));
+	idem_change_note_unfetched(job);
+	idem_touched_end(idem_waiters_job(job->job_id));
+	if (!job->holds_key)
 		return;
 	skips = idem_queueref_skips(idem_queueref_get(queue));
 	if (idem_skips_has_blocked(skips) &&
-		!note_followers(jobs, queue, idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID),
-						idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH)))
+		!note_followers(jobs, queue, job->job_id, job->key_hash))
 		idem_skips_drop_blocked(skips);
 }

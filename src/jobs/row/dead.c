@@ -14,24 +14,24 @@
 #include "jobs/row/job.h"
 
 /*
- * Make the job found dead; this transaction has locked it.  If in_the_way is NULL, wait for
+ * Make the job dead; this transaction has locked it.  If in_the_way is NULL, wait for
  * a transaction that is changing an older row of its number in the history.  Else do not
  * wait: return false and that transaction in *in_the_way (see idem_joblog_write()).
  */
 bool
-idem_dead_make(IdemTable *jobs, const IdemQueue *queue, text *error, TransactionId *in_the_way)
+idem_dead_make(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, text *error,
+			   TransactionId *in_the_way)
 {
-	Jsonb *errors = idem_errors_add(idem_row_jsonb(jobs->found, IDEM_JOBS_ERRORS),
-									idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT), error);
+	Jsonb *errors = idem_errors_add(idem_row_jsonb(idem_job_row(job), IDEM_JOBS_ERRORS), job->attempt, error);
 
-	if (!idem_joblog_move(jobs, queue, "dead", errors, in_the_way))
+	if (!idem_joblog_move(jobs, job, queue, "dead", errors, in_the_way))
 		return false;
 	idem_counters_add_queue(idem_queueref_get(queue->name), IDEM_QUEUE_COUNTER_DEAD);
 	return true;
 }
 
 /*
- * Make the job found dead if it is spent (J2).  This transaction has locked it, and its lease,
+ * Make the job dead if it is spent (J2).  This transaction has locked it, and its lease,
  * if it has one, has expired.  A job without a lease waits for its retry and keeps it, even
  * if max_attempts was lowered since.
  *
@@ -40,20 +40,21 @@ idem_dead_make(IdemTable *jobs, const IdemQueue *queue, text *error, Transaction
  * *in_the_way is that transaction.
  */
 IdemDeadOutcome
-idem_dead_make_if_spent(IdemTable *jobs, const IdemQueue *queue, TransactionId *in_the_way)
+idem_dead_make_if_spent(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
+						TransactionId *in_the_way)
 {
 	TransactionId changer;
 
-	if (!idem_jobrow_is_leased(jobs) || !idem_jobrow_has_no_attempts_left(jobs, queue))
+	if (!job->is_leased || !idem_job_has_no_attempts_left(job, queue))
 		return IDEM_DEAD_NOT_SPENT;
 	/* A2: if the job is skipped, the commit lets it go, too */
 	idem_touched_held(idem_queueref_get(queue->name), true);
-	if (idem_dead_make(jobs, queue, cstring_to_text("The lease of the last attempt ran out."),
+	if (idem_dead_make(jobs, job, queue, cstring_to_text("The lease of the last attempt ran out."),
 					   &changer))
 		return IDEM_DEAD_MADE;
 	if (in_the_way != NULL)
 		*in_the_way = changer;
 	else
-		idem_joblog_warn_skipped(idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID));
+		idem_joblog_warn_skipped(job->job_id);
 	return IDEM_DEAD_SKIPPED;
 }

@@ -190,6 +190,35 @@ typedef struct IdemNewJob
 	Jsonb *headers; /* NULL: none */
 } IdemNewJob;
 
+/*
+ * A live job, decoded from its row: what the protocols ask of each row that they meet.  The other
+ * columns are read on request, from idem_job_row(): so a walk does not pay for them in the rows
+ * that it skips.
+ */
+typedef struct IdemJob
+{
+	TupleTableSlot *row;
+	ItemPointerData tid; /* of this version of the row */
+	int64 job_id;
+	TimestampTz run_at;
+	TimestampTz enqueued_at;
+	bool has_key;
+	bool holds_key; /* J8: enqueues of its key find it */
+	int64 key_hash; /* as in the row, see idem_jobrow_ignored_hash(); 0 without a key */
+	int priority;
+	int max_attempts; /* 0: the setting of its queue */
+	int64 after_job;  /* J4: the job that it follows; 0: none */
+	int attempt;
+	int64 token; /* of the last fetch or retry; 0: no worker has fetched it yet */
+	/*
+	 * Does a worker have the job?  The worker may complete it even after the lease has expired, until
+	 * another worker fetches the job or it is made dead (J11).
+	 */
+	bool is_leased;
+	TimestampTz leased_at;	 /* of a lease; 0: none */
+	TimestampTz lease_until; /* 0: no worker has the job */
+} IdemJob;
+
 /* Is a follow-up job blocked by the job that it follows (J4)? */
 typedef enum IdemBlocked
 {
@@ -272,22 +301,14 @@ extern bool idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *
 								IdemSameHash *others);
 extern void idem_jobrow_set_key(TupleTableSlot *slot, text *key, int64 key_hash, bool holds_key);
 extern int64 idem_jobrow_ignored_hash(int64 key_hash);
-extern bool idem_jobrow_holds_key(IdemTable *jobs);
-extern int64 idem_jobrow_key_hash(IdemTable *jobs);
-extern bool idem_jobrow_is_leased(IdemTable *jobs);
-extern int64 idem_jobrow_lease(IdemTable *jobs);
-extern bool idem_jobrow_was_fetched_here(IdemTable *jobs);
-extern TimestampTz idem_jobrow_started_at(IdemTable *jobs);
-extern TimestampTz idem_jobrow_due_since(IdemTable *jobs);
-extern int idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue);
-extern bool idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue);
-extern bool idem_jobrow_waits_for_other(IdemTable *jobs);
-extern IdemBlocked idem_jobrow_is_blocked(IdemTable *jobs);
+extern bool idem_jobrow_waits_for_other(IdemTable *jobs, const IdemJob *job);
+extern IdemBlocked idem_jobrow_is_blocked(IdemTable *jobs, const IdemJob *job);
 extern const char *const idem_jobrow_state_words[];
-extern IdemJobState idem_jobrow_state(IdemTable *jobs, Snapshot snapshot, TimestampTz now);
-extern const char *idem_jobrow_state_name(IdemTable *jobs);
+extern IdemJobState idem_jobrow_state(IdemTable *jobs, const IdemJob *job, Snapshot snapshot,
+									  TimestampTz now);
 extern void idem_jobrow_note_place(const text *queue, int64 key_hash, ItemPointer place);
-extern bool idem_jobrow_store(IdemTable *jobs, TupleTableSlot *new);
+extern bool idem_jobrow_store(IdemTable *jobs, const IdemJob *job, TupleTableSlot *new);
+extern bool idem_jobrow_find(IdemTable *jobs, int64 job_id, IdemJob *job, IdemQueue *queue);
 
 /* queuecache.c */
 extern bool idem_queuecache_find(text *name, uint64 version, IdemQueue *queue);
@@ -313,12 +334,12 @@ extern TimestampTz idem_queuestore_paused_at(text *name);
 /* change.c */
 extern void idem_change_note_job(TupleTableSlot *new);
 extern void idem_change_note_move(TupleTableSlot *new);
-extern void idem_change_note_unfetched(IdemTable *jobs);
-extern void idem_change_note_given_back(IdemTable *jobs, TupleTableSlot *new);
+extern void idem_change_note_unfetched(const IdemJob *job);
+extern void idem_change_note_given_back(const IdemJob *job, TupleTableSlot *new);
 extern void idem_change_note_absorbed(TupleTableSlot *new);
 extern void idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id);
-extern void idem_change_note_found(IdemTable *jobs);
-extern void idem_change_note_end(IdemTable *jobs, const text *queue);
+extern void idem_change_note_found(const IdemJob *job);
+extern void idem_change_note_end(IdemTable *jobs, const IdemJob *job, const text *queue);
 
 /* errors.c */
 extern Jsonb *idem_errors_add(Jsonb *errors, int attempt, const text *error);
@@ -326,22 +347,21 @@ extern text *idem_errors_get_last(Jsonb *errors);
 extern bool idem_errors_has_since(Jsonb *errors, TimestampTz time);
 
 /* joblog.c */
-extern bool idem_joblog_write(IdemTable *jobs, const char *state, TimestampTz now, int64 keep,
+extern bool idem_joblog_write(const IdemJob *job, const char *state, TimestampTz now, int64 keep,
 							  Jsonb *result, Jsonb *errors, TransactionId *in_the_way);
-extern bool idem_joblog_move(IdemTable *jobs, const IdemQueue *queue, const char *state,
-							 Jsonb *errors, TransactionId *in_the_way);
-extern void idem_joblog_keep_key(IdemTable *jobs, TimestampTz now, Jsonb *result);
+extern bool idem_joblog_move(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
+							 const char *state, Jsonb *errors, TransactionId *in_the_way);
+extern void idem_joblog_keep_key(const IdemJob *job, TimestampTz now, Jsonb *result);
 extern void idem_joblog_warn_skipped(int64 job_id);
 extern void idem_joblog_warn_in_use(int64 job_id);
 
 /* dead.c */
-extern bool idem_dead_make(IdemTable *jobs, const IdemQueue *queue, text *error,
+extern bool idem_dead_make(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, text *error,
 						   TransactionId *in_the_way);
-extern IdemDeadOutcome idem_dead_make_if_spent(IdemTable *jobs, const IdemQueue *queue,
+extern IdemDeadOutcome idem_dead_make_if_spent(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
 											   TransactionId *in_the_way);
 
 /* jobstore.c */
-extern bool idem_jobstore_find(IdemTable *jobs, int64 job_id, IdemQueue *queue);
 extern bool idem_jobstore_cancel(IdemTable *jobs, int64 job_id);
 extern bool idem_jobstore_insert_again(IdemTable *jobs, IdemTable *log);
 extern bool idem_jobstore_retry(IdemTable *jobs, int64 job_id);
@@ -356,5 +376,131 @@ extern Jsonb *idem_headers_add_link(Jsonb *links, Jsonb *own, text *link);
 
 /* links.c */
 extern void idem_links_note(int64 job_id, Jsonb *headers);
+
+/* Decode the job in the row.  Columns after lease_until, and the long ones, are read on request. */
+static inline void
+idem_job_read(IdemJob *job, TupleTableSlot *row)
+{
+	const Datum *values = row->tts_values - 1;
+	const bool *nulls = row->tts_isnull - 1;
+
+	/* of a short row the columns that it lacks are null */
+	slot_getsomeattrs(row, IDEM_JOBS_LEASE_UNTIL);
+	job->row = row;
+	job->tid = row->tts_tid;
+	job->job_id = DatumGetInt64(values[IDEM_JOBS_JOB_ID]);
+	job->run_at = DatumGetTimestampTz(values[IDEM_JOBS_RUN_AT]);
+	job->enqueued_at = DatumGetTimestampTz(values[IDEM_JOBS_ENQUEUED_AT]);
+	job->has_key = !nulls[IDEM_JOBS_KEY_HASH];
+	job->holds_key = job->has_key && nulls[IDEM_JOBS_IGNORES_KEY];
+	job->key_hash = job->has_key ? DatumGetInt64(values[IDEM_JOBS_KEY_HASH]) : 0;
+	job->priority = DatumGetInt32(values[IDEM_JOBS_PRIORITY]);
+	job->max_attempts =
+		nulls[IDEM_JOBS_MAX_ATTEMPTS] ? 0 : DatumGetInt32(values[IDEM_JOBS_MAX_ATTEMPTS]);
+	job->after_job = nulls[IDEM_JOBS_AFTER_JOB] ? 0 : DatumGetInt64(values[IDEM_JOBS_AFTER_JOB]);
+	job->attempt = nulls[IDEM_JOBS_ATTEMPT] ? 0 : DatumGetInt32(values[IDEM_JOBS_ATTEMPT]);
+	job->token = nulls[IDEM_JOBS_TOKEN] ? 0 : DatumGetInt64(values[IDEM_JOBS_TOKEN]);
+	job->is_leased = !nulls[IDEM_JOBS_LEASE_UNTIL];
+	job->leased_at =
+		nulls[IDEM_JOBS_LEASED_AT] ? 0 : DatumGetTimestampTz(values[IDEM_JOBS_LEASED_AT]);
+	job->lease_until =
+		job->is_leased ? DatumGetTimestampTz(values[IDEM_JOBS_LEASE_UNTIL]) : 0;
+}
+
+/* The row of the job, for columns that are not decoded */
+static inline TupleTableSlot *
+idem_job_row(const IdemJob *job)
+{
+	/* the slot was not used for another row since */
+	Assert(ItemPointerEquals(unconstify(ItemPointerData *, &job->tid), &job->row->tts_tid));
+	return job->row;
+}
+
+/* Where a fetch meets the job */
+static inline IdemPosition
+idem_job_position(const IdemJob *job)
+{
+	return (IdemPosition){.priority = job->priority, .run_at = job->run_at, .job_id = job->job_id};
+}
+
+/* Has this transaction written this version of the row? */
+static inline bool
+idem_job_is_mine(const IdemJob *job)
+{
+	return idem_row_is_mine(idem_job_row(job));
+}
+
+/* Has this transaction fetched the job without a lease, and not leased it since? */
+static inline bool
+idem_job_was_fetched_here(const IdemJob *job)
+{
+	return job->is_leased && job->leased_at == 0 && idem_job_is_mine(job);
+}
+
+static inline int
+idem_job_max_attempts(const IdemJob *job, const IdemQueue *queue)
+{
+	return job->max_attempts != 0 ? job->max_attempts : queue->max_attempts;
+}
+
+/* Was the last fetch of the job for its last attempt? */
+static inline bool
+idem_job_has_no_attempts_left(const IdemJob *job, const IdemQueue *queue)
+{
+	return job->attempt >= idem_job_max_attempts(job, queue);
+}
+
+/*
+ * S5: when the worker that has the job fetched it; 0: no worker has it.  The fetch has made
+ * the token from the clock, so the row needs no column for this.  The time is wrong, and may be in
+ * the future, if the clock was set back before the fetch.
+ */
+static inline TimestampTz
+idem_job_started_at(const IdemJob *job)
+{
+	return job->is_leased ? idem_clock_token_time(job->token) : 0;
+}
+
+/*
+ * S5: since when the job, which can be fetched, has been due.  A follow-up job was
+ * blocked for a part of this time; when the job that it follows ended is not known here.
+ */
+static inline TimestampTz
+idem_job_due_since(const IdemJob *job)
+{
+	return job->is_leased ? job->lease_until : Max(job->run_at, job->enqueued_at);
+}
+
+/* The job in the row found last: for callers that are not yet handed a job */
+static inline IdemJob
+idem_job_found(IdemTable *jobs)
+{
+	IdemJob job;
+
+	idem_job_read(&job, jobs->found);
+	return job;
+}
+
+static inline bool
+idem_jobrow_is_leased(IdemTable *jobs)
+{
+	return !idem_row_isnull(jobs->found, IDEM_JOBS_LEASE_UNTIL);
+}
+
+static inline int
+idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue)
+{
+	IdemJob job = idem_job_found(jobs);
+
+	return idem_job_max_attempts(&job, queue);
+}
+
+static inline bool
+idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue)
+{
+	IdemJob job = idem_job_found(jobs);
+
+	return idem_job_has_no_attempts_left(&job, queue);
+}
 
 #endif /* IDEM_JOBS_JOB_H */

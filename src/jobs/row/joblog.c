@@ -131,51 +131,52 @@ insert_over(IdemTable *table, TupleTableSlot *new, IdemLookup *lookup, int64 job
 	return true;
 }
 
-/* Fill the row of the history for the job found.  Every state but "done" can be retried. */
+/* Fill the row of the history for the job.  Every state but "done" can be retried. */
 static void
-fill_log(IdemTable *jobs, TupleTableSlot *slot, const char *state, TimestampTz now, int64 keep)
+fill_log(const IdemJob *job, TupleTableSlot *slot, const char *state, TimestampTz now, int64 keep)
 {
-	idem_row_copy_column(jobs->found, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_LOG_JOB_ID);
+	TupleTableSlot *row = idem_job_row(job);
+
+	idem_row_copy_column(row, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_LOG_JOB_ID);
 	idem_row_set(slot, IDEM_JOB_LOG_ENDED_AT, TimestampTzGetDatum(now));
 	idem_row_set(slot, IDEM_JOB_LOG_EXPIRES_AT, TimestampTzGetDatum(now + keep));
-	idem_row_copy_column(jobs->found, IDEM_JOBS_ENQUEUED_AT, slot, IDEM_JOB_LOG_ENQUEUED_AT);
-	idem_row_copy_column(jobs->found, IDEM_JOBS_PRIORITY, slot, IDEM_JOB_LOG_PRIORITY);
+	idem_row_copy_column(row, IDEM_JOBS_ENQUEUED_AT, slot, IDEM_JOB_LOG_ENQUEUED_AT);
+	idem_row_copy_column(row, IDEM_JOBS_PRIORITY, slot, IDEM_JOB_LOG_PRIORITY);
 	idem_row_set(slot, IDEM_JOB_LOG_ATTEMPT,
-				 Int32GetDatum(idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT)));
-	idem_row_copy_column(jobs->found, IDEM_JOBS_MAX_ATTEMPTS, slot, IDEM_JOB_LOG_MAX_ATTEMPTS);
-	idem_row_copy_column(jobs->found, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_LOG_KEY_UNTIL);
-	if (idem_jobrow_is_leased(jobs))
+				 Int32GetDatum(job->attempt));
+	idem_row_copy_column(row, IDEM_JOBS_MAX_ATTEMPTS, slot, IDEM_JOB_LOG_MAX_ATTEMPTS);
+	idem_row_copy_column(row, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_LOG_KEY_UNTIL);
+	if (job->is_leased)
 		idem_row_set(slot, IDEM_JOB_LOG_STARTED_AT,
-					 TimestampTzGetDatum(idem_jobrow_started_at(jobs)));
-	if (idem_jobrow_holds_key(jobs))
+					 TimestampTzGetDatum(idem_job_started_at(job)));
+	if (job->holds_key)
 		idem_row_set(slot, IDEM_JOB_LOG_TOOK_KEY, BoolGetDatum(true));
-	if (!idem_row_isnull(jobs->found, IDEM_JOBS_KEY_HASH))
-		idem_row_set(slot, IDEM_JOB_LOG_KEY_HASH, Int64GetDatum(idem_jobrow_key_hash(jobs)));
+	if (job->has_key)
+		idem_row_set(slot, IDEM_JOB_LOG_KEY_HASH, Int64GetDatum(job->holds_key ? job->key_hash : idem_jobrow_ignored_hash(job->key_hash)));
 	if (strcmp(state, "done") != 0)
 		idem_row_set(slot, IDEM_JOB_LOG_RETRYABLE, BoolGetDatum(true));
 	idem_row_set(slot, IDEM_JOB_LOG_STATE, CStringGetTextDatum(state));
-	idem_row_copy_column(jobs->found, IDEM_JOBS_QUEUE, slot, IDEM_JOB_LOG_QUEUE);
-	idem_row_copy_column(jobs->found, IDEM_JOBS_KEY, slot, IDEM_JOB_LOG_KEY);
-	idem_row_copy_column(jobs->found, IDEM_JOBS_WORKER, slot, IDEM_JOB_LOG_WORKER);
-	idem_row_copy_column(jobs->found, IDEM_JOBS_PAYLOAD, slot, IDEM_JOB_LOG_PAYLOAD);
-	idem_row_copy_column(jobs->found, IDEM_JOBS_HEADERS, slot, IDEM_JOB_LOG_HEADERS);
-	idem_row_copy_column(jobs->found, IDEM_JOBS_LINKS, slot, IDEM_JOB_LOG_LINKS);
-	idem_row_copy_column(jobs->found, IDEM_JOBS_ERRORS, slot, IDEM_JOB_LOG_ERRORS);
-	idem_row_copy_column(jobs->found, IDEM_JOBS_PROGRESS, slot, IDEM_JOB_LOG_PROGRESS);
+	idem_row_copy_column(row, IDEM_JOBS_QUEUE, slot, IDEM_JOB_LOG_QUEUE);
+	idem_row_copy_column(row, IDEM_JOBS_KEY, slot, IDEM_JOB_LOG_KEY);
+	idem_row_copy_column(row, IDEM_JOBS_WORKER, slot, IDEM_JOB_LOG_WORKER);
+	idem_row_copy_column(row, IDEM_JOBS_PAYLOAD, slot, IDEM_JOB_LOG_PAYLOAD);
+	idem_row_copy_column(row, IDEM_JOBS_HEADERS, slot, IDEM_JOB_LOG_HEADERS);
+	idem_row_copy_column(row, IDEM_JOBS_LINKS, slot, IDEM_JOB_LOG_LINKS);
+	idem_row_copy_column(row, IDEM_JOBS_ERRORS, slot, IDEM_JOB_LOG_ERRORS);
+	idem_row_copy_column(row, IDEM_JOBS_PROGRESS, slot, IDEM_JOB_LOG_PROGRESS);
 }
 
 /*
- * Write the job found, which ends now, into the history, unless its queue keeps none (keep is
+ * Write the job, which ends now, into the history, unless its queue keeps none (keep is
  * 0).  errors NULL: the list that the job has.
  * With in_the_way NULL, this waits for a transaction that is changing an older row
  * with the same number.  Else it does not wait: it writes nothing, sets
  * *in_the_way to that transaction, and returns false.
  */
 bool
-idem_joblog_write(IdemTable *jobs, const char *state, TimestampTz now, int64 keep, Jsonb *result,
+idem_joblog_write(const IdemJob *job, const char *state, TimestampTz now, int64 keep, Jsonb *result,
 				  Jsonb *errors, TransactionId *in_the_way)
 {
-	int64 job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID);
 	IdemTable log;
 	IdemLookup lookup;
 	TupleTableSlot *slot;
@@ -185,31 +186,31 @@ idem_joblog_write(IdemTable *jobs, const char *state, TimestampTz now, int64 kee
 		return true;
 	idem_jobtable_open_log(&log, RowExclusiveLock);
 	slot = idem_write_new_row(&log);
-	fill_log(jobs, slot, state, now, keep);
+	fill_log(job, slot, state, now, keep);
 	if (errors != NULL)
 		idem_row_set(slot, IDEM_JOB_LOG_ERRORS, JsonbPGetDatum(errors));
 	if (result != NULL)
 		idem_row_set(slot, IDEM_JOB_LOG_RESULT, JsonbPGetDatum(result));
-	lookup = idem_jobtable_by_id(&log, job_id);
-	written = insert_over(&log, slot, &lookup, job_id, in_the_way);
+	lookup = idem_jobtable_by_id(&log, job->job_id);
+	written = insert_over(&log, slot, &lookup, job->job_id, in_the_way);
 	idem_table_close(&log);
 	return written;
 }
 
 /*
- * Move the job found, which this transaction has locked, into the history.  in_the_way, and the
+ * Move the job, which this transaction has locked, into the history.  in_the_way, and the
  * answer false, are those of idem_joblog_write(): then the job stays.
  */
 bool
-idem_joblog_move(IdemTable *jobs, const IdemQueue *queue, const char *state, Jsonb *errors,
-				 TransactionId *in_the_way)
+idem_joblog_move(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, const char *state,
+				 Jsonb *errors, TransactionId *in_the_way)
 {
-	if (!idem_joblog_write(jobs, state, idem_clock_now(), queue->keep_dead, NULL, errors,
+	if (!idem_joblog_write(job, state, idem_clock_now(), queue->keep_dead, NULL, errors,
 						   in_the_way))
 		return false;
 	if (idem_write_delete(jobs, jobs->found, true) != TM_Ok)
 		elog(ERROR, "another transaction has changed a job that this transaction has locked");
-	idem_change_note_end(jobs, queue->name);
+	idem_change_note_end(jobs, job, queue->name);
 	return true;
 }
 
@@ -222,28 +223,28 @@ has_job_id(TupleTableSlot *row, IdemLookup *lookup)
 
 /* J5: keep the key of a job that is done, so that it absorbs duplicates until its ttl has passed */
 void
-idem_joblog_keep_key(IdemTable *jobs, TimestampTz now, Jsonb *result)
+idem_joblog_keep_key(const IdemJob *job, TimestampTz now, Jsonb *result)
 {
-	int64 job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID);
+	TupleTableSlot *row = idem_job_row(job);
 	IdemTable keys;
 	IdemLookup lookup;
 	TupleTableSlot *slot;
 
-	if (idem_row_isnull(jobs->found, IDEM_JOBS_KEY_UNTIL) ||
-		idem_row_timestamp(jobs->found, IDEM_JOBS_KEY_UNTIL) <= now)
+	if (idem_row_isnull(row, IDEM_JOBS_KEY_UNTIL) ||
+		idem_row_timestamp(row, IDEM_JOBS_KEY_UNTIL) <= now)
 		return;
 	idem_jobtable_open_keys(&keys, RowExclusiveLock);
 	slot = idem_write_new_row(&keys);
-	idem_row_copy_column(jobs->found, IDEM_JOBS_KEY_HASH, slot, IDEM_JOB_KEYS_KEY_HASH);
-	idem_row_copy_column(jobs->found, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_KEYS_EXPIRES_AT);
-	idem_row_copy_column(jobs->found, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_KEYS_JOB_ID);
-	idem_row_copy_column(jobs->found, IDEM_JOBS_QUEUE, slot, IDEM_JOB_KEYS_QUEUE);
-	idem_row_copy_column(jobs->found, IDEM_JOBS_KEY, slot, IDEM_JOB_KEYS_KEY);
+	idem_row_copy_column(row, IDEM_JOBS_KEY_HASH, slot, IDEM_JOB_KEYS_KEY_HASH);
+	idem_row_copy_column(row, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_KEYS_EXPIRES_AT);
+	idem_row_copy_column(row, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_KEYS_JOB_ID);
+	idem_row_copy_column(row, IDEM_JOBS_QUEUE, slot, IDEM_JOB_KEYS_QUEUE);
+	idem_row_copy_column(row, IDEM_JOBS_KEY, slot, IDEM_JOB_KEYS_KEY);
 	if (result != NULL)
 		idem_row_set(slot, IDEM_JOB_KEYS_RESULT, JsonbPGetDatum(result));
-	lookup = idem_jobtable_by_key(&keys, keys.pkey, idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH));
+	lookup = idem_jobtable_by_key(&keys, keys.pkey, job->key_hash);
 	lookup.matches = has_job_id;
-	lookup.key = &job_id;
-	(void) insert_over(&keys, slot, &lookup, job_id, NULL);
+	lookup.key = &job->job_id;
+	(void) insert_over(&keys, slot, &lookup, job->job_id, NULL);
 	idem_table_close(&keys);
 }

@@ -84,104 +84,18 @@ idem_jobrow_set_key(TupleTableSlot *slot, text *key, int64 key_hash, bool holds_
 		idem_row_set(slot, IDEM_JOBS_IGNORES_KEY, BoolGetDatum(true));
 }
 
-/* J8: does the job found hold its key? */
-bool
-idem_jobrow_holds_key(IdemTable *jobs)
-{
-	return !idem_row_isnull(jobs->found, IDEM_JOBS_KEY_HASH) &&
-		idem_row_isnull(jobs->found, IDEM_JOBS_IGNORES_KEY);
-}
-
-/* The hash of queue and key of the job found, whether it holds its key or not */
-int64
-idem_jobrow_key_hash(IdemTable *jobs)
-{
-	int64 key_hash = idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH);
-
-	return idem_jobrow_holds_key(jobs) ? key_hash : idem_jobrow_ignored_hash(key_hash);
-}
-
-/*
- * Does a worker have the job?  The worker may complete the job even after the lease
- * has expired, until another worker fetches the job or it is made dead (J11).
- */
-bool
-idem_jobrow_is_leased(IdemTable *jobs)
-{
-	return !idem_row_isnull(jobs->found, IDEM_JOBS_LEASE_UNTIL);
-}
-
-/*
- * When the worker that has the job found fetched it (S5); 0: no worker has it.  The fetch has made
- * the token from the clock, so the row needs no column for this.  The time is wrong, and may be in
- * the future, if the clock was set back before the fetch.
- */
-TimestampTz
-idem_jobrow_started_at(IdemTable *jobs)
-{
-	if (!idem_jobrow_is_leased(jobs))
-		return 0;
-	return idem_clock_token_time(idem_row_int64(jobs->found, IDEM_JOBS_TOKEN));
-}
-
-/*
- * Since when the job found, which can be fetched, has been due (S5).  A follow-up job was
- * blocked for a part of this time; when the job that it follows ended is not known here.
- */
-TimestampTz
-idem_jobrow_due_since(IdemTable *jobs)
-{
-	if (idem_jobrow_is_leased(jobs))
-		return idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL);
-	return Max(idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT),
-			   idem_row_timestamp(jobs->found, IDEM_JOBS_ENQUEUED_AT));
-}
-
-/* Length of the last lease or renewal of the job found; 0: it was fetched without a lease */
-int64
-idem_jobrow_lease(IdemTable *jobs)
-{
-	if (idem_row_isnull(jobs->found, IDEM_JOBS_LEASED_AT))
-		return 0;
-	return idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL) -
-		idem_row_timestamp(jobs->found, IDEM_JOBS_LEASED_AT);
-}
-
-/* Has this transaction fetched the job found without a lease, and not leased it since? */
-bool
-idem_jobrow_was_fetched_here(IdemTable *jobs)
-{
-	return idem_row_is_mine(jobs->found) && idem_jobrow_is_leased(jobs) &&
-		idem_row_isnull(jobs->found, IDEM_JOBS_LEASED_AT);
-}
-
-int
-idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue)
-{
-	int max_attempts = idem_row_int32(jobs->found, IDEM_JOBS_MAX_ATTEMPTS);
-
-	return max_attempts != 0 ? max_attempts : queue->max_attempts;
-}
-
-/* Was the last fetch of the job for its last attempt? */
-bool
-idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue)
-{
-	return idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT) >= idem_jobrow_max_attempts(jobs, queue);
-}
-
-/* Is it a follow-up job, and does the snapshot show the job that it follows? (J4) */
+/* J4: is it a follow-up job, and does the snapshot show the job that it follows? */
 static bool
-waits_by_snapshot(IdemTable *jobs, Snapshot snapshot)
+waits_by_snapshot(IdemTable *jobs, const IdemJob *job, Snapshot snapshot)
 {
 	IdemLookup lookup;
 	TupleTableSlot *slot;
 	IndexScanDesc scan;
 	bool found;
 
-	if (idem_row_isnull(jobs->found, IDEM_JOBS_AFTER_JOB))
+	if (job->after_job == 0)
 		return false;
-	lookup = idem_jobtable_by_id(jobs, idem_row_int64(jobs->found, IDEM_JOBS_AFTER_JOB));
+	lookup = idem_jobtable_by_id(jobs, job->after_job);
 	slot = table_slot_create(jobs->heap, NULL);
 	scan = idem_probe_begin(jobs, &lookup, snapshot);
 	found = index_getnext_slot(scan, ForwardScanDirection, slot);
@@ -190,46 +104,45 @@ waits_by_snapshot(IdemTable *jobs, Snapshot snapshot)
 	return found;
 }
 
-/* Is it a follow-up job that must wait, because the job that it follows still exists? (J4) */
+/* J4: is it a follow-up job that must wait, because the job that it follows still exists? */
 bool
-idem_jobrow_waits_for_other(IdemTable *jobs)
+idem_jobrow_waits_for_other(IdemTable *jobs, const IdemJob *job)
 {
 	Snapshot snapshot;
 	bool waits;
 
-	if (idem_row_isnull(jobs->found, IDEM_JOBS_AFTER_JOB))
+	if (job->after_job == 0)
 		return false;
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	waits = waits_by_snapshot(jobs, snapshot);
+	waits = waits_by_snapshot(jobs, job, snapshot);
 	UnregisterSnapshot(snapshot);
 	return waits;
 }
 
 /*
  * Like idem_jobrow_waits_for_other(), but also report whether an open transaction, this one
- * included, is changing or removing the job that the job found follows.
+ * included, is changing or removing the job that this one follows.
  */
 IdemBlocked
-idem_jobrow_is_blocked(IdemTable *jobs)
+idem_jobrow_is_blocked(IdemTable *jobs, const IdemJob *job)
 {
-	TupleTableSlot *found = jobs->found;
+	IdemTable others = *jobs;
 	IdemLookup lookup;
 	IdemProbeResult probe;
 	bool is_settled;
 
-	if (idem_row_isnull(jobs->found, IDEM_JOBS_AFTER_JOB))
+	if (job->after_job == 0)
 		return IDEM_BLOCKED_NOT;
-	lookup = idem_jobtable_by_id(jobs, idem_row_int64(jobs->found, IDEM_JOBS_AFTER_JOB));
-	/* the job found stays in its slot */
-	jobs->found = table_slot_create(jobs->heap, NULL);
-	idem_probe(jobs, &lookup, &probe);
+	/* a slot of its own: the job stays in the slot of the table */
+	others.found = table_slot_create(jobs->heap, NULL);
+	lookup = idem_jobtable_by_id(jobs, job->after_job);
+	idem_probe(&others, &lookup, &probe);
 	is_settled = probe.found == IDEM_FOUND_ROW && !TransactionIdIsValid(probe.xwait) &&
-		!idem_row_is_mine(jobs->found);
-	ExecDropSingleTupleTableSlot(jobs->found);
-	jobs->found = found;
+		!idem_row_is_mine(others.found);
+	ExecDropSingleTupleTableSlot(others.found);
 	if (is_settled)
 		return IDEM_BLOCKED;
-	return idem_jobrow_waits_for_other(jobs) ? IDEM_BLOCKED_FOR_NOW : IDEM_BLOCKED_NOT;
+	return idem_jobrow_waits_for_other(jobs, job) ? IDEM_BLOCKED_FOR_NOW : IDEM_BLOCKED_NOT;
 }
 
 /*
@@ -246,28 +159,26 @@ idem_jobrow_note_place(const text *queue, int64 key_hash, ItemPointer place)
 }
 
 /*
- * Update the row of a job that this transaction has locked; returns whether its new version has
- * entries of its own in indexes.  A job that holds its key is
+ * Update the row of the job, which this transaction has locked; returns whether its new version
+ * has entries of its own in indexes.  A job that holds its key is
  * updated under the lock on its hash, so that a concurrent enqueue of the key
  * does not miss the job while its row moves.
  */
 bool
-idem_jobrow_store(IdemTable *jobs, TupleTableSlot *new)
+idem_jobrow_store(IdemTable *jobs, const IdemJob *job, TupleTableSlot *new)
 {
+	TupleTableSlot *row = idem_job_row(job);
 	bool has_moved;
 
-	if (idem_jobrow_holds_key(jobs))
+	if (job->holds_key)
 	{
-		int64 key_hash = idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH);
-
-		idem_write_update_locked(jobs, jobs->found, new, key_hash, &has_moved);
+		idem_write_update_locked(jobs, row, new, job->key_hash, &has_moved);
 		if (has_moved)
-			idem_jobrow_note_place(
-				DatumGetTextPP(new->tts_values[IDEM_JOBS_QUEUE - 1]), key_hash,
-				&new->tts_tid);
-		idem_table_unlock_hash(jobs, key_hash);
+			idem_jobrow_note_place(DatumGetTextPP(new->tts_values[IDEM_JOBS_QUEUE - 1]),
+								   job->key_hash, &new->tts_tid);
+		idem_table_unlock_hash(jobs, job->key_hash);
 	}
-	else if (idem_write_update(jobs, jobs->found, new, &has_moved) != TM_Ok)
+	else if (idem_write_update(jobs, row, new, &has_moved) != TM_Ok)
 		elog(ERROR, "another transaction has changed a job that this transaction has locked");
 	return has_moved;
 }
@@ -278,19 +189,29 @@ idem_jobrow_store(IdemTable *jobs, TupleTableSlot *new)
  * one follows is still there.
  */
 IdemJobState
-idem_jobrow_state(IdemTable *jobs, Snapshot snapshot, TimestampTz now)
+idem_jobrow_state(IdemTable *jobs, const IdemJob *job, Snapshot snapshot, TimestampTz now)
 {
-	if (idem_jobrow_is_leased(jobs))
-		return idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL) > now ? IDEM_JOB_RUNNING :
-																			  IDEM_JOB_EXPIRED;
-	if (waits_by_snapshot(jobs, snapshot))
+	if (job->is_leased)
+		return job->lease_until > now ? IDEM_JOB_RUNNING : IDEM_JOB_EXPIRED;
+	if (waits_by_snapshot(jobs, job, snapshot))
 		return IDEM_JOB_BLOCKED;
-	return idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT) > now ? IDEM_JOB_SCHEDULED : IDEM_JOB_WAITING;
+	return job->run_at > now ? IDEM_JOB_SCHEDULED : IDEM_JOB_WAITING;
 }
 
-/* Name of the state, by the snapshot of the statement */
-const char *
-idem_jobrow_state_name(IdemTable *jobs)
+/*
+ * Find a live job by its number, whether or not the snapshot of the statement
+ * shows it; false if there is none.  Sets queue to the settings of its queue.
+ */
+bool
+idem_jobrow_find(IdemTable *jobs, int64 job_id, IdemJob *job, IdemQueue *queue)
 {
-	return idem_jobrow_state_words[idem_jobrow_state(jobs, GetActiveSnapshot(), idem_clock_now())];
+	IdemLookup lookup = idem_jobtable_by_number(jobs, job_id);
+	IdemProbeResult probe;
+
+	idem_probe_existing(jobs, &lookup, &probe);
+	if (probe.found != IDEM_FOUND_ROW)
+		return false;
+	idem_job_read(job, jobs->found);
+	idem_queuestore_use_of_row(jobs, IDEM_JOBS_QUEUE, queue);
+	return true;
 }

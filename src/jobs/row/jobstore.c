@@ -15,23 +15,6 @@
 #include "jobs/row/job.h"
 
 /*
- * Find a live job by its number, whether or not the snapshot of the statement
- * shows it; false if there is none.  Sets queue to the settings of its queue.
- */
-bool
-idem_jobstore_find(IdemTable *jobs, int64 job_id, IdemQueue *queue)
-{
-	IdemLookup lookup = idem_jobtable_by_number(jobs, job_id);
-	IdemProbeResult probe;
-
-	idem_probe_existing(jobs, &lookup, &probe);
-	if (probe.found != IDEM_FOUND_ROW)
-		return false;
-	idem_queuestore_use_of_row(jobs, IDEM_JOBS_QUEUE, queue);
-	return true;
-}
-
-/*
  * Cancel a job, also if a worker has fetched it.  This waits for a transaction
  * that runs the job, and for transactions whose duplicates the job has absorbed.
  * The mark makes the job drain meanwhile (J1), so that no new duplicate prolongs
@@ -41,21 +24,22 @@ bool
 idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 {
 	IdemQueue queue = {0};
+	IdemJob job;
 	bool found;
 
 	idem_jobtable_mark_cancel(job_id);
 	do
 	{
-		found = idem_jobstore_find(jobs, job_id, &queue);
+		found = idem_jobrow_find(jobs, job_id, &job, &queue);
 		if (found)
 			idem_touched_held(idem_queueref_get(queue.name), false);
 	} while (found && idem_write_delete(jobs, jobs->found, true) != TM_Ok);
 	idem_jobtable_unmark_cancel(job_id);
 	if (!found)
 		return false;
-	(void) idem_joblog_write(jobs, "cancelled", idem_clock_now(), queue.keep_dead, NULL, NULL,
+	(void) idem_joblog_write(&job, "cancelled", idem_clock_now(), queue.keep_dead, NULL, NULL,
 							 NULL);
-	idem_change_note_end(jobs, queue.name);
+	idem_change_note_end(jobs, &job, queue.name);
 	idem_counters_add_queue(idem_queueref_get(queue.name), IDEM_QUEUE_COUNTER_CANCELLED);
 	return true;
 }
@@ -170,24 +154,29 @@ find_visible(IdemTable *table, int64 job_id, AttrNumber queue_attno, IdemQueue *
 static void
 read_job(IdemTable *jobs, const IdemQueue *queue, IdemJobInfo *info)
 {
+	TupleTableSlot *row = jobs->found;
+	IdemJob job;
+
+	idem_job_read(&job, row);
 	memset(info, 0, sizeof(*info));
-	info->job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID);
+	info->job_id = job.job_id;
 	info->queue = queue->name;
-	info->state = idem_jobrow_state_name(jobs);
-	info->key = idem_row_text(jobs->found, IDEM_JOBS_KEY);
-	info->payload = idem_row_jsonb(jobs->found, IDEM_JOBS_PAYLOAD);
-	info->priority = idem_row_int32(jobs->found, IDEM_JOBS_PRIORITY);
-	info->attempt = idem_row_int32(jobs->found, IDEM_JOBS_ATTEMPT);
-	info->max_attempts = idem_jobrow_max_attempts(jobs, queue);
-	info->worker = idem_row_text(jobs->found, IDEM_JOBS_WORKER);
-	info->errors = idem_row_jsonb(jobs->found, IDEM_JOBS_ERRORS);
-	info->headers = idem_row_jsonb(jobs->found, IDEM_JOBS_HEADERS);
-	info->links = idem_row_jsonb(jobs->found, IDEM_JOBS_LINKS);
-	info->progress = idem_row_jsonb(jobs->found, IDEM_JOBS_PROGRESS);
-	info->enqueued_at = idem_row_timestamp(jobs->found, IDEM_JOBS_ENQUEUED_AT);
-	info->run_at = idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT);
-	info->started_at = idem_jobrow_started_at(jobs);
-	info->lease_until = idem_row_timestamp(jobs->found, IDEM_JOBS_LEASE_UNTIL);
+	info->state = idem_jobrow_state_words[idem_jobrow_state(jobs, &job, GetActiveSnapshot(),
+															idem_clock_now())];
+	info->key = idem_row_text(row, IDEM_JOBS_KEY);
+	info->payload = idem_row_jsonb(row, IDEM_JOBS_PAYLOAD);
+	info->priority = job.priority;
+	info->attempt = job.attempt;
+	info->max_attempts = idem_job_max_attempts(&job, queue);
+	info->worker = idem_row_text(row, IDEM_JOBS_WORKER);
+	info->errors = idem_row_jsonb(row, IDEM_JOBS_ERRORS);
+	info->headers = idem_row_jsonb(row, IDEM_JOBS_HEADERS);
+	info->links = idem_row_jsonb(row, IDEM_JOBS_LINKS);
+	info->progress = idem_row_jsonb(row, IDEM_JOBS_PROGRESS);
+	info->enqueued_at = job.enqueued_at;
+	info->run_at = job.run_at;
+	info->started_at = idem_job_started_at(&job);
+	info->lease_until = job.lease_until;
 }
 
 /* Read the row found in the history; queue: the settings of its queue */

@@ -45,34 +45,32 @@ write_link(IdemTable *jobs, const NotedLink *link)
 	IdemLookup lookup = idem_jobtable_by_id(jobs, link->job_id);
 	IdemProbeResult probe;
 	Jsonb *links;
-	bool holds_key;
-	int64 key_hash;
+	IdemJob job;
 
 	idem_probe(jobs, &lookup, &probe);
 	/* this transaction itself may have fetched or ended the job since */
-	if (probe.found != IDEM_FOUND_ROW || TransactionIdIsValid(probe.xwait) ||
-		idem_jobrow_is_leased(jobs))
+	if (probe.found != IDEM_FOUND_ROW || TransactionIdIsValid(probe.xwait))
+		return;
+	idem_job_read(&job, jobs->found);
+	if (job.is_leased)
 		return;
 	links = idem_headers_add_link(idem_row_jsonb(jobs->found, IDEM_JOBS_LINKS),
 								  idem_row_jsonb(jobs->found, IDEM_JOBS_HEADERS), link->trace);
 	if (links == NULL)
 		return;
 	/* idem_jobrow_store() takes it once more, and then it cannot have to wait */
-	holds_key = idem_jobrow_holds_key(jobs);
-	key_hash = idem_row_int64(jobs->found, IDEM_JOBS_KEY_HASH);
-	if (holds_key && !idem_table_try_lock_hash(jobs, key_hash))
+	if (job.holds_key && !idem_table_try_lock_hash(jobs, job.key_hash))
 		return;
-	if (idem_table_lock_row(jobs, jobs->found->tts_tid, LockTupleNoKeyExclusive, LockWaitSkip, jobs->found) ==
-		TM_Ok)
+	if (idem_table_lock_row(jobs, job.tid, LockTupleNoKeyExclusive, LockWaitSkip, job.row) == TM_Ok)
 	{
-		TupleTableSlot *slot = idem_write_copy_row(jobs, jobs->found);
+		TupleTableSlot *slot = idem_write_copy_row(jobs, job.row);
 
 		idem_row_set(slot, IDEM_JOBS_LINKS, JsonbPGetDatum(links));
-		(void) idem_jobrow_store(jobs, slot);
+		(void) idem_jobrow_store(jobs, &job, slot);
 		idem_change_note_absorbed(slot);
 	}
-	if (holds_key)
-		idem_table_unlock_hash(jobs, key_hash);
+	if (job.holds_key)
+		idem_table_unlock_hash(jobs, job.key_hash);
 }
 
 /* Is there an index on the links?  It may have no room for them, which is an error. */
