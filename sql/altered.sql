@@ -119,7 +119,7 @@ RESET enable_seqscan;
 BEGIN;
 ALTER TABLE idem.job_keys DROP COLUMN result, ADD COLUMN result jsonb;
 SELECT state, message, detail, hint FROM fails($$ SELECT idem_enqueue('q', key => 'k', dedup => 'until_expired', key_ttl => '1 h') $$) \gx
-SELECT detail, fix FROM idem_stat_tables() \gx
+SELECT detail, fix FROM idem_internal.idem_stat_tables() \gx
 ROLLBACK;
 -- an attribute is one of the row, wherever it stands behind those before it
 BEGIN;
@@ -144,12 +144,12 @@ DECLARE
 BEGIN
 	EXECUTE change;
 	FOR i IN 1 .. 2 LOOP	-- one fix may show the next problem
-		FOR r IN SELECT name, detail, fix FROM idem_stat_tables() WHERE i = 1 OR fix !~ '^SELECT' LOOP
+		FOR r IN SELECT name, detail, fix FROM idem_internal.idem_stat_tables() WHERE i = 1 OR fix !~ '^SELECT' LOOP
 			RAISE INFO '%: %', r.name, r.detail USING HINT = r.fix;
 			EXECUTE r.fix;
 		END LOOP;
 	END LOOP;
-	IF EXISTS (SELECT FROM idem_stat_tables() AS s WHERE s.fix !~ '^SELECT') THEN
+	IF EXISTS (SELECT FROM idem_internal.idem_stat_tables() AS s WHERE s.fix !~ '^SELECT') THEN
 		RAISE INFO 'not repaired';
 	END IF;
 	ROLLBACK;
@@ -183,7 +183,7 @@ BEGIN;
 ALTER TABLE idem.jobs ADD COLUMN x integer;
 ALTER TABLE idem.job_log SET UNLOGGED;
 TABLE doctor \gx
-SELECT name FROM idem_stat_tables() ORDER BY 1;
+SELECT name FROM idem_internal.idem_stat_tables() ORDER BY 1;
 ROLLBACK;
 DROP SCHEMA "Other" CASCADE;
 DROP PROCEDURE repair;

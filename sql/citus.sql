@@ -170,9 +170,9 @@ SELECT in_pieces(fix) FROM idem_doctor() WHERE "check" = 'citus';
 CREATE TRIGGER "truncate_trigger_1" AFTER TRUNCATE ON idem.keys EXECUTE FUNCTION ignore_row();
 CREATE TRIGGER "truncate_trigger_2" AFTER TRUNCATE ON idem.queues EXECUTE FUNCTION ignore_row();
 SELECT in_pieces(fix) FROM idem_doctor() WHERE "check" = 'citus';
-SELECT relname, idem_citus_table(oid) FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'r' ORDER BY relname COLLATE "C";
+SELECT relname, idem_internal.idem_citus_table(oid) FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'r' ORDER BY relname COLLATE "C";
 ROLLBACK;
-SELECT idem_citus_table('idem.keys'::regclass) IS NULL AND idem_citus_table(NULL) IS NULL AND idem_citus_table(0) IS NULL AS none;
+SELECT idem_internal.idem_citus_table('idem.keys'::regclass) IS NULL AND idem_internal.idem_citus_table(NULL) IS NULL AND idem_internal.idem_citus_table(0) IS NULL AS none;
 
 -- a worker of Citus without a map refuses keys and new jobs, until it gets a map
 BEGIN;

@@ -3,7 +3,7 @@
 --
 \a\pset footer off
 
--- functions in pg_catalog, data in the schema idem
+-- functions for callers in pg_catalog, data and views in idem, the rest in idem_internal
 SELECT pg_describe_object(classid, objid, objsubid) AS member
   FROM pg_depend
  WHERE refclassid = 'pg_extension'::regclass
@@ -40,7 +40,7 @@ ALTER EXTENSION idem SET SCHEMA public;
 
 -- DROP EXTENSION removes everything
 DROP EXTENSION idem;
-SELECT count(*) FROM pg_namespace WHERE nspname = 'idem';
+SELECT count(*) FROM pg_namespace WHERE nspname ~ '^idem';
 SELECT count(*) FROM pg_proc WHERE proname LIKE 'idem\_%';
 
 -- CREATE EXTENSION does not adopt an existing schema (CVE-2022-2625)
@@ -48,6 +48,10 @@ CREATE SCHEMA idem;
 CREATE TABLE idem.keys (trap int);
 CREATE EXTENSION idem;
 DROP SCHEMA idem CASCADE;
+CREATE SCHEMA idem_internal;
+CREATE FUNCTION idem_internal.idem_report_age(value interval) RETURNS text LANGUAGE sql RETURN 'trap';
+CREATE EXTENSION idem;
+DROP SCHEMA idem_internal CASCADE;
 
 CREATE EXTENSION idem;
 SELECT claimed, status FROM idem_claim('install:1');

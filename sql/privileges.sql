@@ -10,14 +10,14 @@ SELECT p.oid::regprocedure AS open_to_public
  WHERE p.proname LIKE 'idem\_%' AND a.grantee = 0;
 SELECT c.oid::regclass AS open_to_public
   FROM pg_class AS c, aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) AS a
- WHERE c.relnamespace = 'idem'::regnamespace AND c.relkind IN ('r', 'v', 'm', 'S', 'p') AND a.grantee = 0;
+ WHERE c.relnamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND c.relkind IN ('r', 'v', 'm', 'S', 'p') AND a.grantee = 0;
 SELECT t.oid::regtype AS open_to_public
   FROM pg_type AS t, aclexplode(coalesce(t.typacl, acldefault('T', t.typowner))) AS a
  WHERE t.oid IN (SELECT reltype FROM pg_class WHERE relkind = 'c' AND relnamespace = 'idem'::regnamespace)
    AND a.grantee = 0;
 SELECT nspname AS open_to_public
   FROM pg_namespace AS n, aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS a
- WHERE nspname = 'idem' AND a.grantee = 0;
+ WHERE nspname IN ('idem', 'idem_internal') AND a.grantee = 0;
 -- the queries above have seen some functions
 SELECT count(*) > 10 AS walked FROM pg_proc WHERE proname LIKE 'idem\_%';
 
@@ -38,12 +38,13 @@ SELECT r.rolname AS role, p.proname AS function
  ORDER BY 1, 2;
 SELECT r.rolname AS role, c.relname, a.privilege_type
   FROM pg_class AS c, aclexplode(c.relacl) AS a, pg_roles AS r
- WHERE c.relnamespace = 'idem'::regnamespace AND r.oid = a.grantee AND r.rolname LIKE 'idem\_%'
+ WHERE c.relnamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND r.oid = a.grantee AND r.rolname LIKE 'idem\_%'
  ORDER BY 1, 2, 3;
-SELECT r.rolname AS role, a.privilege_type
+-- nobody but the owner may use idem_internal: what is there is called through its OID
+SELECT r.rolname AS role, n.nspname, a.privilege_type
   FROM pg_namespace AS n, aclexplode(n.nspacl) AS a, pg_roles AS r
- WHERE n.nspname = 'idem' AND r.oid = a.grantee AND r.rolname LIKE 'idem\_%'
- ORDER BY 1, 2;
+ WHERE n.nspname IN ('idem', 'idem_internal') AND r.oid = a.grantee AND r.rolname LIKE 'idem\_%'
+ ORDER BY 1, 2, 3;
 
 -- a role without grants
 SET ROLE idem_nobody;

@@ -93,12 +93,12 @@ EXCEPT SELECT fix FROM idem_doctor() WHERE status <> 'ok';
 DROP FUNCTION idem_found_by_the_doctor;
 
 -- numbers and time spans
-SELECT idem_report_number(0) AS zero, idem_report_number(1234567) AS million, idem_report_cells(0, NULL, 1000) AS cells;
-SELECT t, idem_report_age(t)
+SELECT idem_internal.idem_report_number(0) AS zero, idem_internal.idem_report_number(1234567) AS million, idem_internal.idem_report_cells(0, NULL, 1000) AS cells;
+SELECT t, idem_internal.idem_report_age(t)
   FROM unnest('{0 s,59.9 s,61 s,3600 s,90000 s,40 days,-5 s,NULL}'::interval[]) AS t;
 
 -- a value is escaped, a null is nothing
-SELECT idem_report_html('<b title="%s">%s%s</b>', 'a"b', '<&>''"%s' || E'\n', NULL);
+SELECT idem_internal.idem_report_html('<b title="%s">%s%s</b>', 'a"b', '<&>''"%s' || E'\n', NULL);
 
 --
 -- hostile names everywhere
@@ -209,10 +209,16 @@ SET ROLE idem_report_admin;
 SELECT 'admin' AS role, sees(idem_report()) AS without, sees(idem_report(keys => true)) AS with;
 SET ROLE idem_report_monitor;
 SELECT 'monitor' AS role, sees(idem_report()) AS without, sees(idem_report(keys => true)) AS with;
-SELECT job_id, queue, state, worker, error, key, payload FROM idem.report_jobs ORDER BY job_id;
-SELECT queue, error, jobs FROM idem.report_dead ORDER BY queue;
-SELECT state, worker, key, scope FROM idem.report_leases;
-SELECT scope, keys FROM idem.report_scopes;
+-- nor do the views, could it name them
+RESET ROLE;
+GRANT USAGE ON SCHEMA idem_internal TO idem_report_monitor;
+SET ROLE idem_report_monitor;
+SELECT job_id, queue, state, worker, error, key, payload FROM idem_internal.report_jobs ORDER BY job_id;
+SELECT queue, error, jobs FROM idem_internal.report_dead ORDER BY queue;
+SELECT state, worker, key, scope FROM idem_internal.report_leases;
+SELECT scope, keys FROM idem_internal.report_scopes;
+RESET ROLE;
+REVOKE USAGE ON SCHEMA idem_internal FROM idem_report_monitor;
 SET ROLE idem_report_pg_monitor;
 SELECT 'pg_monitor' AS role, sees(idem_report()) AS without, sees(idem_report(keys => true)) AS with;
 SET ROLE idem_report_app;
@@ -260,7 +266,7 @@ SELECT id, (SELECT count(*) FROM regexp_matches(section(:'page', id), '<tr>', 'g
 SELECT length(:'page') < 200000 AS is_small, :'page' ~ 'x{150}' AS has_payloads, :'page' ~ 'x{201}' AS has_long_ones;
 -- jobs with an equal beginning of the error are one group
 UPDATE idem.job_log SET errors = jsonb_build_array(jsonb_build_object('error', repeat('long ', 100) || job_id));
-SELECT count(*), sum(jobs) FROM (SELECT error, sum(jobs) AS jobs FROM idem.report_dead GROUP BY error) AS g;
+SELECT count(*), sum(jobs) FROM (SELECT error, sum(jobs) AS jobs FROM idem_internal.report_dead GROUP BY error) AS g;
 SELECT run(c) AS retried FROM commands(idem_report(), 'dead') AS c LIMIT 1;
 -- without an error
 TRUNCATE idem.job_log;
@@ -283,7 +289,7 @@ BEGIN
 END
 $$;
 SELECT work('0 h'), work('2 h'), work('22 h'), work('25 h');
-SELECT count(*) AS hours, sum(done) AS done, sum(dead) AS dead, sum(created) AS created, min(hour) = max(hour) - interval '23 h' AS is_a_day FROM idem.report_hours;
+SELECT count(*) AS hours, sum(done) AS done, sum(dead) AS dead, sum(created) AS created, min(hour) = max(hour) - interval '23 h' AS is_a_day FROM idem_internal.report_hours;
 SELECT trim(l) AS line FROM lines(section(idem_report(), 'trends')) AS l;
 SELECT count(*) AS bars FROM regexp_matches(section(idem_report(), 'trends'), '<rect class="bar"', 'g');
 
@@ -294,7 +300,7 @@ SELECT section(idem_report(), 'queues') ~ '<td class="w">kept <span class="badge
 -- of each queue the job that has been due for the longest time, if that is more than a minute
 SELECT job_id FROM idem_enqueue('waits', run_at => idem_clock() - interval '1 h') \gset
 SELECT FROM idem_enqueue('waits', run_at => idem_clock() - interval '59 min') AS a, idem_enqueue('soon') AS b;
-SELECT queue, job_id = :job_id AS oldest, due_for > '1 h' AS since_due FROM idem.report_waiting WHERE queue = 'waits';
+SELECT queue, job_id = :job_id AS oldest, due_for > '1 h' AS since_due FROM idem_internal.report_waiting WHERE queue = 'waits';
 -- a role that may ask idem_why about every job sees the reasons, with their commands
 SELECT regexp_replace(trim(l), '\d+ s |\d+ min \d+ s', 'N', 'g') AS line FROM lines(substring(idem_report() FROM 'Due for more.*?</table>')) AS l;
 SELECT idem_pause('waits');
@@ -328,7 +334,7 @@ SET idem.clock_offset = '-2 min';
 SELECT token FROM idem_lease('long', '1 h', worker => 'w') \gset
 RESET idem.clock_offset;
 SELECT status FROM idem_lease('short', '1 h', worker => 'w');
-SELECT worker, held_for BETWEEN '2 min' AND '3 min' AS since_leased, stuck_for < '0' AS is_live FROM idem.report_leases WHERE token = :token;
+SELECT worker, held_for BETWEEN '2 min' AND '3 min' AS since_leased, stuck_for < '0' AS is_live FROM idem_internal.report_leases WHERE token = :token;
 SELECT count(*) FROM commands(idem_report(), 'keys') AS c;
 SELECT section(idem_report(), 'keys') ~ 'long' AS shows_key;
 SELECT count(*) FROM commands(idem_report(), 'decisions') AS c;

@@ -331,7 +331,7 @@ DO $$
 DECLARE
 	plan json;
 BEGIN
-	EXECUTE 'EXPLAIN (FORMAT JSON) SELECT * FROM idem.checks_shard' INTO plan;
+	EXECUTE 'EXPLAIN (FORMAT JSON) SELECT * FROM idem_internal.checks_shard' INTO plan;
 	ASSERT (plan #>> '{0,Plan,Total Cost}')::float < 10000, plan #>> '{0,Plan,Total Cost}';
 END $$;
 DROP FUNCTION without(text, text), refuses(text);

@@ -398,10 +398,10 @@ INSERT INTO tries
 SELECT n, x
   FROM unnest(ARRAY[
 	'SELECT * FROM idem.stats', 'SELECT * FROM idem.queue_stats', 'SELECT * FROM idem.cleanup_progress',
-	'SELECT * FROM idem.queue_latency', 'SELECT * FROM idem.queue_latency_buckets', 'SELECT * FROM idem_stat_latency()',
+	'SELECT * FROM idem.queue_latency', 'SELECT * FROM idem.queue_latency_buckets', 'SELECT * FROM idem_internal.idem_stat_latency()',
 	'SELECT * FROM idem.worker_status', 'SELECT * FROM idem.health', 'SELECT * FROM idem_doctor()',
-	'SELECT * FROM idem_stat_databases()', 'SELECT * FROM idem_stat_queues()', 'SELECT * FROM idem_stat_cleanup()',
-	'SELECT * FROM idem_stat_worker()',
+	'SELECT * FROM idem_internal.idem_stat_databases()', 'SELECT * FROM idem_internal.idem_stat_queues()', 'SELECT * FROM idem_internal.idem_stat_cleanup()',
+	'SELECT * FROM idem_internal.idem_stat_worker()',
 	'SELECT idem_stats_reset()', 'SELECT idem_cleanup()',
 	'SELECT * FROM idem.key_summary', 'SELECT * FROM idem.queue_status',
 	'SELECT * FROM idem.key_status', 'SELECT * FROM idem.lease_status', 'SELECT * FROM idem.job_status',

@@ -9,9 +9,7 @@
  * a crash.
  *
  * The descriptor is cached for the session.  The columns of a composite type can change
- * (ALTER TYPE), so it is loaded and compared again after each change: for each row,
- * because meanwhile another session may have changed the type, or a nested call may have
- * replaced the cached descriptor.
+ * (ALTER TYPE), so it is loaded and compared again after each change.
  */
 #include "postgres.h"
 
@@ -119,7 +117,22 @@ form_wide_row(TupleDesc desc, const IdemAnswer *answer)
 	return heap_form_tuple(desc, values, nulls);
 }
 
-/* The one row to return */
+/*
+ * Compare the result again, after code of the user has run: it may have changed the type,
+ * and a nested call may have replaced the descriptor.
+ */
+void
+idem_answer_compare(IdemAnswer *answer)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) answer->fcinfo->resultinfo;
+
+	rsinfo->setDesc = idem_answer_desc(answer->fcinfo, answer->signature);
+}
+
+/*
+ * The one row to return.  Its descriptor is compared once more: meanwhile another session
+ * may have changed the type, or a nested call may have replaced the descriptor.
+ */
 Datum
 idem_answer_row(IdemAnswer *answer)
 {
@@ -136,10 +149,9 @@ void
 idem_answer_put(IdemAnswer *answer)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) answer->fcinfo->resultinfo;
-	TupleDesc desc = idem_answer_desc(answer->fcinfo, answer->signature);
+	TupleDesc desc = rsinfo->setDesc;
 
 	Assert(answer->signature->returns_set);
-	rsinfo->setDesc = desc;
 	if (likely(desc->natts == answer->signature->natts))
 		tuplestore_putvalues(rsinfo->setResult, desc, answer->values, answer->nulls);
 	else

@@ -104,6 +104,7 @@ extern void idem_answer_begin(IdemAnswer *answer, FunctionCallInfo fcinfo,
 							  IdemSignature *signature);
 extern Datum idem_answer_row(IdemAnswer *answer);
 extern void idem_answer_put(IdemAnswer *answer);
+extern void idem_answer_compare(IdemAnswer *answer);
 
 /*
  * Set a column of the row: attno as Anum_claim_result_status, and the type that it is

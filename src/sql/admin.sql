@@ -1,5 +1,6 @@
 /* src/sql/admin.sql: cleanup and privileges */
 
+-- set: admin
 CREATE FUNCTION pg_catalog.idem_cleanup(
 	batch integer DEFAULT 1000)
 RETURNS integer
@@ -8,6 +9,7 @@ AS 'MODULE_PATHNAME', 'idem_cleanup';
 COMMENT ON FUNCTION pg_catalog.idem_cleanup IS
 	'remove expired keys, expired keys of jobs and expired rows of the job history, oldest first, and make a job dead if the lease of its last attempt has expired; handles at most batch rows of each kind; returns the number of rows';
 
+-- set: none
 CREATE FUNCTION pg_catalog.idem_grant(
 	role text,
 	set text)
@@ -17,6 +19,7 @@ AS 'MODULE_PATHNAME', 'idem_grant';
 COMMENT ON FUNCTION pg_catalog.idem_grant IS
 	'grant the privileges of an application, an administrator or a monitor (app, admin, monitor) to a role';
 
+-- set: none
 CREATE FUNCTION pg_catalog.idem_revoke(
 	role text,
 	set text)

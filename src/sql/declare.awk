@@ -11,7 +11,14 @@
 #	IDEM_DECLARED_idem_claim
 #		initializer of its IdemSignature: types of result, arguments and columns
 #
-# The parts write one argument or column per line, or all of them on one line.
+# and for idem_grant():
+#
+#	IDEM_GRANTED
+#		the functions, views and tables with the sets of privileges they belong to
+#
+# The line before CREATE FUNCTION, PROCEDURE, VIEW or TABLE says which sets these are:
+# "-- set: app", "-- set: monitor, app", or "-- set: none".  The parts write one argument
+# or column per line, or all of them on one line.
 
 function fail(what)
 {
@@ -117,6 +124,27 @@ function declare_function(text,    name, result, args, row, nargs, types, n, i, 
 	header = header signature ".result = " (row == "" ? oid_of(result) : "RECORDOID") "\n\n"
 }
 
+# "-- set: app, monitor" above "CREATE VIEW idem.stats AS": a line of IDEM_GRANTED
+function declare_member(line,    words, name, n, i, items, sets)
+{
+	if (set_line !~ /^-- set: /)
+		fail("the line before must name the sets: -- set: app, monitor, admin or none")
+	split(line, words, " ")
+	sub(/\(.*/, "", words[3])
+	split(words[3], name, ".")
+	n = split_list(substr(set_line, 9), items)
+	for (i = 1; i <= n; i++)
+	{
+		if (items[i] == "none" && n == 1)
+			return
+		if (items[i] !~ /^(app|monitor|admin)$/)
+			fail("there is no set \"" items[i] "\"")
+		sets = sets (sets == "" ? "" : " | ") "1 << SET_" toupper(items[i])
+	}
+	granted = granted " \\\n\t{" (words[2] ~ /^(FUNCTION|PROCEDURE)$/ ? "OBJECT_ROUTINE" : "OBJECT_TABLE") \
+		", \"" name[1] "\", \"" name[2] "\", " sets "},"
+}
+
 BEGIN {
 	n = split("bigint INT8 boolean BOOL integer INT4 interval INTERVAL jsonb JSONB name NAME oid OID " \
 			  "pg_lsn PG_LSN regproc REGPROC regrole REGROLE text TEXT uuid UUID void VOID xid XID " \
@@ -134,6 +162,14 @@ BEGIN {
 /^CREATE (TYPE|FUNCTION|PROCEDURE) / {
 	statement = ""
 	is_open = 1
+}
+
+/^CREATE (FUNCTION|PROCEDURE|VIEW|TABLE) / {
+	declare_member($0)
+}
+
+{
+	set_line = $0
 }
 
 is_open {
@@ -157,5 +193,6 @@ END {
 	print "#define IDEM_MAX_ARGS " max_args
 	print "#define IDEM_MAX_COLUMNS " max_columns "\n"
 	printf "%s", header
+	print "#define IDEM_GRANTED" granted "\n"
 	print "#endif /* IDEM_DECLARED_H */"
 }

@@ -4,8 +4,8 @@
  * H1: a check that is not ok has a command in the column fix.
  *
  * Each group of checks is a view; the checks of a group share the rows that they
- * read.  idem.checks unites the groups, in the order of the column ord.  Only
- * idem.checks needs grants, because it reads the groups with the privileges of its
+ * read.  idem_internal.checks unites the groups, in the order of the column ord.  Only
+ * idem_internal.checks needs grants, because it reads the groups with the privileges of its
  * owner.  Add a new check to a group.
  *
  * The checks "backlog", "expired leases" and "parked keys" repeat the rules of
@@ -13,12 +13,13 @@
  * expires_at, and they do not call a function for every key.  sql/doctor.sql compares
  * them with the view.
  */
-CREATE VIEW idem.checks_server AS
+-- set: none
+CREATE VIEW idem_internal.checks_server AS
 WITH w AS (
 	SELECT s.*,
 		   pg_is_in_recovery() AS standby,
 		   current_setting('max_worker_processes')::integer AS max_workers
-	  FROM idem_stat_worker() AS s)
+	  FROM idem_internal.idem_stat_worker() AS s)
 SELECT 1 AS ord,
 	   false AS writes,
 	   'preload' AS "check",
@@ -123,7 +124,7 @@ SELECT 14, false, 'statistics',
 			'more databases and queues than idem.stats_max: some are not counted, or have given way to others; '
 			|| COALESCE((SELECT format('database %s has %s of the %s queues that are counted; ', m.datname, m.n, m.total)
 						   FROM (SELECT d.datname, count(*) AS n, sum(count(*)) OVER () AS total
-								   FROM idem_stat_queues() AS q
+								   FROM idem_internal.idem_stat_queues() AS q
 								   JOIN pg_database AS d ON d.oid = q.datid
 								  GROUP BY d.datname
 								  ORDER BY count(*) DESC, d.datname
@@ -136,15 +137,16 @@ SELECT 14, false, 'statistics',
 	   THEN format('ALTER SYSTEM SET idem.stats_max = %s;',
 				   LEAST(2 * COALESCE(current_setting('idem.stats_max', true), '1000')::integer, 100000)) END
   FROM w;
-COMMENT ON VIEW idem.checks_server IS 'for idem.checks: preload, role, worker, worker slots, clock, statistics';
-COMMENT ON COLUMN idem.checks_server.ord IS 'place of the check among all checks';
-COMMENT ON COLUMN idem.checks_server.writes IS 'whether the fix writes, so that a standby cannot run it';
-COMMENT ON COLUMN idem.checks_server."check" IS 'name of the check';
-COMMENT ON COLUMN idem.checks_server.status IS 'ok, warn or fail';
-COMMENT ON COLUMN idem.checks_server.detail IS 'what was found';
-COMMENT ON COLUMN idem.checks_server.fix IS 'command that repairs or shows the problem; null if there is none';
+COMMENT ON VIEW idem_internal.checks_server IS 'for idem_internal.checks: preload, role, worker, worker slots, clock, statistics';
+COMMENT ON COLUMN idem_internal.checks_server.ord IS 'place of the check among all checks';
+COMMENT ON COLUMN idem_internal.checks_server.writes IS 'whether the fix writes, so that a standby cannot run it';
+COMMENT ON COLUMN idem_internal.checks_server."check" IS 'name of the check';
+COMMENT ON COLUMN idem_internal.checks_server.status IS 'ok, warn or fail';
+COMMENT ON COLUMN idem_internal.checks_server.detail IS 'what was found';
+COMMENT ON COLUMN idem_internal.checks_server.fix IS 'command that repairs or shows the problem; null if there is none';
 
-CREATE VIEW idem.checks_cleanup AS
+-- set: none
+CREATE VIEW idem_internal.checks_cleanup AS
 WITH t AS (
 	SELECT idem_clock() AS now OFFSET 0)
 SELECT 5 AS ord,
@@ -182,13 +184,13 @@ SELECT 5 AS ord,
 			   WHEN c.phase = 'locked' THEN 'locked'
 			   ELSE 'late'
 			   END AS state
-		  FROM idem_stat_worker() AS w
+		  FROM idem_internal.idem_stat_worker() AS w
 		 CROSS JOIN (
 				SELECT GREATEST(10 * COALESCE(current_setting('idem.cleanup_naptime', true), '60s')::interval,
 								interval '15 minutes') AS patience) AS p
 		  LEFT JOIN (
 				SELECT s.*
-				  FROM idem_stat_cleanup() AS s
+				  FROM idem_internal.idem_stat_cleanup() AS s
 				  JOIN pg_database AS d ON d.oid = s.datid
 				 WHERE d.datname = current_database() AND NOT d.datistemplate) AS c ON true) AS s
 UNION ALL
@@ -208,25 +210,27 @@ SELECT 6, true, 'backlog',
 				(SELECT 1 FROM idem.job_keys AS k, t WHERE k.expires_at <= t.now LIMIT 100001)
 				UNION ALL
 				(SELECT 1 FROM idem.job_log AS l, t WHERE l.expires_at <= t.now LIMIT 100001)) AS e) AS b;
-COMMENT ON VIEW idem.checks_cleanup IS 'for idem.checks: last cleanup, backlog';
-COMMENT ON COLUMN idem.checks_cleanup.ord IS 'place of the check among all checks';
-COMMENT ON COLUMN idem.checks_cleanup.writes IS 'whether the fix writes, so that a standby cannot run it';
-COMMENT ON COLUMN idem.checks_cleanup."check" IS 'name of the check';
-COMMENT ON COLUMN idem.checks_cleanup.status IS 'ok, warn or fail';
-COMMENT ON COLUMN idem.checks_cleanup.detail IS 'what was found';
-COMMENT ON COLUMN idem.checks_cleanup.fix IS 'command that repairs or shows the problem; null if there is none';
+COMMENT ON VIEW idem_internal.checks_cleanup IS 'for idem_internal.checks: last cleanup, backlog';
+COMMENT ON COLUMN idem_internal.checks_cleanup.ord IS 'place of the check among all checks';
+COMMENT ON COLUMN idem_internal.checks_cleanup.writes IS 'whether the fix writes, so that a standby cannot run it';
+COMMENT ON COLUMN idem_internal.checks_cleanup."check" IS 'name of the check';
+COMMENT ON COLUMN idem_internal.checks_cleanup.status IS 'ok, warn or fail';
+COMMENT ON COLUMN idem_internal.checks_cleanup.detail IS 'what was found';
+COMMENT ON COLUMN idem_internal.checks_cleanup.fix IS 'command that repairs or shows the problem; null if there is none';
 
-CREATE FUNCTION pg_catalog.idem_stat_tables(
+-- set: monitor
+CREATE FUNCTION idem_internal.idem_stat_tables(
 	OUT name text,
 	OUT detail text,
 	OUT fix text)
 RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 1
 AS 'MODULE_PATHNAME', 'idem_stat_tables';
-COMMENT ON FUNCTION pg_catalog.idem_stat_tables IS
-	'for idem.checks_tables: tables of idem whose definition was changed, so that functions refuse them, with a command that helps';
+COMMENT ON FUNCTION idem_internal.idem_stat_tables IS
+	'for idem_internal.checks_tables: tables of idem whose definition was changed, so that functions refuse them, with a command that helps';
 
-CREATE VIEW idem.checks_tables AS
+-- set: none
+CREATE VIEW idem_internal.checks_tables AS
 WITH r AS (
 	SELECT k.oid,
 		   format('idem.%I', k.relname) AS name,
@@ -291,16 +295,17 @@ SELECT 26, true, 'definitions',
 	   d.first[3]
   FROM (SELECT count(*) AS n,
 			   min(ARRAY[s.name, s.detail, s.fix]) AS first
-		  FROM idem_stat_tables() AS s) AS d;
-COMMENT ON VIEW idem.checks_tables IS 'for idem.checks: table bloat, index bloat, autovacuum, definitions';
-COMMENT ON COLUMN idem.checks_tables.ord IS 'place of the check among all checks';
-COMMENT ON COLUMN idem.checks_tables.writes IS 'whether the fix writes, so that a standby cannot run it';
-COMMENT ON COLUMN idem.checks_tables."check" IS 'name of the check';
-COMMENT ON COLUMN idem.checks_tables.status IS 'ok, warn or fail';
-COMMENT ON COLUMN idem.checks_tables.detail IS 'what was found';
-COMMENT ON COLUMN idem.checks_tables.fix IS 'command that repairs or shows the problem; null if there is none';
+		  FROM idem_internal.idem_stat_tables() AS s) AS d;
+COMMENT ON VIEW idem_internal.checks_tables IS 'for idem_internal.checks: table bloat, index bloat, autovacuum, definitions';
+COMMENT ON COLUMN idem_internal.checks_tables.ord IS 'place of the check among all checks';
+COMMENT ON COLUMN idem_internal.checks_tables.writes IS 'whether the fix writes, so that a standby cannot run it';
+COMMENT ON COLUMN idem_internal.checks_tables."check" IS 'name of the check';
+COMMENT ON COLUMN idem_internal.checks_tables.status IS 'ok, warn or fail';
+COMMENT ON COLUMN idem_internal.checks_tables.detail IS 'what was found';
+COMMENT ON COLUMN idem_internal.checks_tables.fix IS 'command that repairs or shows the problem; null if there is none';
 
-CREATE VIEW idem.checks_work AS
+-- set: none
+CREATE VIEW idem_internal.checks_work AS
 WITH t AS (
 	SELECT idem_clock() AS now OFFSET 0),
 l AS (
@@ -404,15 +409,16 @@ SELECT 25, false, 'owners',
 			   min(q.queue) AS first
 		  FROM (SELECT j.queue, j.enqueued_at FROM idem.jobs AS j ORDER BY j.job_id LIMIT 10000) AS j
 		  JOIN idem.queues AS q ON q.queue = j.queue AND j.enqueued_at < q.owned_at) AS j;
-COMMENT ON VIEW idem.checks_work IS 'for idem.checks: expired leases, parked keys, dead jobs, schedules, owners';
-COMMENT ON COLUMN idem.checks_work.ord IS 'place of the check among all checks';
-COMMENT ON COLUMN idem.checks_work.writes IS 'whether the fix writes, so that a standby cannot run it';
-COMMENT ON COLUMN idem.checks_work."check" IS 'name of the check';
-COMMENT ON COLUMN idem.checks_work.status IS 'ok, warn or fail';
-COMMENT ON COLUMN idem.checks_work.detail IS 'what was found';
-COMMENT ON COLUMN idem.checks_work.fix IS 'command that repairs or shows the problem; null if there is none';
+COMMENT ON VIEW idem_internal.checks_work IS 'for idem_internal.checks: expired leases, parked keys, dead jobs, schedules, owners';
+COMMENT ON COLUMN idem_internal.checks_work.ord IS 'place of the check among all checks';
+COMMENT ON COLUMN idem_internal.checks_work.writes IS 'whether the fix writes, so that a standby cannot run it';
+COMMENT ON COLUMN idem_internal.checks_work."check" IS 'name of the check';
+COMMENT ON COLUMN idem_internal.checks_work.status IS 'ok, warn or fail';
+COMMENT ON COLUMN idem_internal.checks_work.detail IS 'what was found';
+COMMENT ON COLUMN idem_internal.checks_work.fix IS 'command that repairs or shows the problem; null if there is none';
 
-CREATE VIEW idem.checks_replication AS
+-- set: none
+CREATE VIEW idem_internal.checks_replication AS
 WITH n AS MATERIALIZED (
 	SELECT m.highest,
 		   v.used,
@@ -508,31 +514,32 @@ SELECT 23, true, 'publication',
 								   AND d.refobjsubid = ANY (i.indkey)))))
 		 ORDER BY 1, 2
 		 LIMIT 1) AS p ON true;
-COMMENT ON VIEW idem.checks_replication IS 'for idem.checks: job numbers, subscription, publication';
-COMMENT ON COLUMN idem.checks_replication.ord IS 'place of the check among all checks';
-COMMENT ON COLUMN idem.checks_replication.writes IS 'whether the fix writes, so that a standby cannot run it';
-COMMENT ON COLUMN idem.checks_replication."check" IS 'name of the check';
-COMMENT ON COLUMN idem.checks_replication.status IS 'ok, warn or fail';
-COMMENT ON COLUMN idem.checks_replication.detail IS 'what was found';
-COMMENT ON COLUMN idem.checks_replication.fix IS 'command that repairs or shows the problem; null if there is none';
+COMMENT ON VIEW idem_internal.checks_replication IS 'for idem_internal.checks: job numbers, subscription, publication';
+COMMENT ON COLUMN idem_internal.checks_replication.ord IS 'place of the check among all checks';
+COMMENT ON COLUMN idem_internal.checks_replication.writes IS 'whether the fix writes, so that a standby cannot run it';
+COMMENT ON COLUMN idem_internal.checks_replication."check" IS 'name of the check';
+COMMENT ON COLUMN idem_internal.checks_replication.status IS 'ok, warn or fail';
+COMMENT ON COLUMN idem_internal.checks_replication.detail IS 'what was found';
+COMMENT ON COLUMN idem_internal.checks_replication.fix IS 'command that repairs or shows the problem; null if there is none';
 
-CREATE VIEW idem.checks_catalog AS
+-- set: none
+CREATE VIEW idem_internal.checks_catalog AS
 SELECT 15 AS ord,
 	   false AS writes,
 	   'functions' AS "check",
 	   CASE WHEN f.n > 0 THEN 'warn' ELSE 'ok' END AS status,
 	   CASE
-	   WHEN f.n = 0 THEN 'no function outside pg_catalog is named idem_*'
-	   ELSE format('%s functions outside pg_catalog are named idem_*: an unqualified call may reach them; the first is %s of role %s', f.n, f.first[1], f.first[2])
+	   WHEN f.n = 0 THEN 'no function outside pg_catalog and idem_internal is named idem_*'
+	   ELSE format('%s functions outside pg_catalog and idem_internal are named idem_*: an unqualified call may reach them; the first is %s of role %s', f.n, f.first[1], f.first[2])
 	   END AS detail,
 	   CASE WHEN f.n > 0
-	   THEN 'SELECT p.oid::pg_catalog.regprocedure AS function, p.proowner::pg_catalog.regrole AS owner FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace WHERE p.proname OPERATOR(pg_catalog.~) ''^idem_'' AND n.nspname OPERATOR(pg_catalog.<>) ''pg_catalog'';'
+	   THEN 'SELECT p.oid::pg_catalog.regprocedure AS function, p.proowner::pg_catalog.regrole AS owner FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace WHERE p.proname OPERATOR(pg_catalog.~) ''^idem_'' AND n.nspname OPERATOR(pg_catalog.<>) ''pg_catalog'' AND n.nspname OPERATOR(pg_catalog.<>) ''idem_internal'';'
 	   END AS fix
   FROM (SELECT count(*) AS n,
 			   min(ARRAY[idem_visible_name(n.nspname) || '.' || idem_visible_name(p.proname), idem_visible_name(pg_get_userbyid(p.proowner))]) AS first
 		  FROM pg_proc AS p
 		  JOIN pg_namespace AS n ON n.oid = p.pronamespace
-		 WHERE p.proname ~ '^idem_' AND n.nspname <> 'pg_catalog') AS f
+		 WHERE p.proname ~ '^idem_' AND n.nspname <> 'pg_catalog' AND n.nspname <> 'idem_internal') AS f
 UNION ALL
 SELECT 18, true, 'settings',
 	   CASE WHEN g.names IS NULL THEN 'ok' ELSE 'warn' END,
@@ -574,19 +581,20 @@ SELECT 19, true, 'timeouts',
 				 WHERE (s.setdatabase = 0::oid OR d.datname = current_database())
 				   AND lower(split_part(x.setting, '=', 1)) = p.name
 				   AND split_part(x.setting, '=', 2) ~ '[1-9]')) AS g;
-COMMENT ON VIEW idem.checks_catalog IS 'for idem.checks: functions, settings, timeouts';
-COMMENT ON COLUMN idem.checks_catalog.ord IS 'place of the check among all checks';
-COMMENT ON COLUMN idem.checks_catalog.writes IS 'whether the fix writes, so that a standby cannot run it';
-COMMENT ON COLUMN idem.checks_catalog."check" IS 'name of the check';
-COMMENT ON COLUMN idem.checks_catalog.status IS 'ok, warn or fail';
-COMMENT ON COLUMN idem.checks_catalog.detail IS 'what was found';
-COMMENT ON COLUMN idem.checks_catalog.fix IS 'command that repairs or shows the problem; null if there is none';
+COMMENT ON VIEW idem_internal.checks_catalog IS 'for idem_internal.checks: functions, settings, timeouts';
+COMMENT ON COLUMN idem_internal.checks_catalog.ord IS 'place of the check among all checks';
+COMMENT ON COLUMN idem_internal.checks_catalog.writes IS 'whether the fix writes, so that a standby cannot run it';
+COMMENT ON COLUMN idem_internal.checks_catalog."check" IS 'name of the check';
+COMMENT ON COLUMN idem_internal.checks_catalog.status IS 'ok, warn or fail';
+COMMENT ON COLUMN idem_internal.checks_catalog.detail IS 'what was found';
+COMMENT ON COLUMN idem_internal.checks_catalog.fix IS 'command that repairs or shows the problem; null if there is none';
 
 /*
  * "foreign rows" looks at the rows at both ends of an index only: rows that were left behind are
  * among the first to expire, or among the last.
  */
-CREATE VIEW idem.checks_shard AS
+-- set: none
+CREATE VIEW idem_internal.checks_shard AS
 WITH p AS (
 	SELECT p.*,
 		   (SELECT COALESCE(sum(upper(r) - lower(r)), 0) FROM unnest(p.slots) AS r) AS nslots,
@@ -665,13 +673,13 @@ SELECT 21, false, 'foreign rows',
 	   END
   FROM (SELECT 1) AS o
   LEFT JOIN f ON true;
-COMMENT ON VIEW idem.checks_shard IS 'for idem.checks: shard map, foreign rows';
-COMMENT ON COLUMN idem.checks_shard.ord IS 'place of the check among all checks';
-COMMENT ON COLUMN idem.checks_shard.writes IS 'whether the fix writes, so that a standby cannot run it';
-COMMENT ON COLUMN idem.checks_shard."check" IS 'name of the check';
-COMMENT ON COLUMN idem.checks_shard.status IS 'ok, warn or fail';
-COMMENT ON COLUMN idem.checks_shard.detail IS 'what was found';
-COMMENT ON COLUMN idem.checks_shard.fix IS 'command that repairs or shows the problem; null if there is none';
+COMMENT ON VIEW idem_internal.checks_shard IS 'for idem_internal.checks: shard map, foreign rows';
+COMMENT ON COLUMN idem_internal.checks_shard.ord IS 'place of the check among all checks';
+COMMENT ON COLUMN idem_internal.checks_shard.writes IS 'whether the fix writes, so that a standby cannot run it';
+COMMENT ON COLUMN idem_internal.checks_shard."check" IS 'name of the check';
+COMMENT ON COLUMN idem_internal.checks_shard.status IS 'ok, warn or fail';
+COMMENT ON COLUMN idem_internal.checks_shard.detail IS 'what was found';
+COMMENT ON COLUMN idem_internal.checks_shard.fix IS 'command that repairs or shows the problem; null if there is none';
 
 /*
  * M7.  This view reads only catalogs of the server: where Citus has distributed a table, its
@@ -679,14 +687,16 @@ COMMENT ON COLUMN idem.checks_shard.fix IS 'command that repairs or shows the pr
  * does what Citus does when a table is dropped, and keeps the table.  Only the coordinator has
  * the trigger, and only there the fix writes.
  */
-CREATE FUNCTION pg_catalog.idem_citus_table(relid oid)
+-- set: monitor
+CREATE FUNCTION idem_internal.idem_citus_table(relid oid)
 RETURNS text
 LANGUAGE C STABLE PARALLEL RESTRICTED
 AS 'MODULE_PATHNAME', 'idem_citus_table';
-COMMENT ON FUNCTION pg_catalog.idem_citus_table IS
-	'for idem.checks_citus: what Citus has made of a table; null if nothing';
+COMMENT ON FUNCTION idem_internal.idem_citus_table IS
+	'for idem_internal.checks_citus: what Citus has made of a table; null if nothing';
 
-CREATE VIEW idem.checks_citus AS
+-- set: monitor
+CREATE VIEW idem_internal.checks_citus AS
 SELECT 22 AS ord,
 	   s.has_trigger AS writes,
 	   'citus' AS "check",
@@ -708,46 +718,47 @@ SELECT 22 AS ord,
 								 'INSERT INTO idem.%1$I SELECT * FROM pg_temp.idem_rows; '
 								 'COMMIT;', t.relname, t.trigger), ' ' ORDER BY t.relname) AS fix
 		  FROM (SELECT c.relname,
-					   idem_citus_table(c.oid) AS kind,
+					   idem_internal.idem_citus_table(c.oid) AS kind,
 					   (SELECT min(idem_visible_name(g.tgname)) FROM pg_trigger AS g WHERE g.tgrelid = c.oid AND g.tgname ~ '^truncate_trigger_') AS trigger
 				  FROM pg_class AS c
 				  JOIN pg_namespace AS n ON n.oid = c.relnamespace
 				 WHERE n.nspname = 'idem' AND c.relkind = 'r') AS t
 		 WHERE t.kind IS NOT NULL) AS s;
-COMMENT ON VIEW idem.checks_citus IS 'for idem.checks: citus';
-COMMENT ON COLUMN idem.checks_citus.ord IS 'place of the check among all checks';
-COMMENT ON COLUMN idem.checks_citus.writes IS 'whether the fix writes, so that a standby cannot run it';
-COMMENT ON COLUMN idem.checks_citus."check" IS 'name of the check';
-COMMENT ON COLUMN idem.checks_citus.status IS 'ok, warn or fail';
-COMMENT ON COLUMN idem.checks_citus.detail IS 'what was found';
-COMMENT ON COLUMN idem.checks_citus.fix IS 'command that repairs or shows the problem; null if there is none';
+COMMENT ON VIEW idem_internal.checks_citus IS 'for idem_internal.checks: citus';
+COMMENT ON COLUMN idem_internal.checks_citus.ord IS 'place of the check among all checks';
+COMMENT ON COLUMN idem_internal.checks_citus.writes IS 'whether the fix writes, so that a standby cannot run it';
+COMMENT ON COLUMN idem_internal.checks_citus."check" IS 'name of the check';
+COMMENT ON COLUMN idem_internal.checks_citus.status IS 'ok, warn or fail';
+COMMENT ON COLUMN idem_internal.checks_citus.detail IS 'what was found';
+COMMENT ON COLUMN idem_internal.checks_citus.fix IS 'command that repairs or shows the problem; null if there is none';
 
-CREATE VIEW idem.checks AS
+-- set: monitor
+CREATE VIEW idem_internal.checks AS
 SELECT h."check",
 	   h.status,
 	   h.detail,
 	   CASE WHEN NOT h.writes OR NOT pg_is_in_recovery() THEN h.fix END AS fix
-  FROM (SELECT * FROM idem.checks_server
+  FROM (SELECT * FROM idem_internal.checks_server
 		UNION ALL
-		SELECT * FROM idem.checks_cleanup
+		SELECT * FROM idem_internal.checks_cleanup
 		UNION ALL
-		SELECT * FROM idem.checks_tables
+		SELECT * FROM idem_internal.checks_tables
 		UNION ALL
-		SELECT * FROM idem.checks_work
+		SELECT * FROM idem_internal.checks_work
 		UNION ALL
-		SELECT * FROM idem.checks_replication
+		SELECT * FROM idem_internal.checks_replication
 		UNION ALL
-		SELECT * FROM idem.checks_catalog
+		SELECT * FROM idem_internal.checks_catalog
 		UNION ALL
-		SELECT * FROM idem.checks_shard
+		SELECT * FROM idem_internal.checks_shard
 		UNION ALL
-		SELECT * FROM idem.checks_citus) AS h
+		SELECT * FROM idem_internal.checks_citus) AS h
  ORDER BY h.ord;
-COMMENT ON VIEW idem.checks IS 'for idem.health: all checks except that of the version';
-COMMENT ON COLUMN idem.checks."check" IS 'name of the check';
-COMMENT ON COLUMN idem.checks.status IS 'ok, warn (an operator should look at it) or fail (something does not work)';
-COMMENT ON COLUMN idem.checks.detail IS 'what was found';
-COMMENT ON COLUMN idem.checks.fix IS 'command that repairs or shows the problem; null if there is none';
+COMMENT ON VIEW idem_internal.checks IS 'for idem.health: all checks except that of the version';
+COMMENT ON COLUMN idem_internal.checks."check" IS 'name of the check';
+COMMENT ON COLUMN idem_internal.checks.status IS 'ok, warn (an operator should look at it) or fail (something does not work)';
+COMMENT ON COLUMN idem_internal.checks.detail IS 'what was found';
+COMMENT ON COLUMN idem_internal.checks.fix IS 'command that repairs or shows the problem; null if there is none';
 
 /*
  * The executor looks up every C function of a query before it runs the query, and
@@ -755,32 +766,35 @@ COMMENT ON COLUMN idem.checks.fix IS 'command that repairs or shows the problem;
  * idem_version() only.  It calls idem_checks() if the versions are equal;
  * idem_checks() is volatile, so the planner does not inline it.
  */
-CREATE FUNCTION pg_catalog.idem_checks_local(distributed bigint)
+-- set: monitor
+CREATE FUNCTION idem_internal.idem_checks_local(distributed bigint)
 RETURNS TABLE ("check" text, status text, detail text, fix text)
 LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 24
 BEGIN ATOMIC
-	SELECT c."check", c.status, c.detail, c.fix FROM idem.checks AS c;
+	SELECT c."check", c.status, c.detail, c.fix FROM idem_internal.checks AS c;
 END;
-COMMENT ON FUNCTION pg_catalog.idem_checks_local IS
-	'for idem_checks(): reads idem.checks only when it is called; the argument makes the caller count the tables that Citus has distributed first';
+COMMENT ON FUNCTION idem_internal.idem_checks_local IS
+	'for idem_internal.idem_checks(): reads idem_internal.checks only when it is called; the argument makes the caller count the tables that Citus has distributed first';
 
-CREATE FUNCTION pg_catalog.idem_checks(version text)
+-- set: monitor
+CREATE FUNCTION idem_internal.idem_checks(version text)
 RETURNS TABLE ("check" text, status text, detail text, fix text)
 LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 24
 BEGIN ATOMIC
 	WITH c AS MATERIALIZED (
-		SELECT c.* FROM idem.checks_citus AS c WHERE c.status = 'fail')
+		SELECT c.* FROM idem_internal.checks_citus AS c WHERE c.status = 'fail')
 	SELECT c."check", c.status, idem_visible(c.detail), CASE WHEN NOT c.writes OR NOT pg_is_in_recovery() THEN idem_visible(c.fix) END
 	  FROM c
 	UNION ALL
 	SELECT l."check", l.status, idem_visible(l.detail), idem_visible(l.fix)
 	  FROM (SELECT count(*) AS n FROM c) AS d
-	 CROSS JOIN LATERAL idem_checks_local(d.n) AS l
+	 CROSS JOIN LATERAL idem_internal.idem_checks_local(d.n) AS l
 	 WHERE d.n = 0;
 END;
-COMMENT ON FUNCTION pg_catalog.idem_checks IS
-	'for idem.health: reads idem.checks only when it is called; the argument makes the caller read the version first';
+COMMENT ON FUNCTION idem_internal.idem_checks IS
+	'for idem.health: reads idem_internal.checks only when it is called; the argument makes the caller read the version first';
 
+-- set: monitor
 CREATE VIEW idem.health AS
 WITH v AS (
 	SELECT idem_version() AS library,
@@ -808,7 +822,7 @@ SELECT 'version' AS "check",
 UNION ALL
 SELECT c."check", c.status, c.detail, c.fix
   FROM v
- CROSS JOIN LATERAL idem_checks(v.objects) AS c
+ CROSS JOIN LATERAL idem_internal.idem_checks(v.objects) AS c
  WHERE v.library = v.objects;
 COMMENT ON VIEW idem.health IS 'rows of idem_doctor()';
 COMMENT ON COLUMN idem.health."check" IS 'name of the check';
@@ -816,6 +830,7 @@ COMMENT ON COLUMN idem.health.status IS 'ok, warn (an operator should look at it
 COMMENT ON COLUMN idem.health.detail IS 'what was found';
 COMMENT ON COLUMN idem.health.fix IS 'command that repairs or shows the problem; null if there is none';
 
+-- set: monitor
 CREATE FUNCTION pg_catalog.idem_doctor()
 RETURNS TABLE ("check" text, status text, detail text, fix text)
 LANGUAGE sql VOLATILE PARALLEL RESTRICTED ROWS 25

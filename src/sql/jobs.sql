@@ -14,6 +14,7 @@
 CREATE SEQUENCE idem.jobs_job_id_seq AS bigint;
 COMMENT ON SEQUENCE idem.jobs_job_id_seq IS 'source of job_id';
 
+-- set: none
 CREATE TABLE idem.jobs (
 	job_id bigint NOT NULL,
 	run_at timestamp with time zone NOT NULL,
@@ -70,6 +71,7 @@ COMMENT ON INDEX idem.jobs_pkey IS 'finds a job by its number';
 COMMENT ON INDEX idem.jobs_fetch_idx IS 'gives the order in which jobs are fetched';
 COMMENT ON INDEX idem.jobs_key_idx IS 'finds the jobs of a key';
 
+-- set: none
 CREATE TABLE idem.job_keys (
 	key_hash bigint NOT NULL,
 	expires_at timestamp with time zone NOT NULL,
@@ -93,6 +95,7 @@ COMMENT ON CONSTRAINT job_keys_pkey ON idem.job_keys IS 'finds a key by its hash
 COMMENT ON INDEX idem.job_keys_pkey IS 'finds a key by its hash';
 COMMENT ON INDEX idem.job_keys_expires_at_idx IS 'lets cleanup find expired keys, oldest first';
 
+-- set: none
 CREATE TABLE idem.job_log (
 	job_id bigint NOT NULL,
 	ended_at timestamp with time zone NOT NULL,
@@ -151,6 +154,7 @@ COMMENT ON INDEX idem.job_log_key_idx IS 'finds the jobs of a key, in the order 
 COMMENT ON INDEX idem.job_log_retry_idx IS 'finds the dead and cancelled jobs of a queue, in the order in which they ended';
 COMMENT ON INDEX idem.job_log_expires_at_idx IS 'lets cleanup find expired rows, oldest first';
 
+-- set: admin
 CREATE TABLE idem.queues (
 	queue text COLLATE "C" NOT NULL,
 	owner regrole,

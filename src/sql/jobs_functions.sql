@@ -1,5 +1,6 @@
 /* src/sql/jobs_functions.sql: functions of queues and jobs */
 
+-- set: admin
 CREATE FUNCTION pg_catalog.idem_queue_set(
 	queue text,
 	dedup text DEFAULT NULL,
@@ -21,6 +22,7 @@ AS 'MODULE_PATHNAME', 'idem_queue_set';
 COMMENT ON FUNCTION pg_catalog.idem_queue_set IS
 	'declare settings of a queue; settings that are left out keep their values';
 
+-- set: admin
 CREATE FUNCTION pg_catalog.idem_queue_drop(
 	queue text)
 RETURNS boolean
@@ -29,6 +31,7 @@ AS 'MODULE_PATHNAME', 'idem_queue_drop';
 COMMENT ON FUNCTION pg_catalog.idem_queue_drop IS
 	'remove the settings of a queue that has no live jobs and no owner; returns false if there were none';
 
+-- set: admin
 CREATE FUNCTION pg_catalog.idem_pause(
 	queue text)
 RETURNS boolean
@@ -37,6 +40,7 @@ AS 'MODULE_PATHNAME', 'idem_pause';
 COMMENT ON FUNCTION pg_catalog.idem_pause IS
 	'pause a queue: its jobs are not fetched; returns false if it was paused before';
 
+-- set: admin
 CREATE FUNCTION pg_catalog.idem_resume(
 	queue text)
 RETURNS boolean
@@ -54,6 +58,7 @@ COMMENT ON COLUMN idem.enqueue_result.job_id IS 'number of the new job, or of th
 COMMENT ON COLUMN idem.enqueue_result.outcome IS 'enqueued, absorbed, replaced, postponed, rerun or done';
 COMMENT ON COLUMN idem.enqueue_result.result IS 'result of a job that is done';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_enqueue(
 	queue text,
 	payload jsonb DEFAULT NULL,
@@ -86,6 +91,7 @@ COMMENT ON COLUMN idem.enqueue_many_result.job_id IS 'number of the new job, or 
 COMMENT ON COLUMN idem.enqueue_many_result.outcome IS 'as in idem.enqueue_result';
 COMMENT ON COLUMN idem.enqueue_many_result.result IS 'result of a job that is done';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_enqueue_many(
 	queue text,
 	payloads jsonb[],
@@ -134,6 +140,7 @@ COMMENT ON COLUMN idem.fetch_result.progress IS 'recovery point that an earlier 
 COMMENT ON COLUMN idem.fetch_result.headers IS 'what the enqueue passed beside the payload, such as a trace context; null: none';
 COMMENT ON COLUMN idem.fetch_result.links IS 'the traceparent of each of the first duplicates that the job has absorbed; null: none';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_fetch(
 	queue text,
 	batch integer DEFAULT 1,
@@ -145,6 +152,7 @@ AS 'MODULE_PATHNAME', 'idem_fetch';
 COMMENT ON FUNCTION pg_catalog.idem_fetch IS
 	'fetch jobs that are due, until this transaction ends or with a lease; returns a fencing token for each';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_fetch_any(
 	queues text[],
 	batch integer DEFAULT 1,
@@ -156,6 +164,7 @@ AS 'MODULE_PATHNAME', 'idem_fetch_any';
 COMMENT ON FUNCTION pg_catalog.idem_fetch_any IS
 	'fetch jobs that are due from several queues, a fair share from each; otherwise like idem_fetch()';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_complete(
 	job_id bigint,
 	token bigint,
@@ -175,6 +184,7 @@ COMMENT ON COLUMN idem.complete_many_result.ord IS 'position of the job in the a
 COMMENT ON COLUMN idem.complete_many_result.job_id IS 'number of the job';
 COMMENT ON COLUMN idem.complete_many_result.status IS 'completed, stale or not_held';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_complete_many(
 	ids bigint[],
 	tokens bigint[])
@@ -184,6 +194,7 @@ AS 'MODULE_PATHNAME', 'idem_complete_many';
 COMMENT ON FUNCTION pg_catalog.idem_complete_many IS
 	'end many jobs that are done; returns one row per element: completed, stale or not_held';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_fail(
 	job_id bigint,
 	token bigint,
@@ -207,6 +218,7 @@ COMMENT ON COLUMN idem.heartbeat_result.job_id IS 'number of the job';
 COMMENT ON COLUMN idem.heartbeat_result.status IS 'renewed, stale or not_held';
 COMMENT ON COLUMN idem.heartbeat_result.lease_until IS 'when the lease expires; null if it was not renewed';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_heartbeat(
 	ids bigint[],
 	tokens bigint[],
@@ -217,6 +229,7 @@ AS 'MODULE_PATHNAME', 'idem_heartbeat';
 COMMENT ON FUNCTION pg_catalog.idem_heartbeat IS
 	'extend the leases of jobs to the given time from now; returns one row per element: renewed, stale or not_held';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_progress(
 	job_id bigint,
 	token bigint,
@@ -228,6 +241,7 @@ AS 'MODULE_PATHNAME', 'idem_progress';
 COMMENT ON FUNCTION pg_catalog.idem_progress IS
 	'store a recovery point of a job, which the next fetch returns, and renew its lease; returns when the lease expires';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_snooze(
 	job_id bigint,
 	token bigint,
@@ -255,6 +269,7 @@ COMMENT ON COLUMN idem.current_job_result.max_attempts IS 'maximum number of fet
 COMMENT ON COLUMN idem.current_job_result.headers IS 'what the enqueue passed beside the payload, such as a trace context';
 COMMENT ON COLUMN idem.current_job_result.progress IS 'recovery point that idem_progress() stored';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_current_job()
 RETURNS SETOF idem.current_job_result
 LANGUAGE C STABLE PARALLEL RESTRICTED ROWS 1
@@ -262,6 +277,7 @@ AS 'MODULE_PATHNAME', 'idem_current_job';
 COMMENT ON FUNCTION pg_catalog.idem_current_job IS
 	'in a handler: the job for which idem_work(), idem_drain() or idem_verify() runs it; returns no row elsewhere';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_cancel(
 	job_id bigint)
 RETURNS boolean
@@ -270,6 +286,7 @@ AS 'MODULE_PATHNAME', 'idem_cancel';
 COMMENT ON FUNCTION pg_catalog.idem_cancel IS
 	'cancel a job that waits or is leased; returns false if there is no such job';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_retry(
 	job_id bigint)
 RETURNS boolean
@@ -321,6 +338,7 @@ COMMENT ON COLUMN idem.job_result.links IS 'the traceparent of each of the first
 COMMENT ON COLUMN idem.job_result.errors IS 'the last errors, oldest first: attempt, time and text of each';
 COMMENT ON COLUMN idem.job_result.progress IS 'recovery point that idem_progress() stored';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_job(
 	job_id bigint)
 RETURNS SETOF idem.job_result
@@ -329,6 +347,7 @@ AS 'MODULE_PATHNAME', 'idem_job';
 COMMENT ON FUNCTION pg_catalog.idem_job IS
 	'show the state of a job and its result; returns no row if there is no such job, or if it is no longer kept';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_job_by_key(
 	queue text,
 	key text,
@@ -340,6 +359,7 @@ AS 'MODULE_PATHNAME', 'idem_job_by_key';
 COMMENT ON FUNCTION pg_catalog.idem_job_by_key IS
 	'show the jobs of a key: first those that have not ended, newest first, then those that have, the last end first';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_cancel_by_key(
 	queue text,
 	key text,
@@ -350,6 +370,7 @@ AS 'MODULE_PATHNAME', 'idem_cancel_by_key';
 COMMENT ON FUNCTION pg_catalog.idem_cancel_by_key IS
 	'cancel the jobs of a key that have not ended, each as idem_cancel() does; returns how many';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_cancel_many(
 	ids bigint[] DEFAULT NULL,
 	queue text DEFAULT NULL,
@@ -361,6 +382,7 @@ AS 'MODULE_PATHNAME', 'idem_cancel_many';
 COMMENT ON FUNCTION pg_catalog.idem_cancel_many IS
 	'cancel many jobs, by their numbers or by queue and state; skips those that another transaction holds; returns how many';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_retry_many(
 	ids bigint[] DEFAULT NULL,
 	queue text DEFAULT NULL,
@@ -372,6 +394,7 @@ AS 'MODULE_PATHNAME', 'idem_retry_many';
 COMMENT ON FUNCTION pg_catalog.idem_retry_many IS
 	'put many dead or cancelled jobs back into their queues, by their numbers or by queue and state; returns how many';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_fail_many(
 	ids bigint[] DEFAULT NULL,
 	tokens bigint[] DEFAULT NULL,
@@ -388,6 +411,7 @@ AS 'MODULE_PATHNAME', 'idem_fail_many';
 COMMENT ON FUNCTION pg_catalog.idem_fail_many IS
 	'end the attempts of many jobs as failed, by their numbers and tokens, or by queue, state and worker; returns how many';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_snooze_many(
 	ids bigint[] DEFAULT NULL,
 	tokens bigint[] DEFAULT NULL,
@@ -402,6 +426,7 @@ AS 'MODULE_PATHNAME', 'idem_snooze_many';
 COMMENT ON FUNCTION pg_catalog.idem_snooze_many IS
 	'give many jobs back and postpone them, by their numbers and tokens, or by queue, state and worker; returns how many';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_reschedule_many(
 	ids bigint[] DEFAULT NULL,
 	run_at timestamp with time zone DEFAULT NULL,
@@ -419,6 +444,7 @@ COMMENT ON FUNCTION pg_catalog.idem_reschedule_many IS
  * Procedures that wait: they end their transaction, so they are not functions.  A SET
  * clause or SECURITY DEFINER would keep them from that.
  */
+-- set: app
 CREATE PROCEDURE pg_catalog.idem_wait(
 	queue text,
 	timeout interval DEFAULT '30 s',
@@ -428,6 +454,7 @@ AS 'MODULE_PATHNAME', 'idem_wait';
 COMMENT ON PROCEDURE pg_catalog.idem_wait IS
 	'wait without a transaction until a job of the queue can be fetched; ready is false after the timeout';
 
+-- set: app
 CREATE PROCEDURE pg_catalog.idem_wait_any(
 	queues text[],
 	timeout interval DEFAULT '30 s',
@@ -438,6 +465,7 @@ AS 'MODULE_PATHNAME', 'idem_wait_any';
 COMMENT ON PROCEDURE pg_catalog.idem_wait_any IS
 	'wait without a transaction until a job of one of the queues can be fetched, and name that queue';
 
+-- set: app
 CREATE PROCEDURE pg_catalog.idem_wait_job(
 	job_id bigint,
 	timeout interval DEFAULT '30 s',
@@ -448,6 +476,7 @@ AS 'MODULE_PATHNAME', 'idem_wait_job';
 COMMENT ON PROCEDURE pg_catalog.idem_wait_job IS
 	'wait without a transaction until a job has ended; state is gone if the job is not kept';
 
+-- set: app
 CREATE PROCEDURE pg_catalog.idem_work(
 	queue text,
 	handler regproc,

@@ -5,6 +5,7 @@
  * monitors.  Neither shows a payload.  The states are the same as in jobrow.c.  A
  * job that an open transaction has fetched is shown in the state that it had before.
  */
+-- set: admin
 CREATE VIEW idem.job_status AS
 SELECT s.job_id,
 	   s.queue,
@@ -87,6 +88,7 @@ COMMENT ON COLUMN idem.job_status.ended_at IS 'when the job ended; null if it ha
 COMMENT ON COLUMN idem.job_status.percent IS 'member percent of what idem_progress() stored, if it is a number: 0 to 100, others are shown as the nearest of these';
 COMMENT ON COLUMN idem.job_status.message IS 'member message of what idem_progress() stored, if it is a string; the first 200 characters';
 
+-- set: monitor
 CREATE VIEW idem.queue_status AS
 SELECT COALESCE(j.queue, q.queue) AS queue,
 	   COALESCE(j.ready, 0) AS ready,

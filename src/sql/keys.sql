@@ -6,6 +6,7 @@
  * last column that is not null: the row of a plain claim after the request, that of a
  * finished one after the result.  Neither contains a null, so neither has a null bitmap.
  */
+-- set: none
 CREATE TABLE idem.keys (
 	created_at timestamp with time zone NOT NULL,
 	expires_at timestamp with time zone NOT NULL,

@@ -13,6 +13,7 @@ COMMENT ON COLUMN idem.claim_result.result IS 'result of a finished key';
 COMMENT ON COLUMN idem.claim_result.created_at IS 'when the key was first claimed';
 COMMENT ON COLUMN idem.claim_result.expires_at IS 'time from which the key counts as absent';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_claim(
 	key text,
 	request jsonb DEFAULT NULL,
@@ -25,6 +26,7 @@ AS 'MODULE_PATHNAME', 'idem_claim';
 COMMENT ON FUNCTION pg_catalog.idem_claim IS
 	'claim an idempotency key in this transaction, or return the result stored under it';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_finish(
 	key text,
 	result jsonb DEFAULT NULL,
@@ -36,6 +38,7 @@ AS 'MODULE_PATHNAME', 'idem_finish';
 COMMENT ON FUNCTION pg_catalog.idem_finish IS
 	'store the result of a key that this transaction claimed, or that the caller holds by a lease with this token; returns false if the result was stored before';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_release(
 	key text,
 	token bigint DEFAULT NULL,
@@ -71,6 +74,7 @@ COMMENT ON COLUMN idem.get_result.finished_at IS 'when idem_finish() was called;
 COMMENT ON COLUMN idem.get_result.lease_until IS 'when the lease expires; null for a plain claim';
 COMMENT ON COLUMN idem.get_result.expires_at IS 'time from which the key counts as absent';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_get(
 	key text,
 	scope text DEFAULT NULL)
@@ -80,6 +84,7 @@ AS 'MODULE_PATHNAME', 'idem_get';
 COMMENT ON FUNCTION pg_catalog.idem_get IS
 	'show an idempotency key without claiming it; returns no row if there is no such key';
 
+-- set: admin
 CREATE FUNCTION pg_catalog.idem_forget(
 	key text,
 	scope text DEFAULT NULL)
@@ -108,6 +113,7 @@ COMMENT ON COLUMN idem.lease_result.checkpoint IS 'recovery point of the last at
 COMMENT ON COLUMN idem.lease_result.lease_until IS 'when the lease expires';
 COMMENT ON COLUMN idem.lease_result.expires_at IS 'time from which the key counts as absent';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_lease(
 	key text,
 	lease interval,
@@ -124,6 +130,7 @@ AS 'MODULE_PATHNAME', 'idem_lease';
 COMMENT ON FUNCTION pg_catalog.idem_lease IS
 	'claim an idempotency key for a limited time that outlives this transaction, for work outside the database; returns a fencing token';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_renew(
 	key text,
 	token bigint,
@@ -135,6 +142,7 @@ AS 'MODULE_PATHNAME', 'idem_renew';
 COMMENT ON FUNCTION pg_catalog.idem_renew IS
 	'extend a lease to the given time from now; returns its new end';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_checkpoint(
 	key text,
 	token bigint,
@@ -146,6 +154,7 @@ AS 'MODULE_PATHNAME', 'idem_checkpoint';
 COMMENT ON FUNCTION pg_catalog.idem_checkpoint IS
 	'store a recovery point for the next attempt and renew the lease; returns the new end of the lease';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_fence(
 	key text,
 	token bigint,
@@ -165,6 +174,7 @@ COMMENT ON COLUMN idem.call_result.status IS 'finished, busy, held, parked or ex
 COMMENT ON COLUMN idem.call_result.result IS 'result of the handler, of this call or of an earlier one';
 COMMENT ON COLUMN idem.call_result.replayed IS 'true if the handler ran in an earlier call';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_call(
 	key text,
 	handler regproc,
@@ -195,6 +205,7 @@ COMMENT ON COLUMN idem.claim_many_result.result IS 'result of a finished key';
 COMMENT ON COLUMN idem.claim_many_result.created_at IS 'when the key was first claimed';
 COMMENT ON COLUMN idem.claim_many_result.expires_at IS 'time from which the key counts as absent';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_claim_many(
 	keys text[],
 	requests jsonb[] DEFAULT NULL,
@@ -207,6 +218,7 @@ AS 'MODULE_PATHNAME', 'idem_claim_many';
 COMMENT ON FUNCTION pg_catalog.idem_claim_many IS
 	'claim many keys in an order that prevents deadlocks; returns one row per element';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_finish_many(
 	keys text[],
 	results jsonb[] DEFAULT NULL,
@@ -217,6 +229,7 @@ AS 'MODULE_PATHNAME', 'idem_finish_many';
 COMMENT ON FUNCTION pg_catalog.idem_finish_many IS
 	'store the results of many keys that this transaction claimed, all or none; returns the number of results that were not stored before';
 
+-- set: admin
 CREATE FUNCTION pg_catalog.idem_key_hash(
 	key text,
 	scope text DEFAULT NULL)
@@ -227,6 +240,7 @@ COMMENT ON FUNCTION pg_catalog.idem_key_hash IS
 	'the hash of a key and its scope, by which the key is found in column key_hash of idem.keys';
 
 -- like the procedures that wait for jobs, see jobs_functions.sql
+-- set: app
 CREATE PROCEDURE pg_catalog.idem_wait_key(
 	key text,
 	timeout interval DEFAULT '30 s',

@@ -5,7 +5,8 @@
  * idem.key_summary shows no keys and is for monitors.  The states are those of
  * keyrow.c.
  */
-CREATE FUNCTION pg_catalog.idem_key_state(
+-- set: monitor
+CREATE FUNCTION idem_internal.idem_key_state(
 	now timestamp with time zone,
 	xmin xid,
 	finished_at timestamp with time zone,
@@ -17,14 +18,15 @@ CREATE FUNCTION pg_catalog.idem_key_state(
 RETURNS text
 LANGUAGE C VOLATILE PARALLEL RESTRICTED
 AS 'MODULE_PATHNAME', 'idem_key_state';
-COMMENT ON FUNCTION pg_catalog.idem_key_state IS
+COMMENT ON FUNCTION idem_internal.idem_key_state IS
 	'state of a row of idem.keys at a time: held, finished, live, parked, exhausted or expired';
 
+-- set: admin
 CREATE VIEW idem.key_status AS
 SELECT k.key,
 	   k.scope,
 	   k.owner,
-	   idem_key_state(c.now, k.xmin, k.finished_at, k.expires_at, k.lease_until, k.park, k.attempt, k.max_attempts) AS status,
+	   idem_internal.idem_key_state(c.now, k.xmin, k.finished_at, k.expires_at, k.lease_until, k.park, k.attempt, k.max_attempts) AS status,
 	   c.now - k.created_at AS age,
 	   k.expires_at - c.now AS time_left,
 	   k.worker,
@@ -47,6 +49,7 @@ COMMENT ON COLUMN idem.key_status.token IS 'fencing token of the last lease';
 COMMENT ON COLUMN idem.key_status.lease_left IS 'time until the lease expires; negative once it has expired; null for a plain claim';
 COMMENT ON COLUMN idem.key_status.max_attempts IS 'maximum number of leases; null: no limit';
 
+-- set: monitor
 CREATE VIEW idem.key_summary AS
 SELECT s.owner,
 	   s.status,
@@ -62,6 +65,7 @@ COMMENT ON COLUMN idem.key_summary.keys IS 'number of keys';
 COMMENT ON COLUMN idem.key_summary.oldest IS 'age of the oldest key';
 COMMENT ON COLUMN idem.key_summary.next_expiry IS 'time until the first of the keys expires; negative once it has expired';
 
+-- set: admin
 CREATE VIEW idem.lease_status AS
 SELECT s.key,
 	   s.scope,

@@ -7,7 +7,8 @@
  * it with idem_job().  In a view has_table_privilege() and pg_has_role() see the caller,
  * not the owner of the view.
  */
-CREATE VIEW idem.report_jobs AS
+-- set: monitor
+CREATE VIEW idem_internal.report_jobs AS
 SELECT s.job_id,
 	   s.queue,
 	   s.state,
@@ -30,21 +31,22 @@ SELECT s.job_id,
   LEFT JOIN idem.queues AS q ON q.queue = s.queue
  CROSS JOIN (SELECT has_table_privilege('idem.job_status'::regclass, 'SELECT') AS may_read) AS m
  WHERE s.state = ANY (ARRAY['running', 'expired', 'dead']);
-COMMENT ON VIEW idem.report_jobs IS 'for idem_report(): jobs that are leased or dead';
-COMMENT ON COLUMN idem.report_jobs.job_id IS 'number of the job';
-COMMENT ON COLUMN idem.report_jobs.queue IS 'name of the queue';
-COMMENT ON COLUMN idem.report_jobs.state IS 'running (leased), expired (its lease has expired) or dead';
-COMMENT ON COLUMN idem.report_jobs.worker IS 'name of the worker, as given to idem_fetch()';
-COMMENT ON COLUMN idem.report_jobs.attempt IS 'number of fetches so far';
-COMMENT ON COLUMN idem.report_jobs.max_attempts IS 'maximum number of fetches';
-COMMENT ON COLUMN idem.report_jobs.running_for IS 'time since the job was fetched; null if it is dead';
-COMMENT ON COLUMN idem.report_jobs.lease_left IS 'time until the lease expires; negative once it has expired; null if the job is dead';
-COMMENT ON COLUMN idem.report_jobs.ended_at IS 'when the job was made dead; null if it is not dead';
-COMMENT ON COLUMN idem.report_jobs.error IS 'the last error; null for roles that may not read idem.job_status';
-COMMENT ON COLUMN idem.report_jobs.key IS 'the key; null for roles that may not read idem.job_status';
-COMMENT ON COLUMN idem.report_jobs.payload IS 'data for the worker; null for roles that may not read idem.job_status, or not this job with idem_job()';
+COMMENT ON VIEW idem_internal.report_jobs IS 'for idem_report(): jobs that are leased or dead';
+COMMENT ON COLUMN idem_internal.report_jobs.job_id IS 'number of the job';
+COMMENT ON COLUMN idem_internal.report_jobs.queue IS 'name of the queue';
+COMMENT ON COLUMN idem_internal.report_jobs.state IS 'running (leased), expired (its lease has expired) or dead';
+COMMENT ON COLUMN idem_internal.report_jobs.worker IS 'name of the worker, as given to idem_fetch()';
+COMMENT ON COLUMN idem_internal.report_jobs.attempt IS 'number of fetches so far';
+COMMENT ON COLUMN idem_internal.report_jobs.max_attempts IS 'maximum number of fetches';
+COMMENT ON COLUMN idem_internal.report_jobs.running_for IS 'time since the job was fetched; null if it is dead';
+COMMENT ON COLUMN idem_internal.report_jobs.lease_left IS 'time until the lease expires; negative once it has expired; null if the job is dead';
+COMMENT ON COLUMN idem_internal.report_jobs.ended_at IS 'when the job was made dead; null if it is not dead';
+COMMENT ON COLUMN idem_internal.report_jobs.error IS 'the last error; null for roles that may not read idem.job_status';
+COMMENT ON COLUMN idem_internal.report_jobs.key IS 'the key; null for roles that may not read idem.job_status';
+COMMENT ON COLUMN idem_internal.report_jobs.payload IS 'data for the worker; null for roles that may not read idem.job_status, or not this job with idem_job()';
 
-CREATE VIEW idem.report_waiting AS
+-- set: monitor
+CREATE VIEW idem_internal.report_waiting AS
 SELECT DISTINCT ON (s.queue)
 	   s.queue,
 	   s.job_id,
@@ -52,12 +54,13 @@ SELECT DISTINCT ON (s.queue)
   FROM idem.job_status AS s
  WHERE s.state = 'waiting'
  ORDER BY s.queue, s.run_at, s.job_id;
-COMMENT ON VIEW idem.report_waiting IS 'for idem_report(): of each queue the job that has been due for the longest time';
-COMMENT ON COLUMN idem.report_waiting.queue IS 'name of the queue';
-COMMENT ON COLUMN idem.report_waiting.job_id IS 'number of the job';
-COMMENT ON COLUMN idem.report_waiting.due_for IS 'time since the job became due';
+COMMENT ON VIEW idem_internal.report_waiting IS 'for idem_report(): of each queue the job that has been due for the longest time';
+COMMENT ON COLUMN idem_internal.report_waiting.queue IS 'name of the queue';
+COMMENT ON COLUMN idem_internal.report_waiting.job_id IS 'number of the job';
+COMMENT ON COLUMN idem_internal.report_waiting.due_for IS 'time since the job became due';
 
-CREATE VIEW idem.report_dead AS
+-- set: monitor
+CREATE VIEW idem_internal.report_dead AS
 SELECT d.queue,
 	   d.error,
 	   count(*) AS jobs,
@@ -70,14 +73,15 @@ SELECT d.queue,
 		  FROM idem.job_status AS s
 		 WHERE s.state = 'dead') AS d
  GROUP BY d.queue, d.error;
-COMMENT ON VIEW idem.report_dead IS 'for idem_report(): dead jobs by queue and error';
-COMMENT ON COLUMN idem.report_dead.queue IS 'name of the queue';
-COMMENT ON COLUMN idem.report_dead.error IS 'the first 200 characters of the error; null for roles that may not read idem.job_status';
-COMMENT ON COLUMN idem.report_dead.jobs IS 'number of dead jobs with this error';
-COMMENT ON COLUMN idem.report_dead.first_at IS 'when the first of them was made dead';
-COMMENT ON COLUMN idem.report_dead.last_at IS 'when the last of them was made dead';
+COMMENT ON VIEW idem_internal.report_dead IS 'for idem_report(): dead jobs by queue and error';
+COMMENT ON COLUMN idem_internal.report_dead.queue IS 'name of the queue';
+COMMENT ON COLUMN idem_internal.report_dead.error IS 'the first 200 characters of the error; null for roles that may not read idem.job_status';
+COMMENT ON COLUMN idem_internal.report_dead.jobs IS 'number of dead jobs with this error';
+COMMENT ON COLUMN idem_internal.report_dead.first_at IS 'when the first of them was made dead';
+COMMENT ON COLUMN idem_internal.report_dead.last_at IS 'when the last of them was made dead';
 
-CREATE VIEW idem.report_leases AS
+-- set: monitor
+CREATE VIEW idem_internal.report_leases AS
 SELECT k.state,
 	   k.owner,
 	   k.worker,
@@ -100,27 +104,28 @@ SELECT k.state,
 			   k.key,
 			   k.scope,
 			   c.now,
-			   idem_key_state(c.now, k.xmin, k.finished_at, k.expires_at, k.lease_until, k.park, k.attempt, k.max_attempts) AS state
+			   idem_internal.idem_key_state(c.now, k.xmin, k.finished_at, k.expires_at, k.lease_until, k.park, k.attempt, k.max_attempts) AS state
 		  FROM idem.keys AS k
 		 CROSS JOIN (SELECT idem_clock() AS now OFFSET 0) AS c
 		 WHERE k.lease_until IS NOT NULL
 		   AND k.finished_at IS NULL) AS k
  CROSS JOIN (SELECT has_table_privilege('idem.lease_status'::regclass, 'SELECT') AS may_read) AS m
  WHERE k.state = ANY (ARRAY['parked', 'exhausted', 'live']);
-COMMENT ON VIEW idem.report_leases IS 'for idem_report(): leases that are parked, exhausted or live';
-COMMENT ON COLUMN idem.report_leases.state IS 'parked (an operator must decide), exhausted (no attempts are left) or live';
-COMMENT ON COLUMN idem.report_leases.owner IS 'role that owns the key';
-COMMENT ON COLUMN idem.report_leases.worker IS 'name of the worker that has or had the lease';
-COMMENT ON COLUMN idem.report_leases.attempt IS 'number of leases of this key';
-COMMENT ON COLUMN idem.report_leases.max_attempts IS 'maximum number of leases; null: no limit';
-COMMENT ON COLUMN idem.report_leases.stuck_for IS 'time since the lease expired; negative while it is live';
-COMMENT ON COLUMN idem.report_leases.held_for IS 'time since the lease was taken or last renewed';
-COMMENT ON COLUMN idem.report_leases.token IS 'fencing token of the lease';
-COMMENT ON COLUMN idem.report_leases.key_hash IS 'hash of scope and key; idem_key_hash() computes it';
-COMMENT ON COLUMN idem.report_leases.key IS 'the key; null for roles that may not read idem.lease_status';
-COMMENT ON COLUMN idem.report_leases.scope IS 'scope of the key; null for roles that may not read idem.lease_status';
+COMMENT ON VIEW idem_internal.report_leases IS 'for idem_report(): leases that are parked, exhausted or live';
+COMMENT ON COLUMN idem_internal.report_leases.state IS 'parked (an operator must decide), exhausted (no attempts are left) or live';
+COMMENT ON COLUMN idem_internal.report_leases.owner IS 'role that owns the key';
+COMMENT ON COLUMN idem_internal.report_leases.worker IS 'name of the worker that has or had the lease';
+COMMENT ON COLUMN idem_internal.report_leases.attempt IS 'number of leases of this key';
+COMMENT ON COLUMN idem_internal.report_leases.max_attempts IS 'maximum number of leases; null: no limit';
+COMMENT ON COLUMN idem_internal.report_leases.stuck_for IS 'time since the lease expired; negative while it is live';
+COMMENT ON COLUMN idem_internal.report_leases.held_for IS 'time since the lease was taken or last renewed';
+COMMENT ON COLUMN idem_internal.report_leases.token IS 'fencing token of the lease';
+COMMENT ON COLUMN idem_internal.report_leases.key_hash IS 'hash of scope and key; idem_key_hash() computes it';
+COMMENT ON COLUMN idem_internal.report_leases.key IS 'the key; null for roles that may not read idem.lease_status';
+COMMENT ON COLUMN idem_internal.report_leases.scope IS 'scope of the key; null for roles that may not read idem.lease_status';
 
-CREATE VIEW idem.report_scopes AS
+-- set: monitor
+CREATE VIEW idem_internal.report_scopes AS
 SELECT s.scope,
 	   count(*) AS keys,
 	   count(*) FILTER (WHERE s.status = 'finished') AS finished,
@@ -131,14 +136,15 @@ SELECT s.scope,
 			   k.attempt
 		  FROM idem.key_status AS k) AS s
  GROUP BY s.scope;
-COMMENT ON VIEW idem.report_scopes IS 'for idem_report(): keys by scope';
-COMMENT ON COLUMN idem.report_scopes.scope IS 'the scope; null for roles that may not read idem.key_status';
-COMMENT ON COLUMN idem.report_scopes.keys IS 'number of keys';
-COMMENT ON COLUMN idem.report_scopes.finished IS 'those that are finished';
-COMMENT ON COLUMN idem.report_scopes.live IS 'those that a worker holds a lease of';
-COMMENT ON COLUMN idem.report_scopes.repeated IS 'those that were leased more than once';
+COMMENT ON VIEW idem_internal.report_scopes IS 'for idem_report(): keys by scope';
+COMMENT ON COLUMN idem_internal.report_scopes.scope IS 'the scope; null for roles that may not read idem.key_status';
+COMMENT ON COLUMN idem_internal.report_scopes.keys IS 'number of keys';
+COMMENT ON COLUMN idem_internal.report_scopes.finished IS 'those that are finished';
+COMMENT ON COLUMN idem_internal.report_scopes.live IS 'those that a worker holds a lease of';
+COMMENT ON COLUMN idem_internal.report_scopes.repeated IS 'those that were leased more than once';
 
-CREATE VIEW idem.report_hours AS
+-- set: monitor
+CREATE VIEW idem_internal.report_hours AS
 WITH t AS MATERIALIZED (
 	SELECT date_trunc('hour', idem_clock()) AS now)
 SELECT t.now - h.ago * interval '1 hour' AS hour,
@@ -160,8 +166,8 @@ SELECT t.now - h.ago * interval '1 hour' AS hour,
 		  FROM t
 		  JOIN idem.keys AS s ON s.created_at >= t.now - interval '23 hours'
 		 GROUP BY 1) AS k ON k.hour = t.now - h.ago * interval '1 hour';
-COMMENT ON VIEW idem.report_hours IS 'for idem_report(): the last 24 hours, one row each';
-COMMENT ON COLUMN idem.report_hours.hour IS 'when the hour began';
-COMMENT ON COLUMN idem.report_hours.done IS 'jobs that were completed in that hour and are still in the history';
-COMMENT ON COLUMN idem.report_hours.dead IS 'jobs that were made dead in that hour and are still in the history';
-COMMENT ON COLUMN idem.report_hours.created IS 'keys that were first claimed in that hour and are still there';
+COMMENT ON VIEW idem_internal.report_hours IS 'for idem_report(): the last 24 hours, one row each';
+COMMENT ON COLUMN idem_internal.report_hours.hour IS 'when the hour began';
+COMMENT ON COLUMN idem_internal.report_hours.done IS 'jobs that were completed in that hour and are still in the history';
+COMMENT ON COLUMN idem_internal.report_hours.dead IS 'jobs that were made dead in that hour and are still in the history';
+COMMENT ON COLUMN idem_internal.report_hours.created IS 'keys that were first claimed in that hour and are still there';

@@ -4,6 +4,7 @@
  * A tick updates next_tick, which is indexed, so each tick leaves dead entries in both
  * indexes.  Autovacuum starts early for that reason.
  */
+-- set: admin
 CREATE TABLE idem.schedules (
 	name text COLLATE "C" NOT NULL,
 	queue text COLLATE "C" NOT NULL,
@@ -52,6 +53,7 @@ SELECT pg_extension_config_dump('idem.schedules', '');
  * For monitors: shows no payload.  A tick is late after one minute.  T9: "refused" repeats the
  * rule of idem_queuestore_may_enqueue(); sql/schedule_owner.sql compares them.
  */
+-- set: monitor
 CREATE VIEW idem.schedule_status AS
 SELECT s.name,
 	   s.queue,

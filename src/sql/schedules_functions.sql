@@ -1,5 +1,6 @@
 /* src/sql/schedules_functions.sql: functions for schedules */
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_schedule(
 	name text,
 	queue text,
@@ -17,6 +18,7 @@ AS 'MODULE_PATHNAME', 'idem_schedule';
 COMMENT ON FUNCTION pg_catalog.idem_schedule IS
 	'declare a schedule, or change it: each tick enqueues one job; returns the next tick';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_unschedule(
 	name text)
 RETURNS boolean
@@ -25,6 +27,7 @@ AS 'MODULE_PATHNAME', 'idem_unschedule';
 COMMENT ON FUNCTION pg_catalog.idem_unschedule IS
 	'remove a schedule; its jobs stay; returns false if there is none';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_schedule_pause(
 	name text)
 RETURNS boolean
@@ -33,6 +36,7 @@ AS 'MODULE_PATHNAME', 'idem_schedule_pause';
 COMMENT ON FUNCTION pg_catalog.idem_schedule_pause IS
 	'let a schedule have no ticks until idem_schedule_resume(); returns false if it was paused before';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_schedule_resume(
 	name text)
 RETURNS boolean
@@ -41,6 +45,7 @@ AS 'MODULE_PATHNAME', 'idem_schedule_resume';
 COMMENT ON FUNCTION pg_catalog.idem_schedule_resume IS
 	'let a schedule go on with the first tick from now on; returns false if that changes nothing';
 
+-- set: admin
 CREATE FUNCTION pg_catalog.idem_tick()
 RETURNS integer
 LANGUAGE C VOLATILE PARALLEL UNSAFE

@@ -20,7 +20,15 @@ CREATE SCHEMA idem;
 COMMENT ON SCHEMA idem IS 'idem: data and views of the idempotency extension';
 
 /*
- * All functions are in pg_catalog, so that an unqualified call finds them under any
+ * What only the views and functions of the extension use.  Roles get no USAGE on this
+ * schema, and no query names it at run time: the members of the extension have the OIDs
+ * of what they use.  EXECUTE on a function and SELECT on a view are checked as always.
+ */
+CREATE SCHEMA idem_internal;
+COMMENT ON SCHEMA idem_internal IS 'idem: functions and views that only the extension itself uses';
+
+/*
+ * All functions for callers are in pg_catalog, so that an unqualified call finds them under any
  * search_path.  None is STRICT: a null key must raise an error.
  *
  * A function of applications that returns several columns has a composite type for
@@ -28,6 +36,7 @@ COMMENT ON SCHEMA idem IS 'idem: data and views of the idempotency extension';
  * statement.  The server allows no composite type in pg_catalog.  A caller needs no
  * privilege on the type or on its schema.
  */
+-- set: monitor
 CREATE FUNCTION pg_catalog.idem_clock()
 RETURNS timestamp with time zone
 LANGUAGE C VOLATILE PARALLEL RESTRICTED
@@ -36,6 +45,7 @@ COMMENT ON FUNCTION pg_catalog.idem_clock IS
 	'the clock by which keys expire: the wall clock plus idem.clock_offset';
 
 /* H1 to H3: names that any role can choose, in what an operator reads and pastes */
+-- set: monitor
 CREATE FUNCTION pg_catalog.idem_visible(value text)
 RETURNS text
 LANGUAGE C IMMUTABLE PARALLEL SAFE
@@ -43,6 +53,7 @@ AS 'MODULE_PATHNAME', 'idem_visible';
 COMMENT ON FUNCTION pg_catalog.idem_visible IS
 	'for the views of operators: the text with its control and bidirectional characters as escapes';
 
+-- set: monitor
 CREATE FUNCTION pg_catalog.idem_visible_literal(value text)
 RETURNS text
 LANGUAGE C IMMUTABLE PARALLEL SAFE
@@ -50,6 +61,7 @@ AS 'MODULE_PATHNAME', 'idem_visible_literal';
 COMMENT ON FUNCTION pg_catalog.idem_visible_literal IS
 	'for the views of operators: a literal for a command, its control and bidirectional characters as escapes';
 
+-- set: monitor
 CREATE FUNCTION pg_catalog.idem_visible_name(value text)
 RETURNS text
 LANGUAGE C IMMUTABLE PARALLEL SAFE
@@ -57,6 +69,7 @@ AS 'MODULE_PATHNAME', 'idem_visible_name';
 COMMENT ON FUNCTION pg_catalog.idem_visible_name IS
 	'for the views of operators: an identifier for a command, its control and bidirectional characters as escapes';
 
+-- set: monitor
 CREATE FUNCTION pg_catalog.idem_version()
 RETURNS text
 LANGUAGE C STABLE PARALLEL SAFE

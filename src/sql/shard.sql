@@ -4,6 +4,7 @@
  * One row at most: which keys and jobs belong to this database.  The row stays when the map is
  * removed, because job numbers carry slots from the first map on.
  */
+-- set: admin
 CREATE TABLE idem.shard (
 	id smallint NOT NULL,
 	jobs_from bigint NOT NULL,
@@ -38,6 +39,7 @@ COMMENT ON INDEX idem.shard_pkey IS 'finds the row';
 
 SELECT pg_extension_config_dump('idem.shard', '');
 
+-- set: admin
 CREATE FUNCTION pg_catalog.idem_shard_set(
 	slots int4multirange,
 	by text DEFAULT 'key',
@@ -50,6 +52,7 @@ AS 'MODULE_PATHNAME', 'idem_shard_set';
 COMMENT ON FUNCTION pg_catalog.idem_shard_set IS
 	'for operators: set the slots of this database, which then refuses keys and jobs of other slots; waits for all transactions that hold keys or jobs';
 
+-- set: admin
 CREATE FUNCTION pg_catalog.idem_shard_give(
 	slots int4multirange,
 	receiver uuid)
@@ -59,6 +62,7 @@ AS 'MODULE_PATHNAME', 'idem_shard_give';
 COMMENT ON FUNCTION pg_catalog.idem_shard_give IS
 	'for operators: give up slots whose rows will be copied to another database; returns the last value of the sequence of job numbers';
 
+-- set: admin
 CREATE FUNCTION pg_catalog.idem_shard_take(
 	slots int4multirange,
 	above bigint,
@@ -69,6 +73,7 @@ AS 'MODULE_PATHNAME', 'idem_shard_take';
 COMMENT ON FUNCTION pg_catalog.idem_shard_take IS
 	'for operators: add slots to the map, after their rows were copied; new job numbers are made from values above the given one';
 
+-- set: admin
 CREATE FUNCTION pg_catalog.idem_shard_id()
 RETURNS uuid
 LANGUAGE C VOLATILE PARALLEL RESTRICTED
@@ -76,6 +81,7 @@ AS 'MODULE_PATHNAME', 'idem_shard_id';
 COMMENT ON FUNCTION pg_catalog.idem_shard_id() IS
 	'for operators: the id of this database, for idem_shard_give() and idem_shard_take(); an error in a copy of a database with a map';
 
+-- set: app, monitor
 CREATE FUNCTION pg_catalog.idem_slot(
 	key text,
 	scope text DEFAULT NULL)

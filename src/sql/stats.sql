@@ -5,7 +5,8 @@
  * shared memory, so they need a server that preloads the library.
  */
 
-CREATE FUNCTION pg_catalog.idem_stat_databases(
+-- set: monitor
+CREATE FUNCTION idem_internal.idem_stat_databases(
 	OUT datid oid,
 	OUT claims bigint,
 	OUT resumed bigint,
@@ -25,9 +26,10 @@ CREATE FUNCTION pg_catalog.idem_stat_databases(
 RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 10
 AS 'MODULE_PATHNAME', 'idem_stat_databases';
-COMMENT ON FUNCTION pg_catalog.idem_stat_databases IS
+COMMENT ON FUNCTION idem_internal.idem_stat_databases IS
 	'rows of idem.stats; returns none if the library is not preloaded';
 
+-- set: monitor
 CREATE VIEW idem.stats AS
 SELECT s.datid,
 	   d.datname,
@@ -46,7 +48,7 @@ SELECT s.datid,
 	   s.expired_job_keys,
 	   s.expired_job_history,
 	   s.stats_reset
-  FROM idem_stat_databases() AS s
+  FROM idem_internal.idem_stat_databases() AS s
   LEFT JOIN pg_database AS d ON d.oid = s.datid;
 COMMENT ON VIEW idem.stats IS 'counters of each database of the server since stats_reset';
 COMMENT ON COLUMN idem.stats.datid IS 'OID of the database';
@@ -67,7 +69,8 @@ COMMENT ON COLUMN idem.stats.expired_job_keys IS 'keys of jobs that cleanup remo
 COMMENT ON COLUMN idem.stats.expired_job_history IS 'jobs that cleanup removed from the history';
 COMMENT ON COLUMN idem.stats.stats_reset IS 'when the counters were last reset';
 
-CREATE FUNCTION pg_catalog.idem_stat_queues(
+-- set: monitor
+CREATE FUNCTION idem_internal.idem_stat_queues(
 	OUT datid oid,
 	OUT queue text,
 	OUT enqueued bigint,
@@ -89,9 +92,10 @@ CREATE FUNCTION pg_catalog.idem_stat_queues(
 RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 100
 AS 'MODULE_PATHNAME', 'idem_stat_queues';
-COMMENT ON FUNCTION pg_catalog.idem_stat_queues IS
+COMMENT ON FUNCTION idem_internal.idem_stat_queues IS
 	'rows of idem.queue_stats; returns none if the library is not preloaded';
 
+-- set: monitor
 CREATE VIEW idem.queue_stats AS
 SELECT s.datid,
 	   d.datname,
@@ -112,7 +116,7 @@ SELECT s.datid,
 	   s.retried,
 	   s.rescheduled,
 	   s.stats_reset
-  FROM idem_stat_queues() AS s
+  FROM idem_internal.idem_stat_queues() AS s
   LEFT JOIN pg_database AS d ON d.oid = s.datid;
 COMMENT ON VIEW idem.queue_stats IS 'counters of each queue of the server since stats_reset';
 COMMENT ON COLUMN idem.queue_stats.datid IS 'OID of the database';
@@ -135,7 +139,8 @@ COMMENT ON COLUMN idem.queue_stats.retried IS 'dead or cancelled jobs that idem_
 COMMENT ON COLUMN idem.queue_stats.rescheduled IS 'jobs that idem_reschedule_many() changed';
 COMMENT ON COLUMN idem.queue_stats.stats_reset IS 'when the counters were last reset';
 
-CREATE FUNCTION pg_catalog.idem_stat_latency(
+-- set: monitor
+CREATE FUNCTION idem_internal.idem_stat_latency(
 	OUT datid oid,
 	OUT queue text,
 	OUT kind text,
@@ -150,9 +155,10 @@ CREATE FUNCTION pg_catalog.idem_stat_latency(
 RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 200
 AS 'MODULE_PATHNAME', 'idem_stat_latency';
-COMMENT ON FUNCTION pg_catalog.idem_stat_latency IS
+COMMENT ON FUNCTION idem_internal.idem_stat_latency IS
 	'rows of idem.queue_latency and idem.queue_latency_buckets; returns none if the library is not preloaded';
 
+-- set: monitor
 CREATE VIEW idem.queue_latency AS
 SELECT s.datid,
 	   d.datname,
@@ -164,7 +170,7 @@ SELECT s.datid,
 	   s.p90_seconds,
 	   s.p99_seconds,
 	   s.stats_reset
-  FROM idem_stat_latency() AS s
+  FROM idem_internal.idem_stat_latency() AS s
   LEFT JOIN pg_database AS d ON d.oid = s.datid;
 COMMENT ON VIEW idem.queue_latency IS 'how long the jobs of each queue of the server waited and ran since stats_reset';
 COMMENT ON COLUMN idem.queue_latency.datid IS 'OID of the database';
@@ -178,6 +184,7 @@ COMMENT ON COLUMN idem.queue_latency.p90_seconds IS 'estimate: 90 % of the times
 COMMENT ON COLUMN idem.queue_latency.p99_seconds IS 'estimate: 99 % of the times are not longer';
 COMMENT ON COLUMN idem.queue_latency.stats_reset IS 'when the histograms were last reset';
 
+-- set: monitor
 CREATE VIEW idem.queue_latency_buckets AS
 SELECT s.datid,
 	   d.datname,
@@ -186,7 +193,7 @@ SELECT s.datid,
 	   b.le,
 	   b.count,
 	   s.total_seconds
-  FROM idem_stat_latency() AS s
+  FROM idem_internal.idem_stat_latency() AS s
  CROSS JOIN LATERAL unnest(s.bounds, s.counts) AS b (le, count)
   LEFT JOIN pg_database AS d ON d.oid = s.datid;
 COMMENT ON VIEW idem.queue_latency_buckets IS 'the histograms behind idem.queue_latency, as Prometheus counts: a row per bucket';
@@ -198,7 +205,8 @@ COMMENT ON COLUMN idem.queue_latency_buckets.le IS 'bound of the bucket in secon
 COMMENT ON COLUMN idem.queue_latency_buckets.count IS 'number of times that are less than or equal to le';
 COMMENT ON COLUMN idem.queue_latency_buckets.total_seconds IS 'sum of all times; the same in each row of a queue and kind';
 
-CREATE FUNCTION pg_catalog.idem_stat_cleanup(
+-- set: monitor
+CREATE FUNCTION idem_internal.idem_stat_cleanup(
 	OUT datid oid,
 	OUT phase text,
 	OUT removed bigint,
@@ -211,9 +219,10 @@ CREATE FUNCTION pg_catalog.idem_stat_cleanup(
 RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 10
 AS 'MODULE_PATHNAME', 'idem_stat_cleanup';
-COMMENT ON FUNCTION pg_catalog.idem_stat_cleanup IS
+COMMENT ON FUNCTION idem_internal.idem_stat_cleanup IS
 	'rows of idem.cleanup_progress; returns none if the library is not preloaded';
 
+-- set: monitor
 CREATE VIEW idem.cleanup_progress AS
 SELECT c.datid,
 	   d.datname,
@@ -225,7 +234,7 @@ SELECT c.datid,
 	   c.last_finished_at,
 	   c.last_error,
 	   c.last_error_at
-  FROM idem_stat_cleanup() AS c
+  FROM idem_internal.idem_stat_cleanup() AS c
   LEFT JOIN pg_database AS d ON d.oid = c.datid;
 COMMENT ON VIEW idem.cleanup_progress IS 'cleanup by the background worker in each database that has the extension';
 COMMENT ON COLUMN idem.cleanup_progress.datid IS 'OID of the database';
@@ -239,7 +248,8 @@ COMMENT ON COLUMN idem.cleanup_progress.last_finished_at IS 'when the last round
 COMMENT ON COLUMN idem.cleanup_progress.last_error IS 'the last error; cleanup has recovered from it if phase is not failing';
 COMMENT ON COLUMN idem.cleanup_progress.last_error_at IS 'when the last error was raised';
 
-CREATE FUNCTION pg_catalog.idem_stat_worker(
+-- set: monitor
+CREATE FUNCTION idem_internal.idem_stat_worker(
 	OUT preloaded boolean,
 	OUT library_version text,
 	OUT state text,
@@ -261,9 +271,10 @@ CREATE FUNCTION pg_catalog.idem_stat_worker(
 RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 1
 AS 'MODULE_PATHNAME', 'idem_stat_worker';
-COMMENT ON FUNCTION pg_catalog.idem_stat_worker IS
+COMMENT ON FUNCTION idem_internal.idem_stat_worker IS
 	'the row of idem.worker_status';
 
+-- set: monitor
 CREATE VIEW idem.worker_status AS
 SELECT w.preloaded,
 	   w.state,
@@ -279,7 +290,7 @@ SELECT w.preloaded,
 	   w.library_version,
 	   w.last_error,
 	   w.last_error_at
-  FROM idem_stat_worker() AS w
+  FROM idem_internal.idem_stat_worker() AS w
   LEFT JOIN pg_database AS d ON d.oid = w.datid;
 COMMENT ON VIEW idem.worker_status IS 'the background worker of the server; one row';
 COMMENT ON COLUMN idem.worker_status.preloaded IS 'whether the library is in shared_preload_libraries; if not, there is no worker';
@@ -297,6 +308,7 @@ COMMENT ON COLUMN idem.worker_status.library_version IS 'version of the library 
 COMMENT ON COLUMN idem.worker_status.last_error IS 'the last error of the launcher itself, not of a database; the launcher has recovered from it if state is not failing';
 COMMENT ON COLUMN idem.worker_status.last_error_at IS 'when the last error was raised';
 
+-- set: admin
 CREATE FUNCTION pg_catalog.idem_stats_reset()
 RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE

@@ -11,6 +11,7 @@ COMMENT ON COLUMN idem.verify_result.verdict IS 'ok, warn or fail';
 COMMENT ON COLUMN idem.verify_result.object IS 'the table that the finding is about; null: none';
 COMMENT ON COLUMN idem.verify_result.detail IS 'what was found';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_verify(
 	handler regproc,
 	payload jsonb DEFAULT NULL,
@@ -34,6 +35,7 @@ COMMENT ON COLUMN idem.drain_result.outcome IS 'completed, retry or dead';
 COMMENT ON COLUMN idem.drain_result.result IS 'result of the handler';
 COMMENT ON COLUMN idem.drain_result.error IS 'SQLSTATE and message of the error of the handler; null: none';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_drain(
 	queue text,
 	handler regproc,
@@ -44,6 +46,7 @@ AS 'MODULE_PATHNAME', 'idem_drain';
 COMMENT ON FUNCTION pg_catalog.idem_drain IS
 	'fetch the jobs of a queue that are due, one after another, run handler(payload) for each in a subtransaction of this transaction, and complete or fail it; returns one row per run';
 
+-- set: admin
 CREATE FUNCTION pg_catalog.idem_reset()
 RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE

@@ -13,6 +13,7 @@ COMMENT ON COLUMN idem.why_result.since IS 'since when; null: not known, or not 
 COMMENT ON COLUMN idem.why_result.pid IS 'process in the way; null: none, or not shown to this role';
 COMMENT ON COLUMN idem.why_result.fix IS 'command that removes the reason; null: there is none';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_why(
 	job_id bigint)
 RETURNS SETOF idem.why_result
@@ -40,6 +41,7 @@ COMMENT ON COLUMN idem.holder_result.lease_until IS 'of a lease: when it expires
 COMMENT ON COLUMN idem.holder_result.detail IS 'what the holder does, in words';
 COMMENT ON COLUMN idem.holder_result.fix IS 'command that lets the key go; null: there is none';
 
+-- set: app
 CREATE FUNCTION pg_catalog.idem_holder(
 	key text,
 	scope text DEFAULT NULL)
@@ -53,6 +55,7 @@ COMMENT ON FUNCTION pg_catalog.idem_holder IS
  * H3: the view reads the table as its owner, for monitors, too, and shows no keys.  A fetch
  * without a lease is not there: its transaction is open.
  */
+-- set: monitor
 CREATE VIEW idem.workers AS
 SELECT j.worker,
 	   j.queue,

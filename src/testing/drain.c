@@ -64,6 +64,7 @@ idem_drain(PG_FUNCTION_ARGS)
 			error = idem_subxact_try(idem_run_complete, &run, true);
 			if (error != NULL)
 				outcome = idem_run_fail(&run, error) ? "dead" : "retry";
+			idem_answer_compare(&answer);
 			idem_answer_int64(&answer, Anum_drain_result_job_id, run.fetched.job_id);
 			idem_answer_text(&answer, Anum_drain_result_key, run.fetched.key);
 			idem_answer_string(&answer, Anum_drain_result_outcome, outcome);

@@ -708,6 +708,7 @@ idem_verify(PG_FUNCTION_ARGS)
 		idem_subxact_undo(call_twice, &verify);
 	}
 	AtEOXact_GUC(true, nest_level);
+	idem_answer_compare(&answer);
 	foreach (lc, verify.verdicts)
 	{
 		const Verdict *verdict = lfirst(lc);

@@ -164,26 +164,71 @@ foreach my $file ('doc/monitoring/idem_server.collector.yml', 'doc/monitoring/po
 	like(slurp_file($file), qr/\QARRAY[$states], state\E/, "states of the launcher in $file");
 }
 
-# The contract lists the functions and relations of each set of privileges.
+# The contract lists the functions and relations of each set of privileges, but for those
+# of idem_internal.
 
-my $grants = slurp_file('src/admin/grant.c');
-my %functions = map { s/\\\n//gr } $grants =~ /^#define (\w+)_(?:FUNCTIONS|RELATIONS)\b((?:.*\\\n)*.*)/mg;
+my $sql = join '', map { slurp_file($_) } glob('src/sql/*.sql');
+my %set_of;
 
-foreach my $set (['app', 'APP'], ['monitor', 'MONITOR'])
+while ($sql =~ /^-- set: (.*)\nCREATE \w+ (\w+)\.(\w+)/mg)
 {
-	my ($row) = slurp_file('doc/contract.md') =~ /^(\| `$set->[0]` \|.*)/m;
-	my @names = map { s/^idem_//r } $functions{ $set->[1] } =~ /"(\w+)"/g;
+	my ($sets, $schema, $name) = ($1, $2, $3);
 
-	cmp_ok(scalar(@names), '>', 10, "set $set->[0] has members");
-	is(join(' ', grep { $row !~ /\b$_\b/ } @names), '', "the contract lists the set $set->[0]");
+	$name =~ s/^idem_//;
+	push @{ $set_of{$_} }, $name foreach $schema eq 'idem_internal' ? () : split /, /, $sets;
 }
+foreach my $set ('app', 'monitor', 'admin')
 {
-	my ($row) = slurp_file('doc/contract.md') =~ /^(\| `admin` \|.*)/m;
-	my ($own) = $grants =~ /\[SET_ADMIN\] = \{(.*?)\}\},/s;
-	my @names = map { s/^idem_//r } $own =~ /"(\w+)"/g;
+	my ($row) = slurp_file('doc/contract.md') =~ /^\| `$set` \| (.*) \|$/m;
+	my @names = map { s/^idem[._]//r } ($row // '') =~ s/^as `app` and `monitor`, and //r =~ s/as `monitor`, and //r =~ /\b([a-z_.]{3,})\b/g;
 
-	cmp_ok(scalar(@names), '>', 10, 'set admin has members');
-	is(join(' ', grep { $row !~ /\b$_\b/ } @names), '', 'the contract lists the set admin');
+	is("@{[ sort @names ]}", "@{[ sort @{ $set_of{$set} } ]}", "the contract lists the set $set");
+}
+
+# doc/reference.md has every function, with its arguments and the columns of its row.  An
+# ellipsis stands for the other arguments.
+
+my %columns_of;
+
+sub names_of
+{
+	my ($list) = @_;
+
+	return map { /^\s*(?:INOUT |OUT )?"?(\w+)/ ? $1 : () } split /,/, $list;
+}
+
+$columns_of{$1} = join ', ', names_of($2) while $sql =~ /^CREATE TYPE (idem\.\w+) AS \((.*?)\);$/msg;
+
+my $reference = slurp_file('doc/reference.md');
+my %told;
+
+while ($reference =~ /`(idem_\w+)\(([^`)]*)\)`(?: → `([\w, ]+)`)?/g)
+{
+	push @{ $told{$1} }, [ $2, $3 ];
+}
+while ($sql =~ /^CREATE (FUNCTION|PROCEDURE) pg_catalog\.(\w+)\((.*?)\)\n(?:RETURNS (?:SETOF )?([^\n]*)|LANGUAGE)/msg)
+{
+	my ($kind, $name, $list, $result) = ($1, $2, $3, $4 // '');
+	my $columns = $columns_of{$result}
+	  // join ', ', names_of($result =~ /^TABLE \((.*)\)$/ ? $1 : join ',', grep { /OUT / } split /,/, $list);
+
+	# commands of the doctor and of the report call these
+	next if $name =~ /^idem_(?:clock|visible.*)$/;
+	ok($told{$name}, "doc/reference.md has $name()") or next;
+	foreach my $row (@{ $told{$name} })
+	{
+		my ($shown, $shown_columns) = @$row;
+		my @shown = map { s/ = .*//r } split /, /, $shown;
+		my @declared = names_of($list);
+
+		if (@shown && $shown[-1] eq '…')
+		{
+			pop @shown;
+			$#declared = $#shown;
+		}
+		is("@shown", "@declared", "doc/reference.md: arguments of $name()");
+		is($shown_columns // $columns, $columns, "doc/reference.md: columns of $name()") if $columns ne '';
+	}
 }
 
 # Every rule of the contract stands in the source, in a test, and in the table

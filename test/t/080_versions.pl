@@ -51,7 +51,7 @@ my @functions = map { [ split /\|/, $_, -1 ] } split /\n/,
 									 WHERE c.reltype = p.prorettype AND a.attnum > 0 ORDER BY a.attnum), ';')
 	  FROM pg_proc AS p
 	  JOIN pg_language AS l ON l.oid = p.prolang
-	 WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.proname LIKE 'idem\_%' AND l.lanname = 'c'
+	 WHERE p.pronamespace IN ('pg_catalog'::regnamespace, 'idem_internal'::regnamespace) AND p.proname LIKE 'idem\_%' AND l.lanname = 'c'
 	   AND p.prokind = 'f'
 	 ORDER BY 1});
 cmp_ok(scalar @functions, '>', 30, 'there are functions to declare again');

@@ -62,15 +62,16 @@ $primary->wait_for_catchup($standby);
 # Statistics and the state of the worker are those of each server.
 my @own = qw(checks checks_server checks_cleanup checks_replication health stats queue_stats queue_latency
   queue_latency_buckets worker_status);
-my @views = split /\n/, run(q{SELECT viewname FROM pg_views WHERE schemaname = 'idem' ORDER BY 1});
+my @views = split /\n/, run(q{SELECT format('%I.%I', schemaname, viewname) FROM pg_views WHERE schemaname IN ('idem', 'idem_internal') ORDER BY 1});
 
-foreach my $view (@views)
+foreach my $name (@views)
 {
-	my $read = "SELECT v::text FROM idem.$view AS v ORDER BY 1";
+	my $read = "SELECT v::text FROM $name AS v ORDER BY 1";
+	my ($view) = $name =~ /(\w+)$/;
 
-	is(sqlstate($standby, $read), '00000', "K13: idem.$view can be read on a replica");
+	is(sqlstate($standby, $read), '00000', "K13: $name can be read on a replica");
 	next if $view =~ /^(?:cleanup_progress|report_hours)$/ || grep { $_ eq $view } @own;
-	is(without_clock(on_standby($read)), without_clock(run($read)), "K13: idem.$view: and shows what the primary shows");
+	is(without_clock(on_standby($read)), without_clock(run($read)), "K13: $name: and shows what the primary shows");
 }
 
 # Ages differ from call to call.

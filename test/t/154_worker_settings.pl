@@ -229,7 +229,7 @@ sub wait_in_lock
 }
 
 $lock->query('SELECT pg_reload_conf()');
-my $activity = 'count(*) = 1 FROM pg_stat_get_activity(NULL) AS a, idem_stat_worker() AS w WHERE a.pid = w.launcher_pid';
+my $activity = 'count(*) = 1 FROM pg_stat_get_activity(NULL) AS a, idem_internal.idem_stat_worker() AS w WHERE a.pid = w.launcher_pid';
 
 wait_in_lock("$activity AND a.wait_event_type = 'Lock' AND a.xact_start > '$now'");
 pass('W4: xact_start of the launcher is the start of its transaction, not its own');
@@ -241,9 +241,9 @@ is( $lock->query(q{
 	'fail|t|t', 'H1: idem_doctor() shows it');
 foreach (1 .. 2)
 {
-	my $last = $lock->query('SELECT last_error_at FROM idem_stat_worker()');
+	my $last = $lock->query('SELECT last_error_at FROM idem_internal.idem_stat_worker()');
 
-	wait_in_lock("last_error_at > '$last' FROM idem_stat_worker()");
+	wait_in_lock("last_error_at > '$last' FROM idem_internal.idem_stat_worker()");
 }
 $lock->query('COMMIT');
 $node->wait_for_log(qr/idem launcher works again/, $offset);

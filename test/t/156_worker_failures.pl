@@ -135,7 +135,7 @@ $blocker->query('SELECT pg_reload_conf()');
 $blocker->query(q{
 	DO $$ BEGIN
 		FOR i IN 1 .. 18000 LOOP
-			IF (SELECT count(*) = 1 FROM idem_stat_cleanup() WHERE last_error = 'the worker could not connect') THEN
+			IF (SELECT count(*) = 1 FROM idem_internal.idem_stat_cleanup() WHERE last_error = 'the worker could not connect') THEN
 				RETURN;
 			END IF;
 			PERFORM pg_sleep(0.01);

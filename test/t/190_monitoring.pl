@@ -431,7 +431,7 @@ is(int($samples->{'idem_job_run_seconds_sum{datname="postgres",queue="slow"}'} /
 foreach my $query (@queries)
 {
 	my $reads_tables =
-	  run("EXPLAIN (VERBOSE, COSTS OFF) $query->{sql}") =~ / on (idem\.|pg_catalog\.idem_checks )/;
+	  run("EXPLAIN (VERBOSE, COSTS OFF) $query->{sql}") =~ / on (idem\.|idem_internal\.idem_checks )/;
 
 	is($query->{interval},
 		!$reads_tables ? '0s' : $query->{master} ? '300s' : '5m',

@@ -130,7 +130,7 @@ my $texts = q{
 	  FROM pg_catalog.pg_class AS c,
 		   pg_catalog.pg_get_viewdef(c.oid) AS d,
 		   pg_catalog.regexp_matches(d, %s, 'g') AS m
-	 WHERE c.relnamespace OPERATOR(pg_catalog.=) 'idem'::pg_catalog.regnamespace
+	 WHERE c.relnamespace OPERATOR(pg_catalog.=) 'idem_internal'::pg_catalog.regnamespace
 	   AND c.relname OPERATOR(pg_catalog.~) '^checks'};
 # some need pg_cron or Citus
 @fixes = grep { !/cron\.schedule|pg_dist_node|%[sL]/ } split /\n/,
@@ -234,8 +234,8 @@ foreach my $kind ([ operators => 1000 ], [ functions => 1500 ], [ relations => 1
 		"there are twins: $kind->[0]");
 }
 
-# What the members were made of, and on what outside of pg_catalog and idem they
-# depend.  With this search_path the server names the schema of all that is not in
+# What the members were made of, and on what outside of pg_catalog, idem and
+# idem_internal they depend.  With this search_path the server names the schema of all that is not in
 # pg_catalog, and pg_temp comes last.
 my $definitions = q{
 	SET search_path = pg_catalog, pg_temp;
@@ -264,14 +264,14 @@ my $definitions = q{
 	  FROM part AS p
 	  JOIN pg_depend AS d ON d.classid = p.classid AND d.objid = p.objid
 	 CROSS JOIN LATERAL pg_identify_object(d.refclassid, d.refobjid, 0) AS r
-	 WHERE r.schema NOT IN ('pg_catalog', 'idem')
+	 WHERE r.schema NOT IN ('pg_catalog', 'idem', 'idem_internal')
 	 ORDER BY 1;
 };
 my $clean = $node->safe_psql('postgres', $definitions);
 
-like($clean, qr/CREATE RULE "_RETURN" AS\s+ON SELECT TO idem\.checks /, 'the views are compared');
+like($clean, qr/CREATE RULE "_RETURN" AS\s+ON SELECT TO idem_internal\.checks /, 'the views are compared');
 like($clean, qr/FUNCTION pg_catalog\.idem_doctor\(\)/, 'and so are the functions');
-unlike($clean, qr{ depends on |OPERATOR\((?!pg_catalog\.)|\bpublic\.}, 'nothing outside of pg_catalog and idem is in use');
+unlike($clean, qr{ depends on |OPERATOR\((?!pg_catalog\.)|\bpublic\.}, 'nothing outside of pg_catalog and the schemas of the extension is in use');
 
 my $here = 'public, pg_catalog';
 foreach my $case (
