@@ -99,6 +99,7 @@ OBJS = \
 	src/admin/tables.o \
 	src/admin/shard.o \
 	src/admin/citus.o \
+	src/xact.o \
 	src/idem.o
 # The install script, in this order: what a part uses comes before it.
 SQL_PARTS = \

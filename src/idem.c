@@ -60,10 +60,7 @@ void
 _PG_init(void)
 {
 	idem_guc_init();
-	/* first, so that its callbacks run last: nothing is counted after them */
-	idem_counters_init();
-	idem_unfinished_init();
-	idem_touched_init();
+	idem_xact_init();
 	if (!process_shared_preload_libraries_in_progress)
 		return;
 	prev_shmem_request_hook = shmem_request_hook;

@@ -74,4 +74,7 @@ extern bool idem_version_desc_matches(TupleDesc desc, const Oid *types, int natt
 extern bool idem_version_is_equal(void);
 pg_noreturn extern void idem_version_mismatch(const char *found);
 
+/* xact.c, which lies above all folders */
+extern void idem_xact_init(void);
+
 #endif /* IDEM_H */

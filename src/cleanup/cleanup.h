@@ -46,6 +46,7 @@ typedef struct IdemSweep
 /* sweep.c */
 extern const IdemSweep idem_sweeps[IDEM_LAST_SWEEP + 1];
 extern void idem_sweep_run(IdemPhase phase, IdemSweepBatch *batch);
+extern void idem_sweep_forget_cursors(void);
 
 /* process.c */
 extern void idem_process_describe(BackgroundWorker *worker, const char *name, const char *function);

@@ -29,6 +29,7 @@
 #include "utils/guc.h"
 
 #include "cleanup/cleanup.h"
+#include "fn/fn.h"
 
 static emit_log_hook_type prev_emit_log_hook = NULL;
 
@@ -97,6 +98,8 @@ idem_process_describe(BackgroundWorker *worker, const char *name, const char *fu
 void
 idem_process_begin(void)
 {
+	/* it calls no SQL function */
+	idem_fn_is_used = true;
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
 	prev_emit_log_hook = emit_log_hook;

@@ -249,46 +249,28 @@ idem_sweep_run(IdemPhase phase, IdemSweepBatch *batch)
 /* Where the next call of idem_cleanup() continues */
 static IdemCleanupCursor cursors[IDEM_LAST_SWEEP + 1];
 
-/* The next call begins with the oldest rows */
-static void
-reset_cursors(void)
+/* The next call begins with the oldest rows: what was removed is back, or may come back */
+void
+idem_sweep_forget_cursors(void)
 {
 	for (int i = IDEM_FIRST_SWEEP; i <= IDEM_LAST_SWEEP; i++)
 		cursors[i].from = DT_NOBEGIN;
-}
-
-/* After a rollback the rows removed are back; what a prepared transaction has removed may be */
-static void
-at_xact_event(XactEvent event, void *arg)
-{
-	if (event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
-		reset_cursors();
-}
-
-static void
-at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId parent_subid,
-				 void *arg)
-{
-	if (event == SUBXACT_EVENT_ABORT_SUB)
-		reset_cursors();
 }
 
 /* Remove up to max rows of each kind, in the caller's transaction; returns how many were removed */
 static int
 sweep_all(int max)
 {
-	static bool is_registered = false;
+	static bool has_begun = false;
 	StringInfoData skipped;
 	int removed = 0;
 
-	if (!is_registered)
+	if (!has_begun)
 	{
-		RegisterXactCallback(at_xact_event, NULL);
-		RegisterSubXactCallback(at_subxact_event, NULL);
-		reset_cursors();
+		idem_sweep_forget_cursors();
 		/* each session begins with a random page, so that calls from short sessions reach all pages */
 		cursors[IDEM_PHASE_JOBS].page = pg_prng_uint32(&pg_global_prng_state);
-		is_registered = true;
+		has_begun = true;
 	}
 	initStringInfo(&skipped);
 	for (int i = IDEM_FIRST_SWEEP; i <= IDEM_LAST_SWEEP; i++)

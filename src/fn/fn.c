@@ -31,6 +31,9 @@ is_declared_as(Oid function, const IdemSignature *signature)
 		memcmp(args, signature->args, nargs * sizeof(Oid)) == 0;
 }
 
+/* Has this session called a function, or is it a process of idem?  See xact.c. */
+bool idem_fn_is_used = false;
+
 /*
  * Begin an SQL function.  write_command is the name of a function that writes:
  * it is refused in a read-only transaction and on a standby (K13).  NULL: the
@@ -42,6 +45,7 @@ idem_fn_begin(FunctionCallInfo fcinfo, IdemSignature *signature, const char *wri
 {
 	Oid function = fcinfo->flinfo->fn_oid;
 
+	idem_fn_is_used = true;
 	if (signature->function != function)
 	{
 		if (!is_declared_as(function, signature))

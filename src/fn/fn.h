@@ -95,6 +95,7 @@ typedef enum IdemUnfinished
 } IdemUnfinished;
 
 /* fn.c */
+extern bool idem_fn_is_used;
 extern void idem_fn_begin(FunctionCallInfo fcinfo, IdemSignature *signature,
 						  const char *write_command);
 
@@ -234,9 +235,12 @@ extern void idem_procxact_restart(bool is_nested);
 extern ErrorData *idem_procxact_commit(void);
 
 /* unfinished.c */
-extern void idem_unfinished_init(void);
 extern void idem_unfinished_add(IdemUnfinished kind, int change);
 extern void idem_unfinished_note_claim(Oid claim);
+extern void idem_unfinished_check(void);
+extern void idem_unfinished_end_sub(SubTransactionId subid, SubTransactionId parent_subid,
+									bool commit);
+extern void idem_unfinished_forget(void);
 
 /* arrays.c */
 extern bool idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *name,

@@ -67,8 +67,8 @@ idem_unfinished_add(IdemUnfinished kind, int change)
 }
 
 /* A subtransaction has ended: pass its numbers on to the parent, or drop them */
-static void
-end_level(SubTransactionId subid, SubTransactionId parent_subid, bool commit)
+void
+idem_unfinished_end_sub(SubTransactionId subid, SubTransactionId parent_subid, bool commit)
 {
 	Level *level = current_level;
 
@@ -83,14 +83,6 @@ end_level(SubTransactionId subid, SubTransactionId parent_subid, bool commit)
 		level->parent->numbers[i] += level->numbers[i];
 	current_level = level->parent;
 	pfree(level);
-}
-
-static void
-at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId parent_subid,
-				 void *arg)
-{
-	if (event == SUBXACT_EVENT_COMMIT_SUB || event == SUBXACT_EVENT_ABORT_SUB)
-		end_level(subid, parent_subid, event == SUBXACT_EVENT_COMMIT_SUB);
 }
 
 /* May a call of this function change something?  *claim is the function that claims. */
@@ -201,11 +193,12 @@ report_jobs(int elevel, int64 n)
 }
 
 /*
- * K14: check what this transaction has not ended.  Each message of the client, such as the next
+ * K14: check what this transaction has not ended, before it commits or is prepared; deferred
+ * triggers and cursors WITH HOLD have already run.  May raise an error.  Each message of the client, such as the next
  * statement of a pipeline, begins anew the time of the statement.
  */
-static void
-check_unfinished(void)
+void
+idem_unfinished_check(void)
 {
 	int elevel = idem_guc_require_finish == IDEM_REQUIRE_ERROR ? ERROR : WARNING;
 	const int64 *numbers;
@@ -221,30 +214,10 @@ check_unfinished(void)
 		report_jobs(elevel, numbers[IDEM_UNFINISHED_JOBS]);
 }
 
-/* Deferred triggers and cursors WITH HOLD have already run at PRE_COMMIT and PRE_PREPARE */
-static void
-at_xact_event(XactEvent event, void *arg)
-{
-	switch (event)
-	{
-		case XACT_EVENT_PRE_COMMIT:
-		case XACT_EVENT_PRE_PREPARE:
-			check_unfinished();
-			break;
-		case XACT_EVENT_COMMIT:
-		case XACT_EVENT_PREPARE:
-		case XACT_EVENT_ABORT:
-			current_level = NULL;
-			lone_select = 0;
-			break;
-		default:
-			break;
-	}
-}
-
+/* The transaction has ended, and its memory with it */
 void
-idem_unfinished_init(void)
+idem_unfinished_forget(void)
 {
-	RegisterXactCallback(at_xact_event, NULL);
-	RegisterSubXactCallback(at_subxact_event, NULL);
+	current_level = NULL;
+	lone_select = 0;
 }

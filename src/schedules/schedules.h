@@ -105,6 +105,7 @@ extern void idem_ticks_due(const IdemRhythm *rhythm, TimestampTz next, IdemMisse
 						   TimestampTz now, IdemTicks *ticks);
 
 /* schedulestore.c */
+extern void idem_schedulestore_end_transaction(bool is_commit);
 extern const IdemTableDef idem_schedulestore_def;
 extern void idem_schedulestore_open(IdemTable *schedules, LOCKMODE lockmode);
 extern bool idem_schedulestore_is_subscribed(void);

@@ -55,26 +55,20 @@ const IdemTableDef idem_schedulestore_def = {
 /* The earliest tick that this transaction has written; DT_NOEND: none */
 static TimestampTz earliest = DT_NOEND;
 
-/* T6: the transaction has committed, and other sessions see its ticks: tell the launcher */
-static void
-at_xact_event(XactEvent event, void *arg)
+/* T6: the transaction has ended; if it has committed, other sessions see its ticks */
+void
+idem_schedulestore_end_transaction(bool is_commit)
 {
-	if (event == XACT_EVENT_COMMIT && earliest != DT_NOEND)
+	if (is_commit && earliest != DT_NOEND)
 		idem_entries_lower_tick(MyDatabaseId, earliest);
-	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
-		earliest = DT_NOEND;
+	earliest = DT_NOEND;
 }
 
 /* This transaction writes a tick; a rollback to a savepoint leaves the note (harmless) */
 static void
 note_tick(TimestampTz tick)
 {
-	static bool is_registered = false;
-
-	if (!is_registered)
-		RegisterXactCallback(at_xact_event, NULL);
-	is_registered = true;
-	/* the callback cannot make an entry in shared memory */
+	/* the end of the transaction cannot make an entry in shared memory */
 	(void) idem_entries_get_database();
 	earliest = Min(earliest, tick);
 }

@@ -178,46 +178,27 @@ count_pending(void)
 	}
 }
 
-/* The transaction has ended */
-static void
-forget_transaction(void)
+/*
+ * The transaction has ended, and unpins the entries that it has used.  A prepared transaction
+ * counts when it is prepared (S1): its memory ends then.  Never throws.
+ */
+void
+idem_counters_end_transaction(bool counts)
 {
+	if (counts)
+		count_pending();
 	idem_queueref_unpin_all();
 	is_buffering = false;
 	memset(buffered, 0, sizeof(buffered));
-}
-
-/* A prepared transaction counts when it is prepared (S1): its memory ends then */
-static void
-at_xact_event(XactEvent event, void *arg)
-{
-	switch (event)
-	{
-		case XACT_EVENT_COMMIT:
-		case XACT_EVENT_PARALLEL_COMMIT:
-		case XACT_EVENT_PREPARE:
-			count_pending();
-			forget_transaction();
-			break;
-		case XACT_EVENT_ABORT:
-		case XACT_EVENT_PARALLEL_ABORT:
-			forget_transaction();
-			break;
-		default:
-			break;
-	}
 }
 
 /*
  * S1: a subtransaction was rolled back: what it has counted does not count for the queues that it
  * was the first to use.  Subtransactions that began later were part of it.
  */
-static void
-at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId parent_subid,
-				 void *arg)
+void
+idem_counters_abort_sub(SubTransactionId subid)
 {
-	if (event != SUBXACT_EVENT_ABORT_SUB)
-		return;
 	for (IdemQueueRef *queue = idem_queueref_used; queue != NULL; queue = queue->next)
 	{
 		if (queue->used_by >= subid)
@@ -226,13 +207,6 @@ at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId pa
 			queue->pending = NULL;
 		}
 	}
-}
-
-void
-idem_counters_init(void)
-{
-	RegisterXactCallback(at_xact_event, NULL);
-	RegisterSubXactCallback(at_subxact_event, NULL);
 }
 
 /* Instead of the key (S3): 16 hex digits of the SHA-256 of name space, line feed and key */

@@ -34,7 +34,6 @@ extern void idem_statsfile_save(void);
 extern void idem_statsfile_load(void);
 
 /* counters.c */
-extern void idem_counters_init(void);
 extern void idem_counters_note_use(void);
 extern void idem_counters_add(IdemDatabaseCounter counter);
 extern void idem_counters_add_queue(IdemQueueRef *queue, IdemQueueCounter counter);
@@ -42,6 +41,8 @@ extern void idem_counters_add_queue_time(IdemQueueRef *queue, IdemQueueCounter c
 										 IdemHistogramKind kind, TimestampTz from,
 										 TimestampTz to);
 extern void idem_counters_buffer(void);
+extern void idem_counters_end_transaction(bool counts);
+extern void idem_counters_abort_sub(SubTransactionId subid);
 extern void idem_counters_log_duplicate(const char *kind, const char *outcome,
 										const text *name_space, const text *key);
 

@@ -71,8 +71,8 @@ invalidate_table(Datum arg, Oid relid)
  * An error has left the table open: forget the slots.  The server releases the pages
  * that they have pinned.
  */
-static void
-forget_open_tables(void)
+void
+idem_table_forget_open(void)
 {
 	for (IdemTableCache *cache = caches; cache != NULL; cache = cache->next)
 	{
@@ -82,29 +82,10 @@ forget_open_tables(void)
 }
 
 static void
-at_xact_event(XactEvent event, void *arg)
-{
-	if (event == XACT_EVENT_ABORT || event == XACT_EVENT_PARALLEL_ABORT)
-		forget_open_tables();
-}
-
-static void
-at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId parent_subid,
-				 void *arg)
-{
-	if (event == SUBXACT_EVENT_ABORT_SUB)
-		forget_open_tables();
-}
-
-static void
 list_cache(IdemTableCache *cache)
 {
 	if (caches == NULL)
-	{
 		CacheRegisterRelcacheCallback(invalidate_table, (Datum) 0);
-		RegisterXactCallback(at_xact_event, NULL);
-		RegisterSubXactCallback(at_subxact_event, NULL);
-	}
 	cache->next = caches;
 	cache->is_listed = true;
 	caches = cache;

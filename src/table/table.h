@@ -247,6 +247,7 @@ extern bool idem_citus_is_worker(void);
 extern void idem_citus_refuse(const IdemTableDef *def, Oid relid);
 
 /* table.c */
+extern void idem_table_forget_open(void);
 extern uint64 idem_table_version(const IdemTableDef *def);
 extern void idem_table_open(IdemTable *table, const IdemTableDef *def, LOCKMODE lockmode);
 extern bool idem_table_open_at_commit(IdemTable *table, const IdemTableDef *def);

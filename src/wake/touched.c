@@ -276,16 +276,13 @@ forget_all(void)
 }
 
 /*
- * A2: the locks of the transaction, or of the subtransaction, are released.  A commit has sent its
- * invalidation messages, too: a session that is woken before could take a queue for paused.  The
- * first call in this phase is the one for an owner below that of the transaction, if there is one;
- * the phase before is over for all of them.
+ * A2: the locks of the transaction, or of the subtransaction, are released.  The first call after
+ * that is the one for a resource owner below that of the transaction, if there is one; the locks
+ * of all of them are released by then.  Never throws.
  */
-static void
-at_release(ResourceReleasePhase phase, bool is_commit, bool is_top_level, void *arg)
+void
+idem_touched_wake(bool is_commit, bool is_top_level)
 {
-	if (phase != RESOURCE_RELEASE_AFTER_LOCKS)
-		return;
 	if (xact_end != XACT_OPEN && is_top_level)
 	{
 		Assert(!MyProc->fpVXIDLock);
@@ -313,39 +310,18 @@ wake_at_exit(int code, Datum arg)
 	wake_at_abort(TopSubTransactionId);
 }
 
-static void
-at_xact_event(XactEvent event, void *arg)
-{
-	switch (event)
-	{
-		case XACT_EVENT_COMMIT:
-			xact_end = XACT_COMMITTED;
-			break;
-		case XACT_EVENT_ABORT:
-			xact_end = XACT_ABORTED;
-			break;
-		case XACT_EVENT_PREPARE:
-			xact_end = XACT_PREPARED;
-			break;
-		default:
-			break;
-	}
-}
-
-static void
-at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId parent_subid,
-				 void *arg)
-{
-	/* after an error in its rollback it may be part of the next one */
-	if (event == SUBXACT_EVENT_ABORT_SUB &&
-		(ended_subid == InvalidSubTransactionId || subid < ended_subid))
-		ended_subid = subid;
-}
-
+/* The transaction has ended: its end wakes those who wait when it has released its locks */
 void
-idem_touched_init(void)
+idem_touched_end_transaction(bool is_commit, bool is_abort)
 {
-	RegisterXactCallback(at_xact_event, NULL);
-	RegisterResourceReleaseCallback(at_release, NULL);
-	RegisterSubXactCallback(at_subxact_event, NULL);
+	xact_end = is_commit ? XACT_COMMITTED : is_abort ? XACT_ABORTED :
+													   XACT_PREPARED;
+}
+
+/* A subtransaction was rolled back; after an error in its rollback it may be part of the next one */
+void
+idem_touched_abort_sub(SubTransactionId subid)
+{
+	if (ended_subid == InvalidSubTransactionId || subid < ended_subid)
+		ended_subid = subid;
 }

@@ -39,13 +39,15 @@ typedef struct IdemSleep
 } IdemSleep;
 
 /* touched.c */
-extern void idem_touched_init(void);
 extern void idem_touched_job(IdemQueueRef *queue, TimestampTz due, bool follows);
 extern void idem_touched_due(IdemQueueRef *queue, TimestampTz due);
 extern void idem_touched_held(IdemQueueRef *queue, bool lets_go);
 extern void idem_touched_fetched(IdemQueueRef *queue, int64 lease, TimestampTz lease_until);
 extern void idem_touched_done(IdemQueueRef *queue, bool has_key, bool was_fetched);
 extern void idem_touched_end(uint64 subject);
+extern void idem_touched_end_transaction(bool is_commit, bool is_abort);
+extern void idem_touched_abort_sub(SubTransactionId subid);
+extern void idem_touched_wake(bool is_commit, bool is_top_level);
 
 /* sleep.c */
 extern void idem_sleep_check(FunctionCallInfo fcinfo, const char *command);

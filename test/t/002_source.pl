@@ -54,7 +54,7 @@ foreach my $path (@extension)
 	{
 		# its path does not show its folder
 		push @relative, "$file includes $header" if $header =~ m{(?:^|/)\.\.?/};
-		next if !-f "src/$header" || room_of($header) eq $room || $file eq 'idem.c';
+		next if !-f "src/$header" || room_of($header) eq $room || $file =~ m{^(?:idem|xact)\.c$};
 		push @up, "$file includes $header" if !is_below($room, room_of($header));
 	}
 }

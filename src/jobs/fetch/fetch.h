@@ -45,6 +45,7 @@ typedef struct IdemSkip
 /* The walk of a fetch over the index, and what it has skipped; see fetchskip.c */
 typedef struct IdemFetchWalk
 {
+	IdemQueueRef *queue;
 	IdemSkips *skips;
 	bool is_shared; /* the ranges are in shared memory, where writers note changes */
 	TimestampTz now;
@@ -63,6 +64,7 @@ typedef struct IdemFetchWalk
 } IdemFetchWalk;
 
 /* fetchskip.c */
+extern void idem_fetchskip_forget(void);
 extern void idem_fetchskip_begin(IdemFetchWalk *walk, const text *queue, TimestampTz now);
 extern bool idem_fetchskip_was_long(const IdemFetchWalk *walk);
 extern void idem_fetchskip_begin_anew(IdemFetchWalk *walk);

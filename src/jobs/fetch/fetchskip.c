@@ -37,45 +37,23 @@
  */
 static uint64 owner = 0;
 
-/* The fetch under way is this walker, in shared memory; 0: it is none */
-static IdemSkips *walked = NULL;
+/* The fetch under way is this walker of the queue, whose entry is pinned; 0: it is none */
+static IdemQueueRef *walked = NULL;
 static uint64 walker = 0;
 
-/* A fetch that has failed collects no more; another one can begin at once */
-static void
-release_walker(void)
+/*
+ * The transaction has ended, or a subtransaction was rolled back.  A fetch that has failed there
+ * collects no more; another one can begin at once.
+ */
+void
+idem_fetchskip_forget(void)
 {
-	if (walker != 0)
-		idem_skips_release(walked, walker);
+	owner = 0;
+	if (walker == 0)
+		return;
+	Assert(walked->is_pinned);
+	idem_skips_release(walked->entry.skips, walker);
 	walker = 0;
-}
-
-static void
-at_xact_event(XactEvent event, void *arg)
-{
-	owner = 0;
-	release_walker();
-}
-
-static void
-at_subxact_event(SubXactEvent event, SubTransactionId mine, SubTransactionId parent, void *arg)
-{
-	if (event != SUBXACT_EVENT_ABORT_SUB)
-		return;
-	owner = 0;
-	release_walker();
-}
-
-static void
-register_callbacks(void)
-{
-	static bool done = false;
-
-	if (done)
-		return;
-	RegisterXactCallback(at_xact_event, NULL);
-	RegisterSubXactCallback(at_subxact_event, NULL);
-	done = true;
 }
 
 /*
@@ -106,14 +84,13 @@ register_walker(IdemFetchWalk *walk)
 {
 	IdemPosition after = walk->run.after;
 
-	register_callbacks();
 	walk->steady = idem_clock_steady();
 	walk->id = idem_skips_register(walk->skips, &after, walk->steady);
 	if (walk->id == 0)
 		return false;
 	if (walk->is_shared)
 	{
-		walked = walk->skips;
+		walked = walk->queue;
 		walker = walk->id;
 	}
 	walk->announced_blocked = false;
@@ -128,11 +105,10 @@ register_walker(IdemFetchWalk *walk)
 void
 idem_fetchskip_begin(IdemFetchWalk *walk, const text *queue, TimestampTz now)
 {
-	IdemQueueRef *ref = idem_queueref_get(queue);
-
 	memset(walk, 0, offsetof(IdemFetchWalk, view));
-	walk->skips = idem_queueref_skips(ref);
-	walk->is_shared = ref->is_pinned;
+	walk->queue = idem_queueref_get(queue);
+	walk->skips = idem_queueref_skips(walk->queue);
+	walk->is_shared = walk->queue->is_pinned;
 	walk->now = now;
 	walk->until = DT_NOEND;
 	walk->began = walk->steady = idem_clock_steady();

@@ -73,4 +73,7 @@ extern bool idem_run_fail_later(IdemRun *run, text *queue, const ErrorData *erro
 /* work.c */
 extern IdemFailure idem_work_get_failure(FunctionCallInfo fcinfo, int arg);
 
+/* loop.c */
+extern void idem_loop_forget_job(void);
+
 #endif /* IDEM_JOBS_HOLD_H */

@@ -81,11 +81,10 @@ note_timeout(void *arg)
 }
 
 /* The end of its transaction is the end of the job, for this file */
-static void
-at_xact_event(XactEvent event, void *arg)
+void
+idem_loop_forget_job(void)
 {
-	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT)
-		running.job_id = 0;
+	running.job_id = 0;
 }
 
 /* A backend that exits cannot be interrupted, so it must not wait for a lock on a table */
@@ -162,7 +161,6 @@ watch_handlers(void)
 	if (running.is_watched)
 		return;
 	before_shmem_exit(fail_at_exit, (Datum) 0);
-	RegisterXactCallback(at_xact_event, NULL);
 	prev_object_access_hook = object_access_hook;
 	object_access_hook = note_terminate;
 	running.is_watched = true;

@@ -376,6 +376,9 @@ extern Jsonb *idem_headers_add_link(Jsonb *links, Jsonb *own, text *link);
 
 /* links.c */
 extern void idem_links_note(int64 job_id, Jsonb *headers);
+extern void idem_links_write(void);
+extern void idem_links_end_sub(SubTransactionId subid, SubTransactionId parent, bool is_commit);
+extern void idem_links_forget(void);
 
 /* Decode the job in the row.  Columns after lease_until, and the long ones, are read on request. */
 static inline void

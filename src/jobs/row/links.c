@@ -94,11 +94,13 @@ has_index(const IdemTable *jobs)
  * J16.  A serializable transaction does not write links: for other such transactions, which have
  * read the row, that would be a conflict, and one of them would fail.
  */
-static void
-write_links(void)
+void
+idem_links_write(void)
 {
 	IdemTable jobs;
 
+	if (nnoted == 0)
+		return;
 	/* the last statement may have changed the table or the row, and no command has followed */
 	CommandCounterIncrement();
 	if (XactReadOnly || IsolationIsSerializable())
@@ -116,48 +118,27 @@ write_links(void)
 	RESUME_INTERRUPTS();
 }
 
-static void
-forget_all(void)
+/* The transaction has ended, and its memory with it */
+void
+idem_links_forget(void)
 {
 	noted = NULL;
 	nnoted = 0;
 }
 
-static void
-at_xact_event(XactEvent event, void *arg)
-{
-	switch (event)
-	{
-		case XACT_EVENT_PRE_COMMIT:
-			if (nnoted > 0)
-				write_links();
-			break;
-		case XACT_EVENT_COMMIT:
-		case XACT_EVENT_PREPARE:
-		case XACT_EVENT_ABORT:
-			forget_all();
-			break;
-		default:
-			break;
-	}
-}
-
 /* The links of a subtransaction go to its parent, or are dropped */
-static void
-at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId parent_subid,
-				 void *arg)
+void
+idem_links_end_sub(SubTransactionId subid, SubTransactionId parent, bool is_commit)
 {
 	int nkept = 0;
 
-	if (event != SUBXACT_EVENT_COMMIT_SUB && event != SUBXACT_EVENT_ABORT_SUB)
-		return;
 	for (int i = 0; i < nnoted; i++)
 	{
-		if (noted[i].subid == subid && event == SUBXACT_EVENT_ABORT_SUB)
+		if (noted[i].subid == subid && !is_commit)
 			continue;
 		noted[nkept] = noted[i];
 		if (noted[nkept].subid == subid)
-			noted[nkept].subid = parent_subid;
+			noted[nkept].subid = parent;
 		nkept++;
 	}
 	nnoted = nkept;
@@ -176,21 +157,6 @@ is_noted(int64 job_id, const text *trace)
 	return false;
 }
 
-static void
-make_room(void)
-{
-	static bool is_registered = false;
-
-	if (!is_registered)
-	{
-		RegisterXactCallback(at_xact_event, NULL);
-		RegisterSubXactCallback(at_subxact_event, NULL);
-		is_registered = true;
-	}
-	if (noted == NULL)
-		noted = MemoryContextAlloc(TopTransactionContext, MAX_NOTED * sizeof(NotedLink));
-}
-
 /* J16: this job has absorbed a duplicate with these headers: leave a link if they have a trace */
 void
 idem_links_note(int64 job_id, Jsonb *headers)
@@ -200,7 +166,8 @@ idem_links_note(int64 job_id, Jsonb *headers)
 
 	if (trace == NULL || is_noted(job_id, trace) || nnoted == MAX_NOTED)
 		return;
-	make_room();
+	if (noted == NULL)
+		noted = MemoryContextAlloc(TopTransactionContext, MAX_NOTED * sizeof(NotedLink));
 	link = &noted[nnoted++];
 	link->job_id = job_id;
 	link->subid = GetCurrentSubTransactionId();
