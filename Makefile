@@ -350,7 +350,6 @@ TAP = \
 	148_why \
 	149_work \
 	150_worker \
-	152_worker_trouble \
 	154_worker_settings \
 	156_worker_failures \
 	157_schedule_worker \
@@ -386,6 +385,7 @@ TAP_LONG = \
 	128_shard_split \
 	129_cutover_race \
 	143_wait_load \
+	152_worker_trouble \
 	159_schedule_failover \
 	163_schedule_flood \
 	165_worker_databases \
