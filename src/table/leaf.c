@@ -14,6 +14,10 @@
  * every insert into a leaf, every split and every deletion changes it.  Otherwise
  * the walk searches the index for its last entry, and continues after it.
  *
+ * The functions of nbtree that are called here are internal, and may change with each major
+ * version.  So where assertions are enabled, each walk over equal entries is compared with an
+ * index scan.
+ *
  * A walk with an MVCC snapshot takes no predicate lock on the index.  A caller that
  * reads like a SELECT uses an index scan (idem_probe_begin).
  */
@@ -24,31 +28,116 @@
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "storage/bufmgr.h"
+#include "utils/lsyscache.h"
+#include "utils/snapmgr.h"
 
 #include "table/table.h"
 
-/*
- * Begin a walk at the first entry that is not before these values of the first
- * columns; with "after", at the first entry behind all entries with these values.  The
- * walk ends where one of the first nequal columns changes.
- */
+#ifdef USE_ASSERT_CHECKING
+#define MAX_CHECKED 64
+
+/* The entries of the walk, as an index scan of the server has found them when it began */
+typedef struct IdemLeafCheck
+{
+	int n;
+	ItemPointerData tids[MAX_CHECKED];
+	bool is_seen[MAX_CHECKED]; /* the walk has returned the entry */
+} IdemLeafCheck;
+
+/* List the entries that are equal in the columns of the walk; false if they are too many */
+static bool
+scan_index(IdemLeafWalk *walk, IdemLeafCheck *check)
+{
+	IndexScanDesc scan =
+		idem_compat_index_beginscan(walk->table->heap, walk->index, SnapshotAny, walk->nequal);
+	ScanKeyData keys[INDEX_MAX_KEYS];
+	ItemPointer tid;
+
+	for (int i = 0; i < walk->nequal; i++)
+		ScanKeyEntryInitialize(&keys[i], 0, i + 1, BTEqualStrategyNumber,
+							   walk->index->rd_opcintype[i], walk->index->rd_indcollation[i],
+							   get_opcode(get_opfamily_member(
+								   walk->index->rd_opfamily[i], walk->index->rd_opcintype[i],
+								   walk->index->rd_opcintype[i], BTEqualStrategyNumber)),
+							   walk->key.scankeys[i].sk_argument);
+	index_rescan(scan, keys, walk->nequal, NULL, 0);
+	check->n = 0;
+	while ((tid = index_getnext_tid(scan, ForwardScanDirection)) != NULL && check->n < MAX_CHECKED)
+		check->tids[check->n++] = *tid;
+	index_endscan(scan);
+	return tid == NULL;
+}
+
+/* Begin to compare a walk over all entries that are equal in some columns with an index scan */
+static void
+begin_check(IdemLeafWalk *walk, const IdemLeafStart *start)
+{
+	walk->check = NULL;
+	if (start->after || start->nequal < start->n)
+		return;
+	walk->check = palloc0_object(IdemLeafCheck);
+	if (!scan_index(walk, walk->check))
+	{
+		pfree(walk->check);
+		walk->check = NULL;
+	}
+}
+
+static int
+find_tid(const IdemLeafCheck *check, const ItemPointerData *tid)
+{
+	for (int i = 0; i < check->n; i++)
+	{
+		if (ItemPointerEquals((ItemPointer) &check->tids[i], (ItemPointer) tid))
+			return i;
+	}
+	return -1;
+}
+
+/* The walk has returned an entry; it may be newer than the scan */
+static void
+note_entry(IdemLeafWalk *walk)
+{
+	int i = walk->check ? find_tid(walk->check, &walk->entry.tuple.t_tid) : -1;
+
+	if (i >= 0)
+		walk->check->is_seen[i] = true;
+}
+
+/* The walk has ended: an entry that was there before it, and still is, must not be missing */
+static void
+end_check(IdemLeafWalk *walk)
+{
+	IdemLeafCheck now;
+
+	if (walk->check == NULL || !scan_index(walk, &now))
+		return;
+	for (int i = 0; i < walk->check->n; i++)
+		Assert(walk->check->is_seen[i] || find_tid(&now, &walk->check->tids[i]) < 0);
+}
+#else
+#define begin_check(walk, start) ((void) 0)
+#define note_entry(walk) ((void) 0)
+#define end_check(walk) ((void) 0)
+#endif
+
 void
 idem_leaf_begin(IdemLeafWalk *walk, IdemTable *table, Relation index, Snapshot snapshot,
-				const Datum *values, int nvalues, bool after, int nequal)
+				const IdemLeafStart *start)
 {
 	const BTScanInsertData *key = idem_table_search_key(table, index);
 
-	Assert(nequal <= nvalues && nvalues <= key->keysz);
+	Assert(start->nequal <= start->n && start->n <= key->keysz);
 	walk->table = table;
 	walk->index = index;
 	walk->snapshot = snapshot;
-	memcpy(&walk->key, key, offsetof(BTScanInsertData, scankeys) + nvalues * sizeof(ScanKeyData));
+	memcpy(&walk->key, key, offsetof(BTScanInsertData, scankeys) + start->n * sizeof(ScanKeyData));
 	_bt_metaversion(index, &walk->key.heapkeyspace, &walk->key.allequalimage);
-	for (int i = 0; i < nvalues; i++)
-		walk->key.scankeys[i].sk_argument = values[i];
-	walk->key.keysz = nvalues;
-	walk->key.nextkey = after;
-	walk->nequal = nequal;
+	for (int i = 0; i < start->n; i++)
+		walk->key.scankeys[i].sk_argument = start->values[i];
+	walk->key.keysz = start->n;
+	walk->key.nextkey = start->after;
+	walk->nequal = start->nequal;
 	walk->leaf = InvalidBuffer;
 	walk->has_begun = false;
 	walk->nentries = 0;
@@ -58,6 +147,7 @@ idem_leaf_begin(IdemLeafWalk *walk, IdemTable *table, Relation index, Snapshot s
 	/* as in index scans: on a standby, a mark of the primary says nothing about our snapshots */
 	walk->use_marks = !TransactionStartedDuringRecovery();
 	pgstat_count_index_scan(index);
+	begin_check(walk, start);
 }
 
 void
@@ -69,6 +159,11 @@ idem_leaf_end(IdemLeafWalk *walk)
 	if (walk->heap != NULL)
 		table_index_fetch_end(walk->heap);
 	walk->heap = NULL;
+#ifdef USE_ASSERT_CHECKING
+	if (walk->check != NULL)
+		pfree(walk->check);
+	walk->check = NULL;
+#endif
 }
 
 /* The first entry of the locked leaf that is not before the key; after it, with nextkey */
@@ -228,11 +323,10 @@ has_row(IdemLeafWalk *walk)
 	return !(walk->use_marks && ItemIdIsDead(item)) && walk->ntid < count_tids(get_tuple(walk));
 }
 
-/* Go to the next entry; false if the walk has ended.  The entry is in walk->entry. */
-bool
-idem_leaf_next(IdemLeafWalk *walk)
+/* Read the next entry into walk->entry; false if there is none */
+static bool
+read_next(IdemLeafWalk *walk)
 {
-	walk->again = false;
 	if (!lock_position(walk))
 		return false;
 	while (walk->offnum > PageGetMaxOffsetNumber(BufferGetPage(walk->leaf)) || !has_row(walk))
@@ -259,6 +353,20 @@ idem_leaf_next(IdemLeafWalk *walk)
 	return true;
 }
 
+/* Go to the next entry; false if the walk has ended.  The entry is in walk->entry. */
+bool
+idem_leaf_next(IdemLeafWalk *walk)
+{
+	bool found = read_next(walk);
+
+	walk->again = false;
+	if (found)
+		note_entry(walk);
+	else
+		end_check(walk);
+	return found;
+}
+
 /* Go on behind this place of a row, among entries that are equal to the last one */
 void
 idem_leaf_skip(IdemLeafWalk *walk, const ItemPointerData *place)
@@ -267,6 +375,11 @@ idem_leaf_skip(IdemLeafWalk *walk, const ItemPointerData *place)
 	walk->again = false;
 	/* no page has this LSN, so the index is searched */
 	walk->lsn = InvalidXLogRecPtr;
+#ifdef USE_ASSERT_CHECKING
+	/* it misses entries on purpose */
+	if (walk->check != NULL)
+		walk->check->n = 0;
+#endif
 }
 
 /* No transaction can see the row: mark the entry, so that later walks and scans skip it */

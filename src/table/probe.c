@@ -33,7 +33,8 @@ idem_probe_begin(IdemTable *table, IdemLookup *lookup, Snapshot snapshot)
 void
 idem_probe_walk(IdemLeafWalk *walk, IdemTable *table, const IdemLookup *lookup, Snapshot snapshot)
 {
-	idem_leaf_begin(walk, table, lookup->index, snapshot, &lookup->value, 1, false, 1);
+	idem_leaf_begin(walk, table, lookup->index, snapshot,
+					&(IdemLeafStart){.values = &lookup->value, .n = 1, .nequal = 1});
 }
 
 static bool

@@ -122,6 +122,15 @@ typedef struct IdemLookup
 	uint32 others;	 /* set by matches(): see keyrow.c */
 } IdemLookup;
 
+/* Where a walk begins, and where it ends */
+typedef struct IdemLeafStart
+{
+	const Datum *values; /* of the first columns of the index */
+	int n;
+	bool after; /* begin behind all entries with these values, not with the first of them */
+	int nequal; /* end where one of so many columns changes */
+} IdemLeafStart;
+
 /* A walk over the entries of an index; see leaf.c */
 typedef struct IdemLeafWalk
 {
@@ -148,6 +157,9 @@ typedef struct IdemLeafWalk
 		int64 align; /* index_getattr() reads columns of eight bytes */
 	} entry;		 /* the last entry; its t_tid is the place of the row */
 	BTScanInsertData key;
+#ifdef USE_ASSERT_CHECKING
+	struct IdemLeafCheck *check; /* compares the walk with an index scan; NULL: not compared */
+#endif
 } IdemLeafWalk;
 
 /* What a probe has found */
@@ -298,8 +310,7 @@ extern bool idem_row_is_last_version(TupleTableSlot *row);
 
 /* leaf.c */
 extern void idem_leaf_begin(IdemLeafWalk *walk, IdemTable *table, Relation index,
-							Snapshot snapshot, const Datum *values, int nvalues, bool after,
-							int nequal);
+							Snapshot snapshot, const IdemLeafStart *start);
 extern void idem_leaf_skip(IdemLeafWalk *walk, const ItemPointerData *place);
 extern bool idem_leaf_next(IdemLeafWalk *walk);
 extern bool idem_leaf_fetch(IdemLeafWalk *walk);

@@ -230,8 +230,7 @@ change_by_queue(Bulk *bulk, MemoryContext job_context)
 	IdemLeafWalk walk;
 
 	idem_queuestore_use(bulk->many->queue, &bulk->queue);
-	idem_leaf_begin(&walk, jobs, idem_jobtable_fetch_index(jobs), bulk->snapshot, &queue, 1, false,
-					1);
+	idem_leaf_begin(&walk, jobs, idem_jobtable_fetch_index(jobs), bulk->snapshot, &(IdemLeafStart){.values = &queue, .n = 1, .nequal = 1});
 	while (bulk->nchanged < bulk->many->max_jobs && idem_leaf_next_row(&walk))
 	{
 		int64 job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID);

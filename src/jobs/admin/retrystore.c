@@ -95,8 +95,7 @@ retry_by_state(Bulk *bulk, Snapshot snapshot, const char *state, MemoryContext j
 		BoolGetDatum(true), PointerGetDatum(bulk->many->queue), CStringGetTextDatum(state)};
 	IdemLeafWalk walk;
 
-	idem_leaf_begin(&walk, log, idem_jobtable_retry_index(log), snapshot, values, lengthof(values),
-					false, lengthof(values));
+	idem_leaf_begin(&walk, log, idem_jobtable_retry_index(log), snapshot, &(IdemLeafStart){.values = values, .n = lengthof(values), .nequal = lengthof(values)});
 	while (bulk->nretried < bulk->many->max_jobs && idem_leaf_next_row(&walk))
 	{
 		MemoryContext oldcontext;

@@ -420,7 +420,7 @@ count_before(Explanation *why, const IdemPosition *end, bool *is_least)
 	int n = 0;
 
 	InitDirtySnapshot(dirty);
-	idem_leaf_begin(&walk, jobs, idem_jobtable_fetch_index(jobs), &dirty, &queue, 1, false, 1);
+	idem_leaf_begin(&walk, jobs, idem_jobtable_fetch_index(jobs), &dirty, &(IdemLeafStart){.values = &queue, .n = 1, .nequal = 1});
 	while (walk.nentries < MAX_ENTRIES && idem_leaf_next(&walk))
 	{
 		IdemPosition position = get_position(&walk);

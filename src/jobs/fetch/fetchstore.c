@@ -91,10 +91,11 @@ begin_part(Fetch *fetch, const IdemPosition *after)
 	Datum values[] = {
 		PointerGetDatum(fetch->args->queue.name), Int32GetDatum(after->priority),
 		TimestampTzGetDatum(after->run_at), Int64GetDatum(after->job_id)};
+	IdemLeafStart start = {
+		.values = values, .n = at_begin ? 1 : lengthof(values), .after = !at_begin, .nequal = 1};
 
 	idem_leaf_end(&fetch->leaf);
-	idem_leaf_begin(&fetch->leaf, fetch->jobs, fetch->index, &fetch->dirty, values,
-					at_begin ? 1 : lengthof(values), !at_begin, 1);
+	idem_leaf_begin(&fetch->leaf, fetch->jobs, fetch->index, &fetch->dirty, &start);
 }
 
 /* Continue behind this position, and behind the ranges that begin there */

@@ -159,7 +159,7 @@ note_followers(IdemTable *jobs, const text *queue, int64 job_id, int64 key_hash)
 	int n = 0;
 
 	InitDirtySnapshot(dirty);
-	idem_leaf_begin(&walk, jobs, idem_jobtable_key_index(jobs), &dirty, &value, 1, false, 1);
+	idem_leaf_begin(&walk, jobs, idem_jobtable_key_index(jobs), &dirty, &(IdemLeafStart){.values = &value, .n = 1, .nequal = 1});
 	while (n <= MAX_FOLLOWERS && idem_leaf_next(&walk))
 	{
 		n++;
