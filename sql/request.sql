@@ -143,6 +143,9 @@ CREATE SCHEMA request_sx;
 CREATE FUNCTION request_s.xf(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT payload $$;
 CREATE FUNCTION request_sx.f(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT payload $$;
 SELECT status, replayed FROM idem_call('request:12', 'request_s.xf', '1');
+ALTER SCHEMA request_s RENAME TO request_t;
+SELECT status, replayed FROM idem_call('request:12', 'request_t.xf', '1');
+ALTER SCHEMA request_t RENAME TO request_s;
 SELECT status, replayed FROM idem_call('request:12', 'request_sx.f', '1');
 -- a temporary function is the same handler in the next session
 CREATE FUNCTION pg_temp.request_temp(payload jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT payload $$;

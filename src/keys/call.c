@@ -12,23 +12,49 @@
 #include "catalog/pg_type.h"
 #include "funcapi.h"
 #include "utils/builtins.h"
+#include "utils/inval.h"
 #include "utils/lsyscache.h"
+#include "utils/syscache.h"
 
 #include "keys/keys.h"
 
 IDEM_FUNCTION(idem_call);
 
-/*
- * SHA-256 of schema and name of the handler.  A null byte separates the two, because
- * a name cannot contain one.
- */
+/* The digest of the handler called last; invalid: none, or a function or schema has changed */
+static Oid digest_of = InvalidOid;
+static uint8 handler_digest[IDEM_SHA256_LEN];
+static bool is_digest_valid;
+
 static void
-digest_handler(Oid handler, uint8 *digest)
+forget_digest(Datum arg, int cacheid, uint32 hashvalue)
 {
-	char *name = get_func_name(handler);
-	char *schema = get_namespace_name_or_temp(get_func_namespace(handler));
+	is_digest_valid = false;
+}
+
+/*
+ * SHA-256 of schema and name of the handler.  A null byte separates the two, because a name cannot
+ * contain one.  An invalidation that arrives while the names are read counts, too.
+ */
+static const uint8 *
+digest_handler(Oid handler)
+{
+	static bool is_registered = false;
+	char *name;
+	char *schema;
 	StringInfoData id;
 
+	if (handler == digest_of && is_digest_valid)
+		return handler_digest;
+	if (!is_registered)
+	{
+		CacheRegisterSyscacheCallback(PROCOID, forget_digest, (Datum) 0);
+		CacheRegisterSyscacheCallback(NAMESPACEOID, forget_digest, (Datum) 0);
+		is_registered = true;
+	}
+	digest_of = InvalidOid;
+	is_digest_valid = true;
+	name = get_func_name(handler);
+	schema = get_namespace_name_or_temp(get_func_namespace(handler));
 	/* another session has dropped the function meanwhile */
 	if (name == NULL || schema == NULL)
 		idem_handler_refuse_missing(handler);
@@ -36,7 +62,9 @@ digest_handler(Oid handler, uint8 *digest)
 	appendStringInfoString(&id, schema);
 	appendStringInfoChar(&id, '\0');
 	appendStringInfoString(&id, name);
-	idem_sha256_hash(id.data, id.len, digest);
+	idem_sha256_hash(id.data, id.len, handler_digest);
+	digest_of = handler;
+	return handler_digest;
 }
 
 /*
@@ -47,13 +75,11 @@ digest_handler(Oid handler, uint8 *digest)
 static bytea *
 make_request(Oid handler, bytea *payload)
 {
-	uint8 digest[IDEM_SHA256_LEN];
 	int payload_len = payload ? VARSIZE_ANY_EXHDR(payload) : 0;
 	bytea *request = palloc(VARHDRSZ + IDEM_HANDLER_LEN + payload_len);
 
-	digest_handler(handler, digest);
 	SET_VARSIZE(request, VARHDRSZ + IDEM_HANDLER_LEN + payload_len);
-	memcpy(VARDATA(request), digest, IDEM_HANDLER_LEN);
+	memcpy(VARDATA(request), digest_handler(handler), IDEM_HANDLER_LEN);
 	if (payload != NULL)
 		memcpy(VARDATA(request) + IDEM_HANDLER_LEN, VARDATA_ANY(payload), payload_len);
 	return request;
