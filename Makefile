@@ -32,9 +32,7 @@ OBJS = \
 	src/table/shard.o \
 	src/fn/answer.o \
 	src/fn/fn.o \
-	src/fn/value.o \
 	src/fn/args.o \
-	src/fn/arrays.o \
 	src/fn/show.o \
 	src/fn/subxact.o \
 	src/fn/handler.o \

@@ -95,8 +95,8 @@ change_privileges(FunctionCallInfo fcinfo, bool is_grant)
 				errdetail("Both arguments are required."),
 				errhint("For example: SELECT pg_catalog.idem_grant('my_app', 'app')."));
 	role = text_to_cstring(PG_GETARG_TEXT_PP(0));
-	set = idem_value_word(PG_GETARG_TEXT_PP(1), "set", set_names,
-						  "Use \"app\" for applications, \"admin\" for operators, \"monitor\" for monitoring.");
+	set = idem_args_word(PG_GETARG_TEXT_PP(1), "set", set_names,
+						 "Use \"app\" for applications, \"admin\" for operators, \"monitor\" for monitoring.");
 
 	for (int i = 0; i < (int) lengthof(members); i++)
 	{

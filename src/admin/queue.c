@@ -97,7 +97,7 @@ idem_queue_set(PG_FUNCTION_ARGS)
 			(void) idem_queuestore_word(DatumGetTextPP(value.value), queue_settings[i].name,
 										queue_settings[i].words);
 		if (!value.isnull && queue_settings[i].span >= 0)
-			(void) idem_value_span(value.value, queue_settings[i].name, queue_settings[i].span);
+			(void) idem_args_span(value.value, queue_settings[i].name, queue_settings[i].span);
 		columns[queue_settings[i].column] = value;
 	}
 	(void) idem_args_max_attempts(fcinfo, 8);

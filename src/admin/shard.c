@@ -521,8 +521,8 @@ idem_shard_set(PG_FUNCTION_ARGS)
 	idem_fn_begin(fcinfo, &idem_shard_set_signature, "idem_shard_set()");
 	if (to.is_mapped)
 		idem_shard_mark(to.has, PG_GETARG_DATUM(0));
-	to.by_scope = idem_value_word(PG_ARGISNULL(1) ? NULL : PG_GETARG_TEXT_PP(1), "by", words,
-								  "Use \"key\" to spread single keys, \"scope\" to keep all keys of a scope together.") != 0;
+	to.by_scope = idem_args_word(PG_ARGISNULL(1) ? NULL : PG_GETARG_TEXT_PP(1), "by", words,
+								 "Use \"key\" to spread single keys, \"scope\" to keep all keys of a scope together.") != 0;
 	to.number = get_number(fcinfo, 2);
 
 	begin_change(&change);

@@ -79,7 +79,7 @@ typedef enum IdemSpan
 	IDEM_SPAN_EVERY			 /* at least one second (T2) */
 } IdemSpan;
 
-/* The element of an array that is being processed, for idem_arrays_say_element() */
+/* The element of an array that is being processed, for idem_args_say_element() */
 typedef struct IdemElement
 {
 	const char *array;
@@ -179,18 +179,16 @@ idem_answer_jsonb(IdemAnswer *answer, int attno, const Jsonb *value)
 		idem_answer_set(answer, attno, JSONBOID, PointerGetDatum(value));
 }
 
-/* value.c */
-extern int64 idem_value_span(Datum interval, const char *name, IdemSpan kind);
-extern int idem_value_word(const text *value, const char *name, const char *const *words,
-						   const char *hint);
-extern void idem_value_check_key(const text *key);
-extern void idem_value_check_token(int64 token);
-extern Jsonb *idem_value_jsonb(Datum value, const char *name);
-extern bytea *idem_value_fingerprint(Datum request);
-extern text *idem_value_queue(NullableDatum value);
-extern Jsonb *idem_value_copy_jsonb(Jsonb *value, MemoryContext context);
-
 /* args.c */
+extern int64 idem_args_span(Datum interval, const char *name, IdemSpan kind);
+extern int idem_args_word(const text *value, const char *name, const char *const *words,
+						  const char *hint);
+extern void idem_args_check_key(const text *key);
+extern void idem_args_check_token(int64 token);
+extern Jsonb *idem_args_jsonb(Datum value, const char *name);
+extern bytea *idem_args_fingerprint(Datum request);
+extern text *idem_args_queue_name(NullableDatum value);
+extern Jsonb *idem_args_copy_jsonb(Jsonb *value, MemoryContext context);
 extern text *idem_args_scope(FunctionCallInfo fcinfo, int arg);
 extern void idem_args_key(FunctionCallInfo fcinfo, int keyarg, int scopearg, IdemKey *key);
 extern int64 idem_args_ttl(FunctionCallInfo fcinfo, int arg);
@@ -208,6 +206,14 @@ pg_noreturn extern void idem_args_refuse_combination(const char *arg, const char
 													 const char *hint);
 extern TimestampTz idem_args_run_at(FunctionCallInfo fcinfo, int arg);
 extern int idem_args_max_jobs(FunctionCallInfo fcinfo, int arg, int limit);
+extern bool idem_args_array(FunctionCallInfo fcinfo, int arg, const char *name,
+							Datum **elems, bool **nulls, int *n);
+extern void idem_args_required_array(FunctionCallInfo fcinfo, int arg, const char *name,
+									 Datum **elems, bool **nulls, int *n);
+extern void idem_args_check_length(const char *name, int n, const char *other, int nother);
+extern text **idem_args_queues(FunctionCallInfo fcinfo, int arg, int *n);
+extern int *idem_args_order(text **keys, int n);
+extern void idem_args_say_element(void *arg);
 
 /* subxact.c */
 extern bool idem_subxact_is_intervention(const ErrorData *error);
@@ -241,15 +247,5 @@ extern void idem_unfinished_check(void);
 extern void idem_unfinished_end_sub(SubTransactionId subid, SubTransactionId parent_subid,
 									bool commit);
 extern void idem_unfinished_forget(void);
-
-/* arrays.c */
-extern bool idem_arrays_get(FunctionCallInfo fcinfo, int arg, const char *name,
-							Datum **elems, bool **nulls, int *n);
-extern void idem_arrays_require(FunctionCallInfo fcinfo, int arg, const char *name,
-								Datum **elems, bool **nulls, int *n);
-extern void idem_arrays_check_length(const char *name, int n, const char *other, int nother);
-extern text **idem_arrays_queues(FunctionCallInfo fcinfo, int arg, int *n);
-extern int *idem_arrays_order(text **keys, int n);
-extern void idem_arrays_say_element(void *arg);
 
 #endif /* IDEM_FN_H */

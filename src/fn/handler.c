@@ -99,7 +99,7 @@ idem_handler_run(Oid handler, NullableDatum payload)
 	pgstat_end_function_usage(&usage, true);
 	PopActiveSnapshot();
 
-	return call->isnull ? NULL : idem_value_jsonb(result, "result");
+	return call->isnull ? NULL : idem_args_jsonb(result, "result");
 }
 
 /* The OID of the handler, which must not be null */

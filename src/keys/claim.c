@@ -62,7 +62,7 @@ idem_claim_args(FunctionCallInfo fcinfo, int requestarg, IdemClaim *claim)
 	idem_args_key(fcinfo, 0, requestarg + 3, &claim->key);
 	claim->request = NULL;
 	if (!PG_ARGISNULL(requestarg))
-		claim->request = idem_value_fingerprint(PG_GETARG_DATUM(requestarg));
+		claim->request = idem_args_fingerprint(PG_GETARG_DATUM(requestarg));
 	claim->ttl = idem_args_ttl(fcinfo, requestarg + 1);
 	claim->wait = idem_args_wait(fcinfo, requestarg + 2);
 	claim->lease = NULL;
@@ -102,7 +102,7 @@ idem_finish(PG_FUNCTION_ARGS)
 
 	idem_fn_begin(fcinfo, &idem_finish_signature, "idem_finish()");
 	idem_args_key(fcinfo, 0, 3, &key);
-	result = PG_ARGISNULL(1) ? NULL : idem_value_jsonb(PG_GETARG_DATUM(1), "result");
+	result = PG_ARGISNULL(1) ? NULL : idem_args_jsonb(PG_GETARG_DATUM(1), "result");
 	token = idem_args_optional_token(fcinfo, 2);
 
 	idem_keyrow_open(&table, RowExclusiveLock);
@@ -216,7 +216,7 @@ get_keys(FunctionCallInfo fcinfo, int arg, int *n)
 	bool *nulls;
 	text **keys;
 
-	if (!idem_arrays_get(fcinfo, arg, "keys", &elems, &nulls, n))
+	if (!idem_args_array(fcinfo, arg, "keys", &elems, &nulls, n))
 		ereport(ERROR,
 				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("array of idempotency keys must not be null"),
@@ -233,7 +233,7 @@ get_keys(FunctionCallInfo fcinfo, int arg, int *n)
 					errdetail("Element %d of the array is null.", i + 1),
 					errhint("Leave out elements that have no key."));
 		keys[i] = DatumGetTextPP(elems[i]);
-		idem_value_check_key(keys[i]);
+		idem_args_check_key(keys[i]);
 	}
 	return keys;
 }
@@ -245,9 +245,9 @@ get_jsonbs(FunctionCallInfo fcinfo, int arg, const char *what, int nkeys, Datum 
 {
 	int n;
 
-	if (!idem_arrays_get(fcinfo, arg, what, elems, nulls, &n))
+	if (!idem_args_array(fcinfo, arg, what, elems, nulls, &n))
 		return false;
-	idem_arrays_check_length("keys", nkeys, what, n);
+	idem_args_check_length("keys", nkeys, what, n);
 	return true;
 }
 
@@ -270,10 +270,10 @@ static void
 claim_items(IdemClaim *claim, text **keys, BatchItem *items, int n)
 {
 	IdemTable table;
-	int *order = idem_arrays_order(keys, n);
+	int *order = idem_args_order(keys, n);
 	IdemElement element = {.array = "keys"};
 	ErrorContextCallback context = {
-		.previous = error_context_stack, .callback = idem_arrays_say_element, .arg = &element};
+		.previous = error_context_stack, .callback = idem_args_say_element, .arg = &element};
 
 	error_context_stack = &context;
 	idem_keyrow_open(&table, RowExclusiveLock);
@@ -307,7 +307,7 @@ idem_claim_many(PG_FUNCTION_ARGS)
 	if (get_jsonbs(fcinfo, 1, "requests", n, &requests, &nulls))
 	{
 		for (int i = 0; i < n; i++)
-			items[i].request = nulls[i] ? NULL : idem_value_fingerprint(requests[i]);
+			items[i].request = nulls[i] ? NULL : idem_args_fingerprint(requests[i]);
 	}
 	claim.ttl = idem_args_ttl(fcinfo, 2);
 	claim.wait = idem_args_wait(fcinfo, 3);
@@ -340,7 +340,7 @@ idem_finish_many(PG_FUNCTION_ARGS)
 	int finished = 0;
 	IdemElement element = {.array = "keys"};
 	ErrorContextCallback context = {
-		.previous = error_context_stack, .callback = idem_arrays_say_element, .arg = &element};
+		.previous = error_context_stack, .callback = idem_args_say_element, .arg = &element};
 
 	idem_fn_begin(fcinfo, &idem_finish_many_signature, "idem_finish_many()");
 	keys = get_keys(fcinfo, 0, &n);
@@ -358,7 +358,7 @@ idem_finish_many(PG_FUNCTION_ARGS)
 		key.key = keys[i];
 		if (idem_keystore_finish(&table, &key,
 								 have_results && !nulls[i] ?
-									 idem_value_jsonb(results[i], "result") :
+									 idem_args_jsonb(results[i], "result") :
 									 NULL))
 			finished++;
 	}
@@ -410,8 +410,8 @@ get_park(FunctionCallInfo fcinfo, int arg)
 {
 	static const char *const words[] = {"retry", "park", NULL};
 
-	return idem_value_word(PG_ARGISNULL(arg) ? NULL : PG_GETARG_TEXT_PP(arg), "on_expiry", words,
-						   "Use \"retry\" if the work may run again, \"park\" if an operator must decide first.") != 0;
+	return idem_args_word(PG_ARGISNULL(arg) ? NULL : PG_GETARG_TEXT_PP(arg), "on_expiry", words,
+						  "Use \"retry\" if the work may run again, \"park\" if an operator must decide first.") != 0;
 }
 
 Datum
@@ -427,7 +427,7 @@ idem_lease(PG_FUNCTION_ARGS)
 	idem_fn_begin(fcinfo, &idem_lease_signature, "idem_lease()");
 	idem_args_key(fcinfo, 0, 8, &claim.key);
 	lease.length = idem_args_lease(fcinfo, 1);
-	claim.request = PG_ARGISNULL(2) ? NULL : idem_value_fingerprint(PG_GETARG_DATUM(2));
+	claim.request = PG_ARGISNULL(2) ? NULL : idem_args_fingerprint(PG_GETARG_DATUM(2));
 	claim.ttl = idem_args_ttl(fcinfo, 3);
 	lease.worker = idem_args_worker(fcinfo, 4);
 	lease.max_attempts = idem_args_max_attempts(fcinfo, 5);
@@ -503,7 +503,7 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 				errmsg("checkpoint must not be null"),
 				errdetail("The next attempt continues from the checkpoint."),
 				errhint("Pass a JSON value that names the last step done, or use idem_renew() to extend only the lease."));
-	data = idem_value_jsonb(PG_GETARG_DATUM(2), "data");
+	data = idem_args_jsonb(PG_GETARG_DATUM(2), "data");
 
 	idem_keyrow_open(&table, RowExclusiveLock);
 	until = idem_keystore_checkpoint(&table, &key, token, data);
@@ -551,7 +551,7 @@ look_at_key(int i, IdemLook *look, void *arg)
 	exists = idem_keystore_get(&table, &wait->key, &info);
 	idem_table_close(&table);
 	wait->status = exists ? idem_keyrow_status_name(info.status) : "absent";
-	wait->result = idem_value_copy_jsonb(info.result, wait->context);
+	wait->result = idem_args_copy_jsonb(info.result, wait->context);
 	look->found = info.status == IDEM_KEY_LIVE ? 0 : 1;
 	if (info.status == IDEM_KEY_LIVE)
 		look->due = info.lease_until;

@@ -124,7 +124,7 @@ get_rhythm(FunctionCallInfo fcinfo, IdemRhythm *rhythm)
 		if (!INTERVAL_NOT_FINITE(every) && every->month != 0)
 			reject_value("every", "Months and years differ in length.",
 						 "Pass cron, for example '0 0 1 * *' for the first day of each month, or an interval of days.");
-		rhythm->every = idem_value_span(PG_GETARG_DATUM(ARG_EVERY), "every", IDEM_SPAN_EVERY);
+		rhythm->every = idem_args_span(PG_GETARG_DATUM(ARG_EVERY), "every", IDEM_SPAN_EVERY);
 		if (VARSIZE_ANY_EXHDR(rhythm->time_zone) != 3 ||
 			memcmp(VARDATA_ANY(rhythm->time_zone), "UTC", 3) != 0)
 			reject_value("time_zone", "An interval has no time zone, because a day is 24 hours.",
@@ -165,11 +165,11 @@ idem_schedule(PG_FUNCTION_ARGS)
 	get_rhythm(fcinfo, &schedule.rhythm);
 	schedule.every = PG_GETARG_DATUM(ARG_EVERY);
 	schedule.missed = get_text(fcinfo, ARG_MISSED, "once");
-	(void) idem_value_word(schedule.missed, "missed", idem_missed_words,
-						   "Leave it out for \"once\".");
+	(void) idem_args_word(schedule.missed, "missed", idem_missed_words,
+						  "Leave it out for \"once\".");
 	schedule.priority = PG_ARGISNULL(ARG_PRIORITY) ? 0 : PG_GETARG_INT32(ARG_PRIORITY);
 	if (!PG_ARGISNULL(ARG_PAYLOAD))
-		schedule.payload = idem_value_jsonb(PG_GETARG_DATUM(ARG_PAYLOAD), "payload");
+		schedule.payload = idem_args_jsonb(PG_GETARG_DATUM(ARG_PAYLOAD), "payload");
 
 	idem_schedulestore_open(&schedules, RowExclusiveLock);
 	next = idem_schedulestore_set(&schedules, &schedule);

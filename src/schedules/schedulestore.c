@@ -178,7 +178,7 @@ read_rhythm(TupleTableSlot *row, IdemRhythm *rhythm)
 	if (every.isnull == (rhythm->cron == NULL))
 		reject_row("cron", "Either cron or every must be null.");
 	if (!every.isnull)
-		rhythm->every = idem_value_span(every.value, "every", IDEM_SPAN_EVERY);
+		rhythm->every = idem_args_span(every.value, "every", IDEM_SPAN_EVERY);
 	rhythm->time_zone = idem_row_text(row, IDEM_SCHEDULES_TIME_ZONE);
 	rhythm->starts_at = get_time(row, IDEM_SCHEDULES_STARTS_AT, DT_NOBEGIN);
 	rhythm->ends_at = get_time(row, IDEM_SCHEDULES_ENDS_AT, DT_NOEND);
@@ -579,9 +579,9 @@ idem_schedulestore_tick(text *name, TimestampTz now, bool tell_launcher, int *nj
 	 * What its jobs have in common.  The queue says for how long a job absorbs duplicates of its
 	 * key; a duplicate is always absorbed, and its payload is ignored.
 	 */
-	missed = idem_value_word(idem_row_text(row, IDEM_SCHEDULES_MISSED), "missed",
-							 idem_missed_words, "Declare the schedule again.");
-	idem_queuestore_get(idem_value_queue(idem_row_datum(row, IDEM_SCHEDULES_QUEUE)), &enqueue.queue);
+	missed = idem_args_word(idem_row_text(row, IDEM_SCHEDULES_MISSED), "missed",
+							idem_missed_words, "Declare the schedule again.");
+	idem_queuestore_get(idem_args_queue_name(idem_row_datum(row, IDEM_SCHEDULES_QUEUE)), &enqueue.queue);
 	check_owner(idem_row_oid(row, IDEM_SCHEDULES_OWNER), &enqueue.queue);
 	enqueue.policy = enqueue.queue.policy;
 	enqueue.policy.on_duplicate = IDEM_ON_DUPLICATE_SKIP;

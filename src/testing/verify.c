@@ -146,7 +146,7 @@ call_handler(void *arg)
 	else
 		result = idem_handler_run(verify->handler, verify->payload);
 	/* the memory of the handler may not outlive the subtransaction */
-	verify->run->result = idem_value_copy_jsonb(result, CurrentMemoryContext);
+	verify->run->result = idem_args_copy_jsonb(result, CurrentMemoryContext);
 	CommandCounterIncrement();
 }
 
@@ -654,7 +654,7 @@ call_twice(void *arg)
 			.wait = {.forever = true}};
 
 		if (!verify->payload.isnull)
-			claim.request = idem_value_fingerprint(verify->payload.value);
+			claim.request = idem_args_fingerprint(verify->payload.value);
 		verify->claim = &claim;
 		do_run(verify, &runs[i], &marks);
 		verify->claim = NULL;

@@ -57,15 +57,15 @@ get_numbers(FunctionCallInfo fcinfo, const Positions *pos, IdemMany *many)
 	if (!PG_ARGISNULL(pos->state) || (pos->worker != 0 && !PG_ARGISNULL(pos->worker)))
 		idem_args_refuse_combination("ids", "The numbers alone say which jobs.",
 									 "Leave out what selects jobs of a queue: \"state\" and \"worker\".");
-	idem_arrays_require(fcinfo, 0, "ids", &many->ids, NULL, &many->n);
+	idem_args_required_array(fcinfo, 0, "ids", &many->ids, NULL, &many->n);
 	if (pos->tokens == 0)
 		return;
 	idem_args_require(fcinfo, pos->tokens, "tokens",
 					  "Pass the tokens that idem_fetch() has returned, or a queue instead of ids and tokens.");
-	idem_arrays_require(fcinfo, pos->tokens, "tokens", &many->tokens, NULL, &ntokens);
-	idem_arrays_check_length("ids", many->n, "tokens", ntokens);
+	idem_args_required_array(fcinfo, pos->tokens, "tokens", &many->tokens, NULL, &ntokens);
+	idem_args_check_length("ids", many->n, "tokens", ntokens);
 	for (int i = 0; i < ntokens; i++)
-		idem_value_check_token(DatumGetInt64(many->tokens[i]));
+		idem_args_check_token(DatumGetInt64(many->tokens[i]));
 }
 
 /* The set of states, as bits; NULL: all of them */
@@ -79,7 +79,7 @@ get_states(FunctionCallInfo fcinfo, int arg, const States *states)
 		return ((1 << states->n) - 1) << states->first;
 	for (int i = 0; i < states->n; i++)
 		words[i] = idem_jobrow_state_words[states->first + i];
-	state = idem_value_word(PG_GETARG_TEXT_PP(arg), "state", words, "Leave it out for all of them.");
+	state = idem_args_word(PG_GETARG_TEXT_PP(arg), "state", words, "Leave it out for all of them.");
 	return 1 << (states->first + state);
 }
 
@@ -141,8 +141,8 @@ idem_retry_many(PG_FUNCTION_ARGS)
 	idem_fn_begin(fcinfo, &idem_retry_many_signature, "idem_retry_many()");
 	get_many(fcinfo, &pos, &many);
 	if (!PG_ARGISNULL(pos.state))
-		many.state = ended_words[idem_value_word(PG_GETARG_TEXT_PP(pos.state), "state", ended_words,
-												 "Leave it out for dead jobs.")];
+		many.state = ended_words[idem_args_word(PG_GETARG_TEXT_PP(pos.state), "state", ended_words,
+												"Leave it out for dead jobs.")];
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
 	n = idem_retrystore_retry(&jobs, &many);
@@ -173,7 +173,7 @@ idem_snooze_many(PG_FUNCTION_ARGS)
 	get_many(fcinfo, &pos, &many);
 	many.states = get_states(fcinfo, pos.state, &leased_states);
 	idem_args_require(fcinfo, 2, "delay", "Pass the time after which the jobs are due again, such as '90 s'.");
-	many.delay = idem_value_span(PG_GETARG_DATUM(2), "delay", IDEM_SPAN_NOT_NEGATIVE);
+	many.delay = idem_args_span(PG_GETARG_DATUM(2), "delay", IDEM_SPAN_NOT_NEGATIVE);
 	PG_RETURN_INT32(change_jobs(&many));
 }
 

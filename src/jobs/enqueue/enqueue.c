@@ -57,7 +57,7 @@ get_policy(FunctionCallInfo fcinfo, const IdemQueue *queue, IdemPolicy *policy)
 											 idem_if_running_words) != 0;
 	if (!PG_ARGISNULL(ARG_KEY_TTL))
 		policy->key_ttl =
-			idem_value_span(PG_GETARG_DATUM(ARG_KEY_TTL), "key_ttl", IDEM_SPAN_POSITIVE);
+			idem_args_span(PG_GETARG_DATUM(ARG_KEY_TTL), "key_ttl", IDEM_SPAN_POSITIVE);
 	if (!PG_ARGISNULL(ARG_INCLUDE_SCHEDULED))
 		policy->include_scheduled = PG_GETARG_BOOL(ARG_INCLUDE_SCHEDULED);
 	else if (policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE)
@@ -101,7 +101,7 @@ get_time(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 									 "Pass delay or run_at, not both.");
 	enqueue->now = enqueue->run_at = idem_clock_now();
 	if (!PG_ARGISNULL(ARG_DELAY))
-		enqueue->run_at += idem_value_span(PG_GETARG_DATUM(ARG_DELAY), "delay", IDEM_SPAN_NOT_NEGATIVE);
+		enqueue->run_at += idem_args_span(PG_GETARG_DATUM(ARG_DELAY), "delay", IDEM_SPAN_NOT_NEGATIVE);
 	if (!PG_ARGISNULL(ARG_RUN_AT))
 		enqueue->run_at = idem_args_run_at(fcinfo, ARG_RUN_AT);
 	enqueue->later =
@@ -127,7 +127,7 @@ set_payload(IdemNewJob *job, Datum payload, bool isnull)
 {
 	job->payload.isnull = isnull;
 	if (!isnull)
-		job->payload.value = JsonbPGetDatum(idem_value_jsonb(payload, "payload"));
+		job->payload.value = JsonbPGetDatum(idem_args_jsonb(payload, "payload"));
 }
 
 /* Reject arguments about duplicates if there is no key: only a key identifies duplicates */
@@ -171,7 +171,7 @@ idem_enqueue(PG_FUNCTION_ARGS)
 	else
 	{
 		job.key = PG_GETARG_TEXT_PP(ARG_KEY);
-		idem_value_check_key(job.key);
+		idem_args_check_key(job.key);
 		check_policy(fcinfo, &enqueue.policy);
 	}
 	set_payload(&job, PG_GETARG_DATUM(ARG_PAYLOAD), PG_ARGISNULL(ARG_PAYLOAD));
@@ -195,15 +195,15 @@ get_keys(FunctionCallInfo fcinfo, int n)
 	bool *nulls;
 	int nkeys;
 
-	if (!idem_arrays_get(fcinfo, ARG_KEY, "keys", &elems, &nulls, &nkeys))
+	if (!idem_args_array(fcinfo, ARG_KEY, "keys", &elems, &nulls, &nkeys))
 		return keys;
-	idem_arrays_check_length("payloads", n, "keys", nkeys);
+	idem_args_check_length("payloads", n, "keys", nkeys);
 	for (int i = 0; i < n; i++)
 	{
 		if (nulls[i])
 			continue;
 		keys[i] = DatumGetTextPP(elems[i]);
-		idem_value_check_key(keys[i]);
+		idem_args_check_key(keys[i]);
 	}
 	return keys;
 }
@@ -217,13 +217,13 @@ set_headers(FunctionCallInfo fcinfo, IdemNewJob *news, int n)
 	Datum *elems;
 	bool *nulls;
 	int nheaders;
-	bool has_array = idem_arrays_get(fcinfo, ARG_HEADERS, "headers", &elems, &nulls, &nheaders);
+	bool has_array = idem_args_array(fcinfo, ARG_HEADERS, "headers", &elems, &nulls, &nheaders);
 	IdemElement element = {.array = "headers"};
 	ErrorContextCallback context = {
-		.previous = error_context_stack, .callback = idem_arrays_say_element, .arg = &element};
+		.previous = error_context_stack, .callback = idem_args_say_element, .arg = &element};
 
 	if (has_array)
-		idem_arrays_check_length("payloads", n, "headers", nheaders);
+		idem_args_check_length("payloads", n, "headers", nheaders);
 	error_context_stack = &context;
 	for (element.ord = 0; element.ord < n; element.ord++)
 	{
@@ -243,7 +243,7 @@ enqueue_jobs(const IdemEnqueue *enqueue, IdemNewJob *news, text **keys, const Da
 {
 	IdemElement element = {.array = "payloads"};
 	ErrorContextCallback context = {
-		.previous = error_context_stack, .callback = idem_arrays_say_element, .arg = &element};
+		.previous = error_context_stack, .callback = idem_args_say_element, .arg = &element};
 	IdemTable jobs;
 
 	error_context_stack = &context;
@@ -277,7 +277,7 @@ idem_enqueue_many(PG_FUNCTION_ARGS)
 	idem_fn_begin(fcinfo, &idem_enqueue_many_signature, "idem_enqueue_many()");
 	idem_answer_begin(&answer, fcinfo, &idem_enqueue_many_signature);
 	get_enqueue(fcinfo, &enqueue);
-	idem_arrays_require(fcinfo, ARG_PAYLOAD, "payloads", &payloads, &nulls, &n);
+	idem_args_required_array(fcinfo, ARG_PAYLOAD, "payloads", &payloads, &nulls, &n);
 	keys = get_keys(fcinfo, n);
 	if (PG_ARGISNULL(ARG_KEY))
 		check_no_policy(fcinfo);

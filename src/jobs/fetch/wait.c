@@ -91,7 +91,7 @@ idem_wait_any(PG_FUNCTION_ARGS)
 
 	idem_fn_begin(fcinfo, &idem_wait_any_signature, "idem_wait_any()");
 	idem_sleep_check(fcinfo, "idem_wait_any()");
-	queues = idem_arrays_queues(fcinfo, 0, &n);
+	queues = idem_args_queues(fcinfo, 0, &n);
 	timeout = idem_args_timeout(fcinfo, 1);
 
 	queue = idem_wait_for_queues("idem_wait_any()", queues, n, timeout);
@@ -115,7 +115,7 @@ look_at_job(int i, IdemLook *look, void *arg)
 	exists = idem_jobstore_get(&jobs, wait->job_id, &info);
 	idem_table_close(&jobs);
 	strlcpy(wait->state, info.state, sizeof(wait->state));
-	wait->result = idem_value_copy_jsonb(info.result, wait->context);
+	wait->result = idem_args_copy_jsonb(info.result, wait->context);
 	look->found = exists && info.ended_at == 0 ? 0 : 1;
 }
 

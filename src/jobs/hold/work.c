@@ -71,7 +71,7 @@ get_fetch(FunctionCallInfo fcinfo, text *queue, IdemFetch *fetch)
 	fetch->batch = get_batch_size(fcinfo, 1);
 	fetch->lease = PG_ARGISNULL(2) ?
 		fetch->queue.lease :
-		idem_value_span(PG_GETARG_DATUM(2), "lease", IDEM_SPAN_LEASE_OR_NONE);
+		idem_args_span(PG_GETARG_DATUM(2), "lease", IDEM_SPAN_LEASE_OR_NONE);
 	fetch->worker = idem_args_worker(fcinfo, 3);
 	if (fetch->lease == 0)
 		idem_fetchstore_check_isolation("idem_fetch() without a lease",
@@ -186,7 +186,7 @@ idem_fetch_any(PG_FUNCTION_ARGS)
 
 	idem_fn_begin(fcinfo, &idem_fetch_any_signature, "idem_fetch_any()");
 	idem_answer_begin(&any.answer, fcinfo, &idem_fetch_any_signature);
-	queues = idem_arrays_queues(fcinfo, 0, &any.n);
+	queues = idem_args_queues(fcinfo, 0, &any.n);
 	any.left = get_batch_size(fcinfo, 1);
 	any.fetches = palloc_array(IdemFetch, any.n);
 	any.is_empty = palloc0_array(bool, any.n);
@@ -221,7 +221,7 @@ idem_complete(PG_FUNCTION_ARGS)
 	idem_fn_begin(fcinfo, &idem_complete_signature, "idem_complete()");
 	job_id = idem_args_job_id(fcinfo, 0);
 	token = idem_args_token(fcinfo, 1);
-	result = PG_ARGISNULL(2) ? NULL : idem_value_jsonb(PG_GETARG_DATUM(2), "result");
+	result = PG_ARGISNULL(2) ? NULL : idem_args_jsonb(PG_GETARG_DATUM(2), "result");
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
 	hold = idem_workstore_complete(&jobs, job_id, token, result, &queue, NULL);
@@ -239,7 +239,7 @@ idem_work_get_failure(FunctionCallInfo fcinfo, int arg)
 		.error = PG_ARGISNULL(arg) ? NULL : PG_GETARG_TEXT_PP(arg),
 		.retry_in = PG_ARGISNULL(arg + 1) ?
 			-1 :
-			idem_value_span(PG_GETARG_DATUM(arg + 1), "retry_in", IDEM_SPAN_NOT_NEGATIVE),
+			idem_args_span(PG_GETARG_DATUM(arg + 1), "retry_in", IDEM_SPAN_NOT_NEGATIVE),
 		.dead = !PG_ARGISNULL(arg + 2) && PG_GETARG_BOOL(arg + 2)};
 
 	return failure;
@@ -282,7 +282,7 @@ idem_snooze(PG_FUNCTION_ARGS)
 	job_id = idem_args_job_id(fcinfo, 0);
 	token = idem_args_token(fcinfo, 1);
 	idem_args_require(fcinfo, 2, "delay", "Pass the time after which the job is due again, such as '90 s'.");
-	delay = idem_value_span(PG_GETARG_DATUM(2), "delay", IDEM_SPAN_NOT_NEGATIVE);
+	delay = idem_args_span(PG_GETARG_DATUM(2), "delay", IDEM_SPAN_NOT_NEGATIVE);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
 	hold = idem_workstore_snooze(&jobs, job_id, token, delay, &run_at);
@@ -307,7 +307,7 @@ idem_progress(PG_FUNCTION_ARGS)
 	job_id = idem_args_job_id(fcinfo, 0);
 	token = idem_args_token(fcinfo, 1);
 	idem_args_require(fcinfo, 2, "data", "Pass what the next attempt needs to continue, as jsonb.");
-	data = idem_value_jsonb(PG_GETARG_DATUM(2), "data");
+	data = idem_args_jsonb(PG_GETARG_DATUM(2), "data");
 	lease = PG_ARGISNULL(3) ? -1 : idem_args_lease(fcinfo, 3);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
@@ -347,11 +347,11 @@ get_batch_of_jobs(FunctionCallInfo fcinfo, Batch *batch)
 {
 	int ntokens;
 
-	idem_arrays_require(fcinfo, 0, "ids", &batch->ids, NULL, &batch->n);
-	idem_arrays_require(fcinfo, 1, "tokens", &batch->tokens, NULL, &ntokens);
-	idem_arrays_check_length("ids", batch->n, "tokens", ntokens);
+	idem_args_required_array(fcinfo, 0, "ids", &batch->ids, NULL, &batch->n);
+	idem_args_required_array(fcinfo, 1, "tokens", &batch->tokens, NULL, &ntokens);
+	idem_args_check_length("ids", batch->n, "tokens", ntokens);
 	for (int i = 0; i < ntokens; i++)
-		idem_value_check_token(DatumGetInt64(batch->tokens[i]));
+		idem_args_check_token(DatumGetInt64(batch->tokens[i]));
 	batch->order = palloc_array(int, batch->n);
 	batch->holds = palloc_array(IdemHold, batch->n);
 	for (int i = 0; i < batch->n; i++)

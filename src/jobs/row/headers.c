@@ -26,7 +26,7 @@
 static Jsonb *
 check_size(Datum value)
 {
-	Jsonb *headers = idem_value_jsonb(value, "headers");
+	Jsonb *headers = idem_args_jsonb(value, "headers");
 
 	return JB_ROOT_COUNT(headers) > 0 ? headers : NULL;
 }
@@ -48,7 +48,7 @@ idem_headers_get(Jsonb *defaults, NullableDatum value)
 
 	if (value.isnull)
 		return defaults;
-	headers = idem_value_jsonb(value.value, "headers");
+	headers = idem_args_jsonb(value.value, "headers");
 	if (!JB_ROOT_IS_OBJECT(headers))
 		ereport(ERROR,
 				errcode(ERRCODE_INVALID_PARAMETER_VALUE),

@@ -58,7 +58,7 @@ const IdemTableDef idem_queuestore_def = {
 int
 idem_queuestore_word(const text *value, const char *name, const char *const *words)
 {
-	return idem_value_word(value, name, words, "Pass one of them, or leave it out for the default.");
+	return idem_args_word(value, name, words, "Pass one of them, or leave it out for the default.");
 }
 
 /*
@@ -87,7 +87,7 @@ get_span(IdemTable *table, AttrNumber attno, int64 *value)
 	NullableDatum column = idem_row_datum(table->found, attno);
 
 	if (!column.isnull)
-		*value = idem_value_span(column.value, "interval", IDEM_SPAN_NOT_NEGATIVE);
+		*value = idem_args_span(column.value, "interval", IDEM_SPAN_NOT_NEGATIVE);
 }
 
 static int
