@@ -117,8 +117,8 @@ end_check(IdemLeafWalk *walk)
 }
 #else
 #define begin_check(walk, start) ((void) 0)
-#define note_entry(walk) ((void) 0)
-#define end_check(walk) ((void) 0)
+#define note_entry(walk)		 ((void) 0)
+#define end_check(walk)			 ((void) 0)
 #endif
 
 void
