@@ -50,9 +50,9 @@ OBJS = \
 	src/keys/call.o \
 	src/keys/holder.o \
 	src/jobs/row/jobtable.o \
-	src/jobs/row/jobrow.o \
 	src/jobs/row/queuecache.o \
 	src/jobs/row/queuestore.o \
+	src/jobs/row/jobrow.o \
 	src/jobs/row/change.o \
 	src/jobs/row/errors.o \
 	src/jobs/row/headers.o \

@@ -4,6 +4,7 @@
 use strict;
 use warnings FATAL => 'all';
 
+use File::Basename qw(dirname);
 use PostgreSQL::Test::Utils;
 use Test::More;
 
@@ -72,13 +73,15 @@ is("@{[ sort @objects ]}", "@{[ sort @sources ]}", 'OBJS lists every C file');
 SKIP:
 {
 	my ($has_nm) = eval { run_command([ 'nm', '--version' ]) };
+	# which may be outside of the source
+	my $build = dirname($PostgreSQL::Test::Utils::tmp_check);
 	my %defined_in;
 	my @calls;
 
-	skip 'there is no nm, or nothing was built here', 1 if !$has_nm || grep { !-f } @objects;
+	skip 'there is no nm, or nothing was built here', 1 if !$has_nm || grep { !-f "$build/$_" } @objects;
 	foreach my $i (0 .. $#objects)
 	{
-		my ($symbols) = run_command([ 'nm', $objects[$i] ]);
+		my ($symbols) = run_command([ 'nm', "$build/$objects[$i]" ]);
 
 		$defined_in{$_} = $i foreach $symbols =~ /^\S+ [BDRT] (idem_\w+)$/mg;
 		push @calls, map { [ $i, $_ ] } $symbols =~ /^ +U (idem_\w+)$/mg;
