@@ -50,28 +50,22 @@ OBJS = \
 	src/keys/call.o \
 	src/keys/holder.o \
 	src/jobs/row/jobtable.o \
-	src/jobs/row/queuecache.o \
 	src/jobs/row/queuestore.o \
 	src/jobs/row/jobrow.o \
-	src/jobs/row/change.o \
-	src/jobs/row/errors.o \
+	src/jobs/row/history.o \
 	src/jobs/row/headers.o \
-	src/jobs/row/joblog.o \
-	src/jobs/row/links.o \
-	src/jobs/row/dead.o \
 	src/jobs/row/jobstore.o \
 	src/jobs/enqueue/keywalk.o \
 	src/jobs/enqueue/keyscan.o \
 	src/jobs/enqueue/dedup.o \
 	src/jobs/enqueue/bulk.o \
 	src/jobs/enqueue/enqueue.o \
-	src/jobs/fetch/fetchskip.o \
 	src/jobs/fetch/fetchstore.o \
+	src/jobs/fetch/fetch.o \
 	src/jobs/fetch/wait.o \
-	src/jobs/hold/workstore.o \
+	src/jobs/hold/holdstore.o \
+	src/jobs/hold/hold.o \
 	src/jobs/hold/work.o \
-	src/jobs/hold/run.o \
-	src/jobs/hold/loop.o \
 	src/jobs/admin/bykeystore.o \
 	src/jobs/admin/manystore.o \
 	src/jobs/admin/retrystore.o \

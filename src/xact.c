@@ -53,7 +53,7 @@ end_transaction(bool is_commit, bool is_prepare)
 	if (!is_commit)
 		idem_sweep_forget_cursors();
 	/* while its entry is pinned: the fetch that has failed is the walker of a queue in its entry */
-	idem_fetchskip_forget();
+	idem_fetchstore_forget();
 	/* count what was pending, and unpin the entries: nothing is counted and no entry used after this */
 	idem_counters_end_transaction(!is_abort);
 	/* a prepared transaction wakes no session: those that wait look once per second */
@@ -62,8 +62,8 @@ end_transaction(bool is_commit, bool is_prepare)
 	idem_schedulestore_end_transaction(is_commit);
 	/* backend memory: a prepared transaction writes no links */
 	idem_unfinished_forget();
-	idem_links_forget();
-	idem_loop_forget_job();
+	idem_headers_forget_links();
+	idem_work_forget_job();
 }
 
 static void
@@ -77,7 +77,7 @@ at_xact_event(XactEvent event, void *arg)
 		case XACT_EVENT_PRE_COMMIT:
 			/* first: the links are locked only for as long as the commit lasts (J16) */
 			idem_unfinished_check();
-			idem_links_write();
+			idem_headers_write_links();
 			break;
 		case XACT_EVENT_PRE_PREPARE:
 			idem_unfinished_check();
@@ -108,12 +108,12 @@ at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId pa
 		/* as end_transaction() does.  Entries stay pinned: the transaction may use them again. */
 		idem_table_forget_open();
 		idem_sweep_forget_cursors();
-		idem_fetchskip_forget();
+		idem_fetchstore_forget();
 		idem_counters_abort_sub(subid);
 		idem_touched_abort_sub(subid);
 	}
 	idem_unfinished_end_sub(subid, parent, event == SUBXACT_EVENT_COMMIT_SUB);
-	idem_links_end_sub(subid, parent, event == SUBXACT_EVENT_COMMIT_SUB);
+	idem_headers_end_sub(subid, parent, event == SUBXACT_EVENT_COMMIT_SUB);
 }
 
 /*

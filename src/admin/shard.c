@@ -659,7 +659,7 @@ note_jobs(IdemTable *jobs, const IdemShard *shard, const bool *slots)
 		{
 			IdemJob job = idem_job_found(jobs);
 
-			idem_change_note_found(&job);
+			idem_jobrow_note_found(&job);
 		}
 	}
 	table_endscan(scan);

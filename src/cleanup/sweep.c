@@ -163,7 +163,7 @@ make_dead_if_expired(IdemTable *jobs, TupleTableSlot *row, IdemQueue *queue, Tim
 		idem_queuestore_get(idem_row_text(row, IDEM_JOBS_QUEUE), queue);
 	return idem_job_has_no_attempts_left(&job, queue) &&
 		idem_table_lock_row(jobs, job.tid, LockTupleExclusive, LockWaitSkip, row) == TM_Ok &&
-		idem_dead_make_if_spent(jobs, &job, queue, NULL) == IDEM_DEAD_MADE;
+		idem_history_make_dead_if_spent(jobs, &job, queue, NULL) == IDEM_DEAD_MADE;
 }
 
 /*

@@ -4,8 +4,8 @@
  *
  * doc/jobs-protocol.md has the protocol.  The ranges lie in shared memory, in the entry of
  * the queue, or in the memory of a backend if there is no such entry.  This file knows
- * positions and times, but no tables: src/jobs/fetchskip.c collects the ranges, and
- * src/jobs/change.c notes what changes in them.
+ * positions and times, but no tables: src/jobs/fetch/fetchstore.c collects the ranges, and
+ * src/jobs/row/jobrow.c notes what changes in them.
  *
  * A spinlock protects all but the flags, which are also read without it.  A process
  * holds the lock for moments: nothing under it allocates memory or raises an error.

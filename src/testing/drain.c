@@ -53,7 +53,7 @@ idem_drain(PG_FUNCTION_ARGS)
 		MemoryContext oldcontext = MemoryContextSwitchTo(context);
 
 		CHECK_FOR_INTERRUPTS();
-		found = idem_run_fetch(&run, queue);
+		found = idem_work_fetch(&run, queue);
 		if (found)
 		{
 			const char *outcome = "completed";
@@ -61,9 +61,9 @@ idem_drain(PG_FUNCTION_ARGS)
 
 			/* not in the subtransaction: without a handler no job shall fail */
 			idem_handler_check(handler, false);
-			error = idem_subxact_try(idem_run_complete, &run, true);
+			error = idem_subxact_try(idem_work_complete, &run, true);
 			if (error != NULL)
-				outcome = idem_run_fail(&run, error) ? "dead" : "retry";
+				outcome = idem_work_fail(&run, error) ? "dead" : "retry";
 			idem_answer_compare(&answer);
 			idem_answer_int64(&answer, Anum_drain_result_job_id, run.fetched.job_id);
 			idem_answer_text(&answer, Anum_drain_result_key, run.fetched.key);

@@ -158,7 +158,7 @@ empty_table(void (*open)(IdemTable *table, LOCKMODE lockmode))
 
 			idem_job_read(&job, row);
 			idem_touched_end(idem_waiters_job(job.job_id));
-			idem_change_note_unfetched(&job);
+			idem_jobrow_note_unfetched(&job);
 		}
 		if (open == idem_keyrow_open)
 			idem_touched_end(idem_waiters_key(idem_row_int64(row, IDEM_KEYS_KEY_HASH)));

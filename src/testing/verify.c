@@ -159,7 +159,7 @@ run_handler(void *arg)
 		.attempt = 1,
 		.max_attempts = IDEM_DEFAULT_MAX_ATTEMPTS};
 
-	idem_run_as_current(&job, call_handler, arg);
+	idem_work_as_current(&job, call_handler, arg);
 }
 
 /*

@@ -70,7 +70,7 @@ put_job(const IdemJobInfo *info, void *arg)
 	idem_answer_int32(answer, Anum_job_result_attempt, info->attempt);
 	idem_answer_int32(answer, Anum_job_result_max_attempts, info->max_attempts);
 	idem_answer_text(answer, Anum_job_result_worker, info->worker);
-	idem_answer_text(answer, Anum_job_result_error, idem_errors_get_last(info->errors));
+	idem_answer_text(answer, Anum_job_result_error, idem_history_last_error(info->errors));
 	idem_answer_time(answer, Anum_job_result_enqueued_at, info->enqueued_at);
 	if (info->ended_at == 0)
 		idem_answer_time(answer, Anum_job_result_run_at, info->run_at);

@@ -159,7 +159,7 @@ idem_fail_many(PG_FUNCTION_ARGS)
 	idem_fn_begin(fcinfo, &idem_fail_many_signature, "idem_fail_many()");
 	get_many(fcinfo, &pos, &many);
 	many.states = get_states(fcinfo, pos.state, &leased_states);
-	many.fail = idem_work_get_failure(fcinfo, 2);
+	many.fail = idem_hold_get_failure(fcinfo, 2);
 	PG_RETURN_INT32(change_jobs(&many));
 }
 

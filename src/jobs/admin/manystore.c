@@ -65,7 +65,7 @@ is_wanted(Bulk *bulk, int64 token)
 
 	IdemJob job = idem_job_found(jobs);
 
-	if (many->tokens != NULL && idem_workstore_judge(&job, token) != IDEM_HOLD_OK)
+	if (many->tokens != NULL && idem_holdstore_judge(&job, token) != IDEM_HOLD_OK)
 		return false;
 	if (many->worker != NULL && !idem_row_varlena_equals(jobs->found, IDEM_JOBS_WORKER, many->worker))
 		return false;
@@ -90,7 +90,7 @@ cancel_found(Bulk *bulk)
 	IdemJob job = idem_job_found(bulk->jobs);
 	TransactionId in_the_way;
 
-	if (!idem_joblog_move(bulk->jobs, &job, &bulk->queue, "cancelled", NULL, &in_the_way))
+	if (!idem_history_move(bulk->jobs, &job, &bulk->queue, "cancelled", NULL, &in_the_way))
 		return false;
 	idem_counters_add_queue(idem_queueref_get(bulk->queue.name), IDEM_QUEUE_COUNTER_CANCELLED);
 	return true;
@@ -110,7 +110,7 @@ reschedule_found(Bulk *bulk)
 					 Int64GetDatum(idem_clock_next_token(
 						 idem_row_int64(bulk->jobs->found, IDEM_JOBS_TOKEN), idem_clock_now())));
 	(void) idem_jobrow_store(bulk->jobs, &job, slot);
-	idem_change_note_job(slot);
+	idem_jobrow_note_job(slot);
 	idem_counters_add_queue(idem_queueref_get(bulk->queue.name), IDEM_QUEUE_COUNTER_RESCHEDULED);
 }
 
@@ -131,8 +131,8 @@ end_attempt_found(Bulk *bulk)
 	bool is_dead;
 
 	if (!fails)
-		(void) idem_workstore_snooze_found(bulk->jobs, &job, &bulk->queue, many->delay, run_time);
-	else if (!idem_workstore_fail_found(bulk->jobs, &job, &bulk->queue, &many->fail, &in_the_way,
+		(void) idem_holdstore_snooze_found(bulk->jobs, &job, &bulk->queue, many->delay, run_time);
+	else if (!idem_holdstore_fail_found(bulk->jobs, &job, &bulk->queue, &many->fail, &in_the_way,
 										&is_dead, run_time))
 		return false;
 	if (run_time != NULL)
@@ -196,7 +196,7 @@ try_number(Bulk *bulk, int64 job_id, int64 token)
 
 		found = idem_jobrow_find(bulk->jobs, job_id, &job, &bulk->queue);
 		if (!found && bulk->many->tokens != NULL)
-			(void) idem_workstore_judge(NULL, token);
+			(void) idem_holdstore_judge(NULL, token);
 	} while (found && !try_found(bulk, token));
 }
 

@@ -40,7 +40,7 @@ try_found(Bulk *bulk)
 		return result == TM_WouldBlock;
 	if (!idem_jobstore_insert_again(bulk->jobs, log))
 	{
-		idem_joblog_warn_in_use(idem_row_int64(log->found, IDEM_JOB_LOG_JOB_ID));
+		idem_history_warn_in_use(idem_row_int64(log->found, IDEM_JOB_LOG_JOB_ID));
 		return true;
 	}
 	if (idem_write_delete(log, log->found, true) != TM_Ok)

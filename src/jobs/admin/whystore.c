@@ -90,7 +90,7 @@ format_span(int64 usecs)
 static char *
 format_error(IdemTable *table, AttrNumber attno)
 {
-	text *error = idem_errors_get_last(idem_row_jsonb(table->found, attno));
+	text *error = idem_history_last_error(idem_row_jsonb(table->found, attno));
 	int len;
 
 	if (error == NULL)
@@ -205,7 +205,7 @@ explain_delay(Explanation *why, TimestampTz run_at)
 	TimestampTz touched_at = get_touched_at(jobs);
 	char *span = format_span(run_at - why->now);
 
-	if (!idem_errors_has_since(idem_row_jsonb(jobs->found, IDEM_JOBS_ERRORS), touched_at))
+	if (!idem_history_has_error_since(idem_row_jsonb(jobs->found, IDEM_JOBS_ERRORS), touched_at))
 		add_reason(why, "later", touched_at,
 				   idem_row_isnull(jobs->found, IDEM_JOBS_TOKEN) ?
 					   psprintf("It is due in %s.", span) :

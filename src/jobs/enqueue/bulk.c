@@ -206,7 +206,7 @@ finish_batch(Bulk *bulk)
 		idem_jobtable_refuse_number();
 	for (int i = 0; i < n; i++)
 	{
-		idem_change_note_new(enqueue, bulk->news[ords[i]].job_id);
+		idem_jobrow_note_new(enqueue, bulk->news[ords[i]].job_id);
 		idem_counters_add_queue(idem_queueref_get(enqueue->queue.name), IDEM_QUEUE_COUNTER_ENQUEUED);
 	}
 }

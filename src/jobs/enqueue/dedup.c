@@ -131,7 +131,7 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, i
 		idem_jobrow_note_place(enqueue->queue.name, key_hash, &slot->tts_tid);
 	answer->job_id = numbered.job_id;
 	answer->outcome = after_job != 0 ? IDEM_OUTCOME_RERUN : IDEM_OUTCOME_ENQUEUED;
-	idem_change_note_job(slot);
+	idem_jobrow_note_job(slot);
 }
 
 /* Raise the error for a duplicate, with on_duplicate => 'error' (J1) */
@@ -247,7 +247,7 @@ make_spent_dead(IdemTable *jobs, const IdemKeyedEnqueue *keyed, IdemKeyScan *sca
 		IdemJob found = idem_job_found(jobs);
 
 		idem_touched_held(idem_queueref_get(keyed->enqueue->queue.name), true);
-		return idem_dead_make_if_spent(jobs, &found, &keyed->enqueue->queue, &scan->in_the_way) !=
+		return idem_history_make_dead_if_spent(jobs, &found, &keyed->enqueue->queue, &scan->in_the_way) !=
 			IDEM_DEAD_SKIPPED;
 	}
 	if (result != TM_WouldBlock)
@@ -413,7 +413,7 @@ absorb_waiting(IdemTable *jobs, IdemKeyedEnqueue *keyed, const IdemKeyScan *scan
 		IdemJob found = idem_job_found(jobs);
 
 		(void) idem_jobrow_store(jobs, &found, slot);
-		idem_change_note_absorbed(slot);
+		idem_jobrow_note_absorbed(slot);
 	}
 	return true;
 }
@@ -488,7 +488,7 @@ enqueue_keyed(IdemTable *jobs, IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 				 absorb_waiting(jobs, keyed, &scan, answer))
 		{
 			idem_keyscan_note_absorbed(scan.job_id);
-			idem_links_note(scan.job_id, keyed->job->headers);
+			idem_headers_note_link(scan.job_id, keyed->job->headers);
 			return;
 		}
 	}

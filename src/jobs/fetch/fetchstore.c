@@ -11,9 +11,14 @@
  *
  * Entries of jobs that have ended stay in the index until VACUUM, and longer
  * while a transaction holds an old snapshot.  These, and jobs that are leased, blocked or
- * scheduled, are skipped.  Fetches share what they skip (J14): fetchskip.c.  For each
- * entry, this file reports to fetchskip.c whether the job was taken, is held by an open
- * transaction, or was skipped, and until when.
+ * scheduled, are skipped.  Fetches share what they skip (J14).  The
+ * first half of this file keeps the run: what the fetch has skipped since the last job that it
+ * took, or that an open transaction holds.  At first only the weight of the run is counted.  If it
+ * becomes too heavy, the fetch registers as the walker of the queue and looks at the run
+ * again, from its beginning.  Only what a walker has seen can become a range, because
+ * writers note what they change while there is a walker.  doc/jobs-protocol.md has
+ * the protocol.  A fetch that fails is released as the walker when its transaction or
+ * subtransaction is rolled back.
  *
  * A walk can take long.  So the clock is read again when a job is taken, and before a job counts
  * as not due; and a long walk that has found nothing is repeated (J14).
@@ -22,6 +27,8 @@
 
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "common/pg_prng.h"
+#include "datatype/timestamp.h"
 #include "executor/instrument.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -30,6 +37,343 @@
 #include "utils/timestamp.h"
 
 #include "jobs/fetch/fetch.h"
+
+/* Why and until when a fetch skips an entry of the index */
+typedef struct Skip
+{
+	TimestampTz until; /* DT_NOEND: as long as no transaction changes it */
+	bool is_mine;	   /* this transaction has changed the row and is still open */
+	bool is_blocked;   /* a follow-up job that is blocked */
+} Skip;
+
+/* The walk of a fetch over the index, and what it has skipped */
+typedef struct Walk
+{
+	IdemQueueRef *queue;
+	IdemSkips *skips;
+	bool is_shared; /* the ranges are in shared memory, where writers note changes */
+	TimestampTz now;
+	int64 began; /* by the steady clock, as steady, the last time it was read */
+	int64 steady;
+	uint64 id; /* number of this fetch as the walker of the queue; 0: it does not collect */
+	bool may_register;
+	bool looks_again;		/* it ignores ranges that are due for another look */
+	bool ignores_ranges;	/* it ignores all of them */
+	bool announced_blocked; /* called idem_skips_announce_blocked() as the walker */
+	bool has_jumped;
+	bool jumped_blocked; /* a range that it has jumped over has blocked jobs */
+	TimestampTz until;	 /* the earliest time of these ranges; DT_NOEND: none has one */
+	IdemSkipRange run;	 /* skipped since the last job taken or held, or the last publishing */
+	IdemSkipView view;
+} Walk;
+
+/* Begin to collect after skipping this much.  A jump counts for its search in the index. */
+#define MANY_SKIPPED 8
+#define JUMP_WEIGHT	 2
+
+/* Publish a range after this many entries, so that few changes fall into the unpublished part */
+#define PUBLISH_AFTER 64
+
+/* A walk of more microseconds is long: enqueues of other sessions have come meanwhile */
+#define LONG_WALK 1000
+
+/*
+ * Identifies this transaction, as long as none of its subtransactions has been rolled
+ * back.  0: not needed yet.
+ */
+static uint64 owner = 0;
+
+/* The fetch under way is this walker of the queue, whose entry is pinned; 0: it is none */
+static IdemQueueRef *walked = NULL;
+static uint64 walker = 0;
+
+/*
+ * The transaction has ended, or a subtransaction was rolled back.  A fetch that has failed there
+ * collects no more; another one can begin at once.
+ */
+void
+idem_fetchstore_forget(void)
+{
+	owner = 0;
+	if (walker == 0)
+		return;
+	Assert(walked->is_pinned);
+	idem_skips_release(walked->entry.skips, walker);
+	walker = 0;
+}
+
+/*
+ * The owner of ranges that only this transaction may use.  They outlive it, so the number is
+ * random: the server may give the process id to another backend.
+ */
+static uint64
+get_owner(void)
+{
+	if (owner == 0)
+		owner = pg_prng_uint64(&pg_global_prng_state) | 1;
+	return owner;
+}
+
+/* Begin an empty run behind this position */
+static void
+begin_run(Walk *walk, const IdemPosition *after)
+{
+	memset(&walk->run, 0, sizeof(walk->run));
+	walk->run.after = walk->run.upto = *after;
+	walk->run.until = DT_NOEND;
+	walk->run.looked_at = walk->steady;
+}
+
+/* Try to become the walker, and begin the run anew */
+static bool
+register_walker(Walk *walk)
+{
+	IdemPosition after = walk->run.after;
+
+	walk->steady = idem_clock_steady();
+	walk->id = idem_skips_register(walk->skips, &after, walk->steady);
+	if (walk->id == 0)
+		return false;
+	if (walk->is_shared)
+	{
+		walked = walk->queue;
+		walker = walk->id;
+	}
+	walk->announced_blocked = false;
+	begin_run(walk, &after);
+	return true;
+}
+
+/*
+ * Begin the walk of a fetch at the beginning of the queue.  now is its clock.  If a range
+ * is due for another look, this fetch looks at it, unless there is another walker.
+ */
+static void
+begin_walk(Walk *walk, const text *queue, TimestampTz now)
+{
+	memset(walk, 0, offsetof(Walk, view));
+	walk->queue = idem_queueref_get(queue);
+	walk->skips = idem_queueref_skips(walk->queue);
+	walk->is_shared = walk->queue->is_pinned;
+	walk->now = now;
+	walk->until = DT_NOEND;
+	walk->began = walk->steady = idem_clock_steady();
+	walk->may_register = true;
+	begin_run(walk, &idem_first_position);
+	/* no other fetch can be the walker, so it was one that has failed */
+	if (unlikely(!walk->is_shared && walk->skips->walker != 0))
+		idem_skips_release(walk->skips, walk->skips->walker);
+	idem_skips_read(walk->skips, now, walk->steady, owner, false, &walk->view);
+	if (walk->view.is_overdue && register_walker(walk))
+	{
+		walk->looks_again = true;
+		idem_skips_read(walk->skips, now, walk->steady, owner, true, &walk->view);
+	}
+}
+
+/* Has the walk taken so long that what it has not found may have come meanwhile? */
+static bool
+was_long_walk(const Walk *walk)
+{
+	return idem_clock_steady() - walk->began > LONG_WALK;
+}
+
+/* Begin another walk of the same fetch, which uses no ranges and looks at everything */
+static void
+begin_walk_anew(Walk *walk)
+{
+	walk->ignores_ranges = true;
+	walk->view.n = 0;
+	begin_run(walk, &idem_first_position);
+	(void) register_walker(walk);
+}
+
+/* The fetch is not the walker, or no longer */
+static void
+end_walker(Walk *walk)
+{
+	walk->id = 0;
+	walker = 0;
+}
+
+/*
+ * Publish the run; the walker continues behind next.  is_held: no range may contain that position.
+ * Returns false if the fetch is no longer the walker.
+ */
+static bool
+publish_seen(Walk *walk, const IdemPosition *next, bool is_held)
+{
+	walk->steady = idem_clock_steady();
+	walk->run.cost = Min(Max(walk->steady - walk->run.looked_at, 0), PG_INT32_MAX);
+	return idem_skips_publish(walk->skips, walk->id, &walk->run, next, is_held,
+							  walk->steady);
+}
+
+/* Publish the run, and begin the next one */
+static void
+publish_run(Walk *walk, const IdemPosition *next, bool is_held)
+{
+	if (!publish_seen(walk, next, is_held))
+	{
+		/* another fetch is the walker, or a writer has noted a change before this position */
+		end_walker(walk);
+		walk->may_register = true;
+	}
+	begin_run(walk, next);
+}
+
+/*
+ * Has this fetch skipped so much that it should collect?  If so, it is the walker now and
+ * goes back to the beginning of the run.
+ */
+static bool
+goes_back(Walk *walk)
+{
+	if (likely(walk->run.weight < MANY_SKIPPED) || walk->id != 0 || !walk->may_register)
+		return false;
+	walk->may_register = false;
+	if (!register_walker(walk))
+		return false;
+	if (!walk->ignores_ranges)
+		idem_skips_read(walk->skips, walk->now, walk->steady, owner, walk->looks_again,
+						&walk->view);
+	return true;
+}
+
+/* Does the fetch collect, so that it has to know exactly why it skips an entry? */
+static bool
+is_collecting(const Walk *walk)
+{
+	return walk->id != 0;
+}
+
+/* The walker is about to look at a follow-up job */
+static void
+announce_blocked(Walk *walk)
+{
+	if (!walk->announced_blocked)
+		idem_skips_announce_blocked(walk->skips, walk->id);
+	walk->announced_blocked = true;
+}
+
+/* The range that contains the position, or NULL */
+static const IdemSkipRange *
+find_range(const Walk *walk, const IdemPosition *position)
+{
+	for (int i = 0; i < walk->view.n; i++)
+	{
+		if (idem_skips_contains(&walk->view.ranges[i], position))
+			return &walk->view.ranges[i];
+	}
+	return NULL;
+}
+
+/* J14: where the fetch continues behind this position: behind all ranges that begin there */
+static IdemPosition
+jump_over(Walk *walk, const IdemPosition *from)
+{
+	IdemPosition to = *from;
+
+	for (int i = 0; i < walk->view.n; i++)
+	{
+		const IdemSkipRange *range = &walk->view.ranges[i];
+
+		if (idem_skips_compare(&range->after, &to) <= 0 &&
+			idem_skips_compare(&to, &range->upto) < 0)
+		{
+			to = range->upto;
+			walk->until = Min(walk->until, range->until);
+			walk->jumped_blocked |= range->has_blocked;
+		}
+	}
+	if (idem_skips_compare(from, &to) == 0)
+		return to;
+	walk->has_jumped = true;
+	if (walk->id != 0)
+	{
+		/* there is no entry between the last one that was skipped and the range */
+		walk->run.upto = *from;
+		publish_run(walk, &to, false);
+	}
+	walk->run.weight += JUMP_WEIGHT;
+	return to;
+}
+
+/*
+ * J14: the fetch skips the entries up to this position: their jobs cannot be fetched before the
+ * time skip->until.
+ *
+ * A job whose row has moved has several entries at one position.  All of them must have been
+ * seen before a range with the position is published, and if one of them belongs to this
+ * transaction, the position does.  So a run is published before the next position is added,
+ * not after the last one.
+ */
+static void
+add_skipped(Walk *walk, const IdemPosition *upto, const Skip *skip)
+{
+	bool is_empty = idem_skips_compare(&walk->run.after, &walk->run.upto) >= 0;
+	bool is_same = idem_skips_compare(&walk->run.upto, upto) == 0;
+	uint64 its_owner;
+
+	walk->run.weight++;
+	if (walk->id == 0)
+		return;
+	its_owner = skip->is_mine ? get_owner() : 0;
+	if (is_same && its_owner == 0)
+		its_owner = walk->run.owner;
+	if (!is_empty &&
+		(walk->run.owner != its_owner || (walk->run.weight > PUBLISH_AFTER && !is_same)))
+	{
+		IdemPosition next = is_same ? idem_skips_before(upto) : walk->run.upto;
+
+		walk->run.upto = next;
+		publish_run(walk, &next, false);
+		walk->run.weight = 1;
+	}
+	walk->run.upto = *upto;
+	walk->run.until = Min(walk->run.until, skip->until);
+	walk->run.owner = its_owner;
+	walk->run.has_blocked |= skip->is_blocked;
+}
+
+/* The fetch has read pages of the index that had only dead entries */
+static void
+add_pages(Walk *walk, int64 npages)
+{
+	walk->run.weight += (int) Min(npages, PG_INT16_MAX);
+}
+
+/*
+ * J14: the fetch has taken the job at this position, or an open transaction holds it.  The run
+ * ends before it.
+ */
+static void
+end_run(Walk *walk, const IdemPosition *position)
+{
+	if (walk->id != 0)
+	{
+		walk->run.upto = idem_skips_before(position);
+		publish_run(walk, position, true);
+	}
+	else
+		begin_run(walk, position);
+}
+
+/* The walk ends; at_end: there are no more entries, after many pages of dead ones if is_far */
+static void
+end_walk(Walk *walk, bool at_end, bool is_far)
+{
+	if (walk->id == 0)
+		return;
+	if (at_end)
+	{
+		if (is_far)
+			walk->run.upto = idem_last_position;
+		(void) publish_seen(walk, &walk->run.upto, false);
+	}
+	idem_skips_release(walk->skips, walk->id);
+	end_walker(walk);
+}
 
 /* A search in the index reads at most this many pages; more of them had only dead entries */
 #define PAGES_OF_SEARCH 4
@@ -53,7 +397,7 @@ typedef struct Fetch
 	SnapshotData dirty;
 	IdemLeafWalk leaf;
 	TimestampTz now;
-	IdemFetchWalk walk;
+	Walk walk;
 	int64 npages; /* pages of the index read for the last entry */
 	int found;
 	bool is_counted;		   /* it was fetched before, in a transaction that has failed (S1) */
@@ -102,7 +446,7 @@ begin_part(Fetch *fetch, const IdemPosition *after)
 static void
 continue_after(Fetch *fetch, const IdemPosition *after)
 {
-	IdemPosition position = idem_fetchskip_jump(&fetch->walk, after);
+	IdemPosition position = jump_over(&fetch->walk, after);
 
 	begin_part(fetch, &position);
 }
@@ -136,7 +480,7 @@ get_next_entry(Fetch *fetch, IdemPosition *entry)
 	found = idem_leaf_next(&fetch->leaf);
 	fetch->npages = count_pages_read() - before;
 	if (fetch->npages > PAGES_OF_SEARCH)
-		idem_fetchskip_add_pages(&fetch->walk, fetch->npages - PAGES_OF_SEARCH);
+		add_pages(&fetch->walk, fetch->npages - PAGES_OF_SEARCH);
 	if (!found)
 		return false;
 	entry->priority = DatumGetInt32(index_getattr(tuple, 2, desc, &isnull));
@@ -147,16 +491,16 @@ get_next_entry(Fetch *fetch, IdemPosition *entry)
 
 /* J4: may the job, which is a follow-up job, be taken?  Else like is_due(). */
 static bool
-is_unblocked(Fetch *fetch, const IdemJob *job, Outcome *outcome, IdemSkip *skip)
+is_unblocked(Fetch *fetch, const IdemJob *job, Outcome *outcome, Skip *skip)
 {
 	IdemBlocked blocked;
 
-	if (!idem_fetchskip_collects(&fetch->walk))
+	if (!is_collecting(&fetch->walk))
 	{
 		*outcome = OUTCOME_SKIPPED;
 		return !idem_jobrow_waits_for_other(fetch->jobs, job);
 	}
-	idem_fetchskip_announce_blocked(&fetch->walk);
+	announce_blocked(&fetch->walk);
 	blocked = idem_jobrow_is_blocked(fetch->jobs, job);
 	*outcome = blocked == IDEM_BLOCKED ? OUTCOME_SKIPPED : OUTCOME_HELD;
 	skip->is_blocked = true;
@@ -165,7 +509,7 @@ is_unblocked(Fetch *fetch, const IdemJob *job, Outcome *outcome, IdemSkip *skip)
 
 /* J4: may the job be taken if it is a follow-up job?  Else like is_due(). */
 static bool
-is_free(Fetch *fetch, const IdemJob *job, Outcome *outcome, IdemSkip *skip)
+is_free(Fetch *fetch, const IdemJob *job, Outcome *outcome, Skip *skip)
 {
 	if (job->after_job == 0 || is_unblocked(fetch, job, outcome, skip))
 		return true;
@@ -181,7 +525,7 @@ is_free(Fetch *fetch, const IdemJob *job, Outcome *outcome, IdemSkip *skip)
  * range, because its slot can come back.
  */
 static bool
-is_due(Fetch *fetch, const IdemJob *job, Outcome *outcome, IdemSkip *skip)
+is_due(Fetch *fetch, const IdemJob *job, Outcome *outcome, Skip *skip)
 {
 	*outcome = OUTCOME_HELD;
 	if (unlikely(!idem_shard_has_job(fetch->shard, job->job_id)))
@@ -215,9 +559,9 @@ update_job(Fetch *fetch, const IdemJob *job, const IdemFetched *fetched)
 
 	if (job->is_leased)
 		idem_row_set(slot, IDEM_JOBS_ERRORS,
-					 JsonbPGetDatum(idem_errors_add(idem_row_jsonb(idem_job_row(job), IDEM_JOBS_ERRORS),
-													job->attempt,
-													cstring_to_text("The worker has not said how this attempt ended."))));
+					 JsonbPGetDatum(idem_history_add_error(idem_row_jsonb(idem_job_row(job), IDEM_JOBS_ERRORS),
+														   job->attempt,
+														   cstring_to_text("The worker has not said how this attempt ended."))));
 	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(fetched->attempt));
 	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(fetched->token));
 	idem_row_set(slot, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(fetch->now + fetch->args->lease));
@@ -227,7 +571,7 @@ update_job(Fetch *fetch, const IdemJob *job, const IdemFetched *fetched)
 		idem_row_clear(slot, IDEM_JOBS_LEASED_AT);
 	idem_row_set_varlena(slot, IDEM_JOBS_WORKER, fetch->args->worker);
 	if (idem_jobrow_store(jobs, job, slot))
-		idem_change_note_move(slot);
+		idem_jobrow_note_move(slot);
 }
 
 /*
@@ -238,7 +582,7 @@ update_job(Fetch *fetch, const IdemJob *job, const IdemFetched *fetched)
 static bool
 end_if_spent(Fetch *fetch, const IdemJob *job)
 {
-	switch (idem_dead_make_if_spent(fetch->jobs, job, &fetch->args->queue, NULL))
+	switch (idem_history_make_dead_if_spent(fetch->jobs, job, &fetch->args->queue, NULL))
 	{
 		case IDEM_DEAD_NOT_SPENT:
 			return false;
@@ -321,7 +665,7 @@ take_or_look(Fetch *fetch, const IdemJob *job, void (*put)(const IdemFetched *jo
 
 /* Take the job of the current entry if it is due, and pass it to put() */
 static Outcome
-fetch_job(Fetch *fetch, IdemSkip *skip, void (*put)(const IdemFetched *job, void *arg), void *arg)
+fetch_job(Fetch *fetch, Skip *skip, void (*put)(const IdemFetched *job, void *arg), void *arg)
 {
 	MemoryContext oldcontext;
 	Outcome outcome;
@@ -330,7 +674,7 @@ fetch_job(Fetch *fetch, IdemSkip *skip, void (*put)(const IdemFetched *job, void
 	if (!idem_leaf_fetch(&fetch->leaf))
 	{
 		/* the job has ended, or was never committed; or this transaction has ended it */
-		skip->is_mine = idem_fetchskip_collects(&fetch->walk) &&
+		skip->is_mine = is_collecting(&fetch->walk) &&
 			idem_row_is_changed_by_me(fetch->jobs, &fetch->leaf.entry.tuple.t_tid);
 		return OUTCOME_SKIPPED;
 	}
@@ -356,20 +700,20 @@ static void
 process_entry(Fetch *fetch, const IdemPosition *entry,
 			  void (*put)(const IdemFetched *job, void *arg), void *arg)
 {
-	IdemSkip skip = {.until = DT_NOEND};
+	Skip skip = {.until = DT_NOEND};
 
 	switch (fetch_job(fetch, &skip, put, arg))
 	{
 		case OUTCOME_TAKEN:
 			fetch->found++;
-			idem_fetchskip_stop(&fetch->walk, entry);
+			end_run(&fetch->walk, entry);
 			break;
 		case OUTCOME_HELD:
-			idem_fetchskip_stop(&fetch->walk, entry);
+			end_run(&fetch->walk, entry);
 			break;
 		case OUTCOME_SKIPPED:
 			note_due(fetch, skip.until);
-			idem_fetchskip_add(&fetch->walk, entry, &skip);
+			add_skipped(&fetch->walk, entry, &skip);
 			break;
 	}
 }
@@ -378,12 +722,12 @@ process_entry(Fetch *fetch, const IdemPosition *entry,
 static void
 skip_priority(Fetch *fetch, const IdemPosition *entry)
 {
-	IdemSkip skip = {.until = entry->run_at};
+	Skip skip = {.until = entry->run_at};
 	IdemPosition end = idem_last_position;
 
 	end.priority = entry->priority;
 	note_due(fetch, entry->run_at);
-	idem_fetchskip_add(&fetch->walk, &end, &skip);
+	add_skipped(&fetch->walk, &end, &skip);
 	continue_after(fetch, &end);
 }
 
@@ -391,7 +735,7 @@ skip_priority(Fetch *fetch, const IdemPosition *entry)
 static void
 scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
 {
-	IdemFetchWalk *walk = &fetch->walk;
+	Walk *walk = &fetch->walk;
 	bool at_end = false;
 
 	continue_after(fetch, &idem_first_position);
@@ -401,7 +745,7 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 		IdemPosition entry;
 
 		at_end = !get_next_entry(fetch, &entry);
-		if (idem_fetchskip_goes_back(walk))
+		if (goes_back(walk))
 		{
 			IdemPosition after = walk->run.after;
 
@@ -410,14 +754,14 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 		}
 		else if (at_end)
 			break;
-		else if ((range = idem_fetchskip_find(walk, &entry)) != NULL)
+		else if ((range = find_range(walk, &entry)) != NULL)
 			continue_after(fetch, &range->after);
 		else if (!has_come(fetch, entry.run_at))
 			skip_priority(fetch, &entry);
 		else
 			process_entry(fetch, &entry, put, arg);
 	}
-	idem_fetchskip_end(walk, at_end, fetch->npages > PAGES_OF_SEARCH);
+	end_walk(walk, at_end, fetch->npages > PAGES_OF_SEARCH);
 	idem_leaf_end(&fetch->leaf);
 }
 
@@ -426,12 +770,12 @@ static void
 scan_once(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
 {
 	fetch->now = idem_clock_now();
-	idem_fetchskip_begin(&fetch->walk, fetch->args->queue.name, fetch->now);
+	begin_walk(&fetch->walk, fetch->args->queue.name, fetch->now);
 	scan_queue(fetch, put, arg);
 	/* without shared memory other sessions cannot note their jobs: scan the whole queue */
 	if (fetch->walk.has_jumped && !fetch->walk.is_shared && fetch->found < fetch->args->batch)
 	{
-		idem_fetchskip_begin_anew(&fetch->walk);
+		begin_walk_anew(&fetch->walk);
 		scan_queue(fetch, put, arg);
 	}
 }
@@ -454,7 +798,7 @@ scan_from_start(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), vo
 
 	scan_once(fetch, put, arg);
 	is_repeated = fetch->found == 0 && fetch->walk.is_shared &&
-		idem_fetchskip_was_long(&fetch->walk);
+		was_long_walk(&fetch->walk);
 	if (is_repeated)
 	{
 		if (fetch->look != NULL)
@@ -529,7 +873,7 @@ idem_fetchstore_fetch_one(IdemTable *jobs, const IdemFetch *args, int64 job_id,
 		.now = idem_clock_now(),
 		.is_counted = true};
 	IdemLookup lookup = idem_jobtable_by_id(jobs, job_id);
-	IdemSkip skip = {.until = DT_NOEND};
+	Skip skip = {.until = DT_NOEND};
 	IdemProbeResult probe;
 	Outcome outcome;
 	IdemJob job;

@@ -43,37 +43,36 @@ typedef struct IdemFailure
 	bool dead;		/* the job becomes dead, even if it has attempts left */
 } IdemFailure;
 
-/* workstore.c */
-extern IdemHold idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result,
+/* holdstore.c */
+extern IdemHold idem_holdstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result,
 										IdemQueue *queue, IdemRunTime *run_time);
-extern IdemHold idem_workstore_judge(const IdemJob *job, int64 token);
-extern bool idem_workstore_fail_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
+extern IdemHold idem_holdstore_judge(const IdemJob *job, int64 token);
+extern bool idem_holdstore_fail_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
 									  const IdemFailure *failure, TransactionId *in_the_way,
 									  bool *is_dead, IdemRunTime *run_time);
-extern IdemHold idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token,
+extern IdemHold idem_holdstore_fail(IdemTable *jobs, int64 job_id, int64 token,
 									const IdemFailure *failure, TransactionId *in_the_way,
 									bool *is_dead, IdemRunTime *run_time);
-extern TimestampTz idem_workstore_snooze_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, int64 delay,
+extern TimestampTz idem_holdstore_snooze_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, int64 delay,
 											   IdemRunTime *run_time);
-extern IdemHold idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay,
+extern IdemHold idem_holdstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay,
 									  TimestampTz *run_at);
-extern IdemHold idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease,
+extern IdemHold idem_holdstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease,
 										 IdemQueue *queue, TimestampTz *lease_until);
-extern IdemHold idem_workstore_progress(IdemTable *jobs, int64 job_id, int64 token, Jsonb *data,
+extern IdemHold idem_holdstore_progress(IdemTable *jobs, int64 job_id, int64 token, Jsonb *data,
 										int64 lease, TimestampTz *lease_until);
-pg_noreturn extern void idem_workstore_refuse(IdemHold hold, int64 job_id);
+pg_noreturn extern void idem_holdstore_refuse(IdemHold hold, int64 job_id);
 
-/* run.c */
-extern bool idem_run_fetch(IdemRun *run, text *queue);
-extern void idem_run_as_current(const IdemFetched *job, void (*run)(void *arg), void *arg);
-extern void idem_run_complete(void *arg);
-extern bool idem_run_fail(IdemRun *run, const ErrorData *error);
-extern bool idem_run_fail_later(IdemRun *run, text *queue, const ErrorData *error);
+/* hold.c */
+extern IdemFailure idem_hold_get_failure(FunctionCallInfo fcinfo, int arg);
 
 /* work.c */
-extern IdemFailure idem_work_get_failure(FunctionCallInfo fcinfo, int arg);
+extern bool idem_work_fetch(IdemRun *run, text *queue);
+extern void idem_work_as_current(const IdemFetched *job, void (*run)(void *arg), void *arg);
+extern void idem_work_complete(void *arg);
+extern bool idem_work_fail(IdemRun *run, const ErrorData *error);
+extern bool idem_work_fail_later(IdemRun *run, text *queue, const ErrorData *error);
 
-/* loop.c */
-extern void idem_loop_forget_job(void);
+extern void idem_work_forget_job(void);
 
 #endif /* IDEM_JOBS_HOLD_H */

@@ -1,450 +1,541 @@
 /*
  * work.c
- *		SQL functions for workers: idem_fetch, idem_fetch_any, idem_complete,
- *		idem_complete_many, idem_fail, idem_heartbeat, idem_progress, idem_snooze.
+ *		Run jobs with a handler, inside this backend: idem_work(), the loop of a worker, and what
+ *		it shares with idem_drain(); SQL function idem_current_job.
  *
- * They check their arguments, call the store, and form the rows to return.
- * idem_complete_many() and idem_heartbeat() return a status for each job.  The
- * others raise an error if the caller does not have the job.
+ * A job runs in the transaction that fetches it.  idem_work_complete() is called in a
+ * subtransaction: after an error it is rolled back, and idem_work_fail() gives the job back in the
+ * transaction that has it.
+ *
+ * In idem_work() each job has a transaction of its own: fetch it, run the handler, complete it,
+ * commit (J21).  If the queue is empty and there is time left, the procedure waits as idem_wait()
+ * does (A1).  doc/jobs-protocol.md says what is left behind if the backend ends at any of these
+ * steps.
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "access/xact.h"
+#include "catalog/namespace.h"
+#include "catalog/objectaccess.h"
+#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
-#include "common/pg_prng.h"
+#include "executor/spi.h"
+#include "funcapi.h"
 #include "miscadmin.h"
+#include "storage/ipc.h"
+#include "storage/lmgr.h"
 #include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/guc.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
-#include "utils/pg_lsn.h"
-#include "utils/timestamp.h"
+#include "utils/snapmgr.h"
 #include "utils/tuplestore.h"
 
 #include "jobs/hold/hold.h"
 
-IDEM_FUNCTION(idem_fetch);
-IDEM_FUNCTION(idem_fetch_any);
-IDEM_FUNCTION(idem_complete);
-IDEM_FUNCTION(idem_complete_many);
-IDEM_FUNCTION(idem_fail);
-IDEM_FUNCTION(idem_heartbeat);
-IDEM_FUNCTION(idem_progress);
-IDEM_FUNCTION(idem_snooze);
+IDEM_FUNCTION(idem_current_job);
+IDEM_FUNCTION(idem_work);
 
-static int
-get_batch_size(FunctionCallInfo fcinfo, int arg)
+/* J22: the job whose handler runs, the innermost if one runs inside another; NULL: none */
+static const IdemFetched *current = NULL;
+
+/* Copy what is fetched into the context of the run; NULL stays NULL */
+static Jsonb *
+copy_jsonb(Jsonb *value)
 {
-	idem_args_require(fcinfo, arg, "batch", "Leave it out to fetch one job.");
-	if (PG_GETARG_INT32(arg) < 1 || PG_GETARG_INT32(arg) > IDEM_MAX_FETCH_BATCH)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid batch"),
-				errdetail("The batch is %d; it must be between 1 and %d.", PG_GETARG_INT32(arg), IDEM_MAX_FETCH_BATCH),
-				errhint("Call idem_fetch() again for more."));
-	return PG_GETARG_INT32(arg);
+	return value == NULL ? NULL : DatumGetJsonbPCopy(JsonbPGetDatum(value));
 }
 
+/* The store calls this in memory of its own */
 static void
-put_fetched(const IdemFetched *job, void *arg)
+take_fetched(const IdemFetched *fetched, void *arg)
 {
-	IdemAnswer *answer = arg;
+	IdemRun *run = arg;
+	MemoryContext oldcontext = MemoryContextSwitchTo(run->context);
 
-	idem_answer_int64(answer, Anum_fetch_result_job_id, job->job_id);
-	idem_answer_int64(answer, Anum_fetch_result_token, job->token);
-	idem_answer_int32(answer, Anum_fetch_result_attempt, job->attempt);
-	idem_answer_int32(answer, Anum_fetch_result_max_attempts, job->max_attempts);
-	idem_answer_text(answer, Anum_fetch_result_queue, job->queue);
-	idem_answer_jsonb(answer, Anum_fetch_result_payload, job->payload);
-	idem_answer_text(answer, Anum_fetch_result_key, job->key);
-	idem_answer_time(answer, Anum_fetch_result_enqueued_at, job->enqueued_at);
-	idem_answer_set(answer, Anum_fetch_result_lsn, PG_LSNOID, LSNGetDatum(job->lsn));
-	idem_answer_jsonb(answer, Anum_fetch_result_progress, job->progress);
-	idem_answer_jsonb(answer, Anum_fetch_result_headers, job->headers);
-	idem_answer_jsonb(answer, Anum_fetch_result_links, job->links);
-	idem_answer_put(answer);
+	run->fetched = *fetched;
+	run->fetched.payload = copy_jsonb(fetched->payload);
+	run->fetched.headers = copy_jsonb(fetched->headers);
+	run->fetched.progress = copy_jsonb(fetched->progress);
+	run->fetched.queue = DatumGetTextPCopy(PointerGetDatum(fetched->queue));
+	run->fetched.links = NULL;
+	if (fetched->key != NULL)
+		run->fetched.key = DatumGetTextPCopy(PointerGetDatum(fetched->key));
+	run->is_fetched = true;
+	MemoryContextSwitchTo(oldcontext);
 }
 
-/* Check the arguments about a queue */
-static void
-get_fetch(FunctionCallInfo fcinfo, text *queue, IdemFetch *fetch)
+/* Fetch one job for this transaction; 0: the next one of the queue */
+static bool
+fetch_job(IdemRun *run, text *queue, int64 job_id)
 {
-	idem_queuestore_use(queue, &fetch->queue);
-	fetch->batch = get_batch_size(fcinfo, 1);
-	fetch->lease = PG_ARGISNULL(2) ?
-		fetch->queue.lease :
-		idem_args_span(PG_GETARG_DATUM(2), "lease", IDEM_SPAN_LEASE_OR_NONE);
-	fetch->worker = idem_args_worker(fcinfo, 3);
-	if (fetch->lease == 0)
-		idem_fetchstore_check_isolation("idem_fetch() without a lease",
-										"BEGIN ISOLATION LEVEL READ COMMITTED, or pass a lease and do the work in a later transaction.");
-}
-
-/* Jobs were fetched with a lease, and the transaction is not about to commit */
-static void
-note_open_leases(void)
-{
-	if (IsTransactionBlock())
-		ereport(NOTICE,
-				errmsg("other sessions cannot see these leases before the transaction commits"),
-				errdetail("If the transaction rolls back, the leases are lost, even if work was done under them."),
-				errhint("Commit before you do the work, or fetch without a lease to do it in this transaction."));
-}
-
-Datum
-idem_fetch(PG_FUNCTION_ARGS)
-{
-	IdemAnswer answer;
 	IdemTable jobs;
-	IdemFetch fetch;
+	IdemFetch fetch = {.batch = 1};
 
-	idem_fn_begin(fcinfo, &idem_fetch_signature, "idem_fetch()");
-	idem_answer_begin(&answer, fcinfo, &idem_fetch_signature);
-	get_fetch(fcinfo, idem_args_queue(fcinfo, 0), &fetch);
-
+	run->is_fetched = false;
+	/* a procedure has no snapshot at the beginning of a transaction */
+	PushActiveSnapshot(GetTransactionSnapshot());
+	/* a handler may have changed the settings of the queue */
+	idem_queuestore_use(queue, &fetch.queue);
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	(void) idem_fetchstore_fetch(&jobs, &fetch, put_fetched, &answer);
+	if (job_id == 0)
+		(void) idem_fetchstore_fetch(&jobs, &fetch, take_fetched, run);
+	else
+		idem_fetchstore_fetch_one(&jobs, &fetch, job_id, take_fetched, run);
 	idem_table_close(&jobs);
-
-	if (fetch.lease > 0 && answer.nrows > 0)
-		note_open_leases();
-	return (Datum) 0;
+	PopActiveSnapshot();
+	return run->is_fetched;
 }
 
-/* The queues of a call of idem_fetch_any() */
-typedef struct FetchAny
+/* V7, J21: fetch the next job for this transaction; false if none is due */
+bool
+idem_work_fetch(IdemRun *run, text *queue)
 {
-	IdemAnswer answer;
-	IdemFetch *fetches;
-	bool *is_empty; /* the queue had fewer jobs than it was asked for */
-	int n;
-	int first; /* the queue that is asked first */
-	int left;  /* so many jobs are still wanted */
-	bool has_got;
-	bool has_leased;
-	bool was_long; /* while it looked at a queue in vain, jobs may have come to another one */
-} FetchAny;
+	return fetch_job(run, queue, 0);
+}
 
-/* Ask a queue for at most so many jobs */
+/* Raise the error of a job that this transaction does not hold any more */
 static void
-fetch_share(FetchAny *any, IdemTable *jobs, int i, int share)
+check_hold(const IdemRun *run, IdemHold hold)
 {
-	IdemFetch *fetch = &any->fetches[i];
-	int64 before = any->answer.nrows;
-	int got;
-
-	fetch->batch = share;
-	any->was_long |= idem_fetchstore_fetch(jobs, fetch, put_fetched, &any->answer);
-	got = any->answer.nrows - before;
-	any->left -= got;
-	any->is_empty[i] = got < share;
-	any->has_got |= got > 0;
-	any->has_leased |= got > 0 && fetch->lease > 0;
+	if (hold != IDEM_HOLD_OK)
+		idem_holdstore_refuse(hold, run->fetched.job_id);
 }
 
 /*
- * J15: ask all queues for an equal share.  What some of them do not have is divided in the same way
- * among the others, in further rounds.
+ * J22: run code that calls a handler for this job.  An error restores the current job, too: the
+ * caller may be the handler of another job, and catch it.
+ */
+void
+idem_work_as_current(const IdemFetched *job, void (*run)(void *arg), void *arg)
+{
+	const IdemFetched *outer = current;
+
+	current = job;
+	PG_TRY();
+	{
+		run(arg);
+	}
+	PG_FINALLY();
+	{
+		current = outer;
+	}
+	PG_END_TRY();
+}
+
+static void
+run_handler(void *arg)
+{
+	IdemRun *run = arg;
+	NullableDatum payload = {
+		.value = PointerGetDatum(run->fetched.payload), .isnull = run->fetched.payload == NULL};
+
+	idem_handler_check(run->handler, payload.isnull);
+	run->result = idem_handler_run(run->handler, payload);
+}
+
+/* V7, J21: run the handler and complete the job */
+void
+idem_work_complete(void *arg)
+{
+	IdemRun *run = arg;
+	IdemTable jobs;
+	IdemQueue queue = {0};
+	IdemHold hold;
+
+	idem_work_as_current(&run->fetched, run_handler, run);
+	PushActiveSnapshot(GetTransactionSnapshot());
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	hold = idem_holdstore_complete(&jobs, run->fetched.job_id, run->fetched.token, run->result,
+								   &queue, run->counts_later ? &run->time : NULL);
+	idem_table_close(&jobs);
+	PopActiveSnapshot();
+	/* the handler may have cancelled or removed its own job */
+	check_hold(run, hold);
+}
+
+/* V7, J21: give the job back after an error of the handler; true if it is dead */
+bool
+idem_work_fail(IdemRun *run, const ErrorData *error)
+{
+	IdemTable jobs;
+	IdemFailure failure = {
+		.error = cstring_to_text(idem_subxact_describe(error)), .retry_in = -1};
+	IdemHold hold;
+	TransactionId in_the_way;
+	bool is_dead = false;
+
+	run->result = NULL;
+	PushActiveSnapshot(GetTransactionSnapshot());
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	hold = idem_holdstore_fail(&jobs, run->fetched.job_id, run->fetched.token, &failure,
+							   run->nowait ? &in_the_way : NULL, &is_dead,
+							   run->counts_later ? &run->time : NULL);
+	idem_table_close(&jobs);
+	PopActiveSnapshot();
+	check_hold(run, hold);
+	return is_dead;
+}
+
+/*
+ * J21: the same after an error of the commit, in a later transaction: fetch the job again, and fail
+ * it.  False if it cannot be fetched now, for example because another worker has it.
+ */
+bool
+idem_work_fail_later(IdemRun *run, text *queue, const ErrorData *error)
+{
+	TimestampTz started_at = run->time.from;
+
+	if (!fetch_job(run, queue, run->fetched.job_id))
+		return false;
+	(void) idem_work_fail(run, error);
+	run->time.from = started_at;
+	return true;
+}
+
+/* J22: one row in a handler, none outside */
+Datum
+idem_current_job(PG_FUNCTION_ARGS)
+{
+	IdemAnswer answer;
+
+	idem_fn_begin(fcinfo, &idem_current_job_signature, NULL);
+	idem_answer_begin(&answer, fcinfo, &idem_current_job_signature);
+	if (current == NULL)
+		return (Datum) 0;
+	idem_answer_int64(&answer, Anum_current_job_result_job_id, current->job_id);
+	idem_answer_text(&answer, Anum_current_job_result_queue, current->queue);
+	idem_answer_text(&answer, Anum_current_job_result_key, current->key);
+	idem_answer_int32(&answer, Anum_current_job_result_attempt, current->attempt);
+	idem_answer_int32(&answer, Anum_current_job_result_max_attempts, current->max_attempts);
+	idem_answer_jsonb(&answer, Anum_current_job_result_headers, current->headers);
+	idem_answer_jsonb(&answer, Anum_current_job_result_progress, current->progress);
+	idem_answer_put(&answer);
+	return (Datum) 0;
+}
+
+#define COMMAND "idem_work()"
+
+/* A call of idem_work() */
+typedef struct Work
+{
+	bool is_nested;
+	text *queue;
+	Oid handler;
+	int64 timeout; /* zero: until no job can be fetched */
+	int64 until;   /* by the steady clock */
+	int64 left;	   /* so many jobs may be run */
+	int64 completed;
+	int64 failed;
+} Work;
+
+/*
+ * J21: a handler that ends its own backend, by pg_terminate_backend() or because it takes longer
+ * than transaction_timeout.  These errors are FATAL, so no code of the call runs after them; but
+ * the same payload would come first in every later call, too.  The backend therefore fails the job
+ * while it exits.
+ */
+static struct
+{
+	bool is_watched;	 /* this backend watches the handlers of this session */
+	bool has_terminated; /* the handler that runs has called pg_terminate_backend() */
+	bool is_too_late;	 /* the last message was the error of transaction_timeout */
+	int64 job_id;		 /* the job whose handler, or whose commit, runs; 0: none */
+	TimestampTz started_at;
+	char queue[IDEM_MAX_QUEUE_LEN + 1];
+} running;
+
+static object_access_hook_type prev_object_access_hook = NULL;
+
+/* The executor calls this for each function before it calls the function */
+static void
+note_terminate(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, void *arg)
+{
+	if (prev_object_access_hook)
+		prev_object_access_hook(access, class_id, object_id, sub_id, arg);
+	if (access == OAT_FUNCTION_EXECUTE && class_id == ProcedureRelationId &&
+		object_id == F_PG_TERMINATE_BACKEND && running.job_id != 0)
+		running.has_terminated = true;
+}
+
+/* Error context callback: each message of the handler calls it, also a FATAL one */
+static void
+note_timeout(void *arg)
+{
+	running.is_too_late = geterrcode() == ERRCODE_TRANSACTION_TIMEOUT;
+}
+
+/* The end of its transaction is the end of the job, for this file */
+void
+idem_work_forget_job(void)
+{
+	running.job_id = 0;
+}
+
+/* A backend that exits cannot be interrupted, so it must not wait for a lock on a table */
+static bool
+lock_tables_at_exit(void)
+{
+	static const struct
+	{
+		const char *name;
+		LOCKMODE lockmode;
+	} tables[] = {
+		{"jobs", RowExclusiveLock}, {"job_log", RowExclusiveLock}, {"queues", AccessShareLock}};
+	Oid namespace = get_namespace_oid("idem", true);
+
+	for (size_t i = 0; i < lengthof(tables); i++)
+	{
+		Oid relid = get_relname_relid(tables[i].name, namespace);
+
+		if (!OidIsValid(relid) || !ConditionalLockRelationOid(relid, tables[i].lockmode))
+			return false;
+	}
+	return true;
+}
+
+/*
+ * J21: before_shmem_exit callback.  The error of the handler has ended nothing yet: roll its
+ * transaction back, and fail the job in another one, as fail_uncommitted() does.  An error here
+ * ends this callback and leaves the job as it was.
  */
 static void
-fetch_from_all(FetchAny *any, IdemTable *jobs)
+fail_at_exit(int code, Datum arg)
 {
-	int nqueues = any->n;
+	IdemRun run = {
+		.fetched.job_id = running.job_id,
+		.nowait = true,
+		.counts_later = true,
+		.time = {.from = running.started_at}};
+	text *queue;
+	bool has_failed = false;
+	ErrorData error = {
+		.sqlerrcode = ERRCODE_ADMIN_SHUTDOWN,
+		.message = "The handler has called pg_terminate_backend(), and its backend has exited."};
 
-	while (any->left > 0 && nqueues > 0)
+	if (running.job_id == 0 || !(running.has_terminated || running.is_too_late))
+		return;
+	if (running.is_too_late)
 	{
-		int share = Max(any->left / nqueues, 1);
-
-		for (int i = 0; i < any->n && any->left > 0; i++)
-		{
-			int queue = (any->first + i) % any->n;
-
-			CHECK_FOR_INTERRUPTS();
-			if (any->is_empty[queue])
-				continue;
-			fetch_share(any, jobs, queue, share);
-			nqueues -= any->is_empty[queue];
-		}
+		error.sqlerrcode = ERRCODE_TRANSACTION_TIMEOUT;
+		error.message = "The job has taken longer than transaction_timeout, and its backend has exited.";
 	}
-}
-
-/* J15: each call of a session begins with another queue, so that none starves */
-static int
-choose_first(int n)
-{
-	static uint32 turn = 0;
-
-	if (turn == 0)
-		turn = pg_prng_uint32(&pg_global_prng_state);
-	return turn++ % n;
-}
-
-Datum
-idem_fetch_any(PG_FUNCTION_ARGS)
-{
-	FetchAny any = {0};
-	text **queues;
-	IdemTable jobs;
-
-	idem_fn_begin(fcinfo, &idem_fetch_any_signature, "idem_fetch_any()");
-	idem_answer_begin(&any.answer, fcinfo, &idem_fetch_any_signature);
-	queues = idem_args_queues(fcinfo, 0, &any.n);
-	any.left = get_batch_size(fcinfo, 1);
-	any.fetches = palloc_array(IdemFetch, any.n);
-	any.is_empty = palloc0_array(bool, any.n);
-	for (int i = 0; i < any.n; i++)
-		get_fetch(fcinfo, queues[i], &any.fetches[i]);
-	any.first = choose_first(any.n);
-
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	fetch_from_all(&any, &jobs);
-	/* J14: as a fetch from one queue does */
-	if (any.was_long && !any.has_got)
-	{
-		memset(any.is_empty, 0, any.n * sizeof(bool));
-		fetch_from_all(&any, &jobs);
-	}
-	idem_table_close(&jobs);
-	if (any.has_leased)
-		note_open_leases();
-	return (Datum) 0;
-}
-
-Datum
-idem_complete(PG_FUNCTION_ARGS)
-{
-	IdemTable jobs;
-	IdemQueue queue = {0};
-	int64 job_id;
-	int64 token;
-	Jsonb *result;
-	IdemHold hold;
-
-	idem_fn_begin(fcinfo, &idem_complete_signature, "idem_complete()");
-	job_id = idem_args_job_id(fcinfo, 0);
-	token = idem_args_token(fcinfo, 1);
-	result = PG_ARGISNULL(2) ? NULL : idem_args_jsonb(PG_GETARG_DATUM(2), "result");
-
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	hold = idem_workstore_complete(&jobs, job_id, token, result, &queue, NULL);
-	idem_table_close(&jobs);
-	if (hold != IDEM_HOLD_OK)
-		idem_workstore_refuse(hold, job_id);
-	PG_RETURN_BOOL(true);
-}
-
-/* Three arguments from this one on: error, retry_in, dead */
-IdemFailure
-idem_work_get_failure(FunctionCallInfo fcinfo, int arg)
-{
-	IdemFailure failure = {
-		.error = PG_ARGISNULL(arg) ? NULL : PG_GETARG_TEXT_PP(arg),
-		.retry_in = PG_ARGISNULL(arg + 1) ?
-			-1 :
-			idem_args_span(PG_GETARG_DATUM(arg + 1), "retry_in", IDEM_SPAN_NOT_NEGATIVE),
-		.dead = !PG_ARGISNULL(arg + 2) && PG_GETARG_BOOL(arg + 2)};
-
-	return failure;
-}
-
-Datum
-idem_fail(PG_FUNCTION_ARGS)
-{
-	IdemTable jobs;
-	int64 job_id;
-	int64 token;
-	IdemFailure failure;
-	IdemHold hold;
-	bool dead = false;
-
-	idem_fn_begin(fcinfo, &idem_fail_signature, "idem_fail()");
-	job_id = idem_args_job_id(fcinfo, 0);
-	token = idem_args_token(fcinfo, 1);
-	failure = idem_work_get_failure(fcinfo, 2);
-
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	hold = idem_workstore_fail(&jobs, job_id, token, &failure, NULL, &dead, NULL);
-	idem_table_close(&jobs);
-	if (hold != IDEM_HOLD_OK)
-		idem_workstore_refuse(hold, job_id);
-	PG_RETURN_TEXT_P(cstring_to_text(dead ? "dead" : "retry"));
-}
-
-Datum
-idem_snooze(PG_FUNCTION_ARGS)
-{
-	IdemTable jobs;
-	int64 job_id;
-	int64 token;
-	int64 delay;
-	IdemHold hold;
-	TimestampTz run_at = 0;
-
-	idem_fn_begin(fcinfo, &idem_snooze_signature, "idem_snooze()");
-	job_id = idem_args_job_id(fcinfo, 0);
-	token = idem_args_token(fcinfo, 1);
-	idem_args_require(fcinfo, 2, "delay", "Pass the time after which the job is due again, such as '90 s'.");
-	delay = idem_args_span(PG_GETARG_DATUM(2), "delay", IDEM_SPAN_NOT_NEGATIVE);
-
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	hold = idem_workstore_snooze(&jobs, job_id, token, delay, &run_at);
-	idem_table_close(&jobs);
-	if (hold != IDEM_HOLD_OK)
-		idem_workstore_refuse(hold, job_id);
-	PG_RETURN_TIMESTAMPTZ(run_at);
-}
-
-Datum
-idem_progress(PG_FUNCTION_ARGS)
-{
-	IdemTable jobs;
-	int64 job_id;
-	int64 token;
-	Jsonb *data;
-	int64 lease;
-	IdemHold hold;
-	TimestampTz lease_until = 0;
-
-	idem_fn_begin(fcinfo, &idem_progress_signature, "idem_progress()");
-	job_id = idem_args_job_id(fcinfo, 0);
-	token = idem_args_token(fcinfo, 1);
-	idem_args_require(fcinfo, 2, "data", "Pass what the next attempt needs to continue, as jsonb.");
-	data = idem_args_jsonb(PG_GETARG_DATUM(2), "data");
-	lease = PG_ARGISNULL(3) ? -1 : idem_args_lease(fcinfo, 3);
-
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	hold = idem_workstore_progress(&jobs, job_id, token, data, lease, &lease_until);
-	idem_table_close(&jobs);
-	if (hold != IDEM_HOLD_OK)
-		idem_workstore_refuse(hold, job_id);
-	if (lease_until == 0)
-		PG_RETURN_NULL();
-	PG_RETURN_TIMESTAMPTZ(lease_until);
-}
-
-/* The jobs of a call of idem_complete_many() or idem_heartbeat() */
-typedef struct Batch
-{
-	int n;
-	Datum *ids;
-	Datum *tokens;
-	int *order; /* by number, so that two calls do not deadlock */
-	IdemHold *holds;
-	MemoryContext job_context; /* reset after each job */
-} Batch;
-
-static int
-compare_ids(const void *a, const void *b, void *arg)
-{
-	const Datum *ids = arg;
-	int64 ia = DatumGetInt64(ids[*(const int *) a]);
-	int64 ib = DatumGetInt64(ids[*(const int *) b]);
-
-	return ia < ib ? -1 : ia > ib ? 1 :
-									*(const int *) a - *(const int *) b;
+	AbortOutOfAnyTransaction();
+	/* the queue is needed after the commit, and the process ends */
+	MemoryContextSwitchTo(TopMemoryContext);
+	queue = cstring_to_text(running.queue);
+	/* no client waits for the answer, so do not wait for a standby */
+	SetConfigOption("synchronous_commit", "local", PGC_SUSET, PGC_S_OVERRIDE);
+	StartTransactionCommand();
+	run.context = CurTransactionContext;
+	if (lock_tables_at_exit())
+		has_failed = idem_work_fail_later(&run, queue, &error);
+	CommitTransactionCommand();
+	if (!has_failed)
+		return;
+	/* S1: counts are pending, and entries pinned, until a transaction ends */
+	StartTransactionCommand();
+	idem_counters_add_queue_time(idem_queueref_get(queue), IDEM_QUEUE_COUNTER_FAILED, IDEM_HISTOGRAM_RUN,
+								 run.time.from, run.time.to);
+	CommitTransactionCommand();
 }
 
 static void
-get_batch_of_jobs(FunctionCallInfo fcinfo, Batch *batch)
+watch_handlers(void)
 {
-	int ntokens;
-
-	idem_args_required_array(fcinfo, 0, "ids", &batch->ids, NULL, &batch->n);
-	idem_args_required_array(fcinfo, 1, "tokens", &batch->tokens, NULL, &ntokens);
-	idem_args_check_length("ids", batch->n, "tokens", ntokens);
-	for (int i = 0; i < ntokens; i++)
-		idem_args_check_token(DatumGetInt64(batch->tokens[i]));
-	batch->order = palloc_array(int, batch->n);
-	batch->holds = palloc_array(IdemHold, batch->n);
-	for (int i = 0; i < batch->n; i++)
-		batch->order[i] = i;
-	qsort_arg(batch->order, batch->n, sizeof(int), compare_ids, batch->ids);
-	batch->job_context = AllocSetContextCreate(CurrentMemoryContext, "idem job", ALLOCSET_DEFAULT_SIZES);
+	if (running.is_watched)
+		return;
+	before_shmem_exit(fail_at_exit, (Datum) 0);
+	prev_object_access_hook = object_access_hook;
+	object_access_hook = note_terminate;
+	running.is_watched = true;
 }
 
-/* The status of a job of the batch; "stale" for an old token (J11) */
-static const char *
-get_status(IdemHold hold, const char *done)
+/* The number of jobs to run at most */
+static int64
+get_max_jobs(FunctionCallInfo fcinfo, int arg)
 {
-	return hold == IDEM_HOLD_OK ? done : hold == IDEM_HOLD_NONE ? "not_held" :
-																  "stale";
+	if (PG_ARGISNULL(arg))
+		return PG_INT64_MAX;
+	if (PG_GETARG_INT32(arg) < 1)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid value of \"%s\"", "max_jobs"),
+				errdetail("The number is %d; it must be at least 1.", PG_GETARG_INT32(arg)),
+				errhint("Leave it out to run as many jobs as there are."));
+	return PG_GETARG_INT32(arg);
+}
+
+/* J2: a handler may have changed the defaults of the session, with which a transaction begins */
+static void
+check_transaction(void)
+{
+	PreventCommandIfReadOnly(COMMAND);
+	idem_fetchstore_check_isolation(COMMAND, "SET default_transaction_isolation = 'read committed'.");
+}
+
+/* Commit.  An error ends the call, unless it may be returned. */
+static ErrorData *
+commit_transaction(bool may_fail)
+{
+	ErrorData *error = idem_procxact_commit();
+
+	if (error != NULL && !may_fail)
+		ReThrowError(error);
+	return error;
+}
+
+/* S1, S5: the end of the attempt has committed */
+static void
+count_end(const Work *work, const IdemRun *run, IdemQueueCounter counter)
+{
+	idem_counters_add_queue_time(idem_queueref_get(work->queue), counter, IDEM_HISTOGRAM_RUN, run->time.from,
+								 run->time.to);
+}
+
+/* J21: the commit has failed, and rolled the work back: the attempt counts nevertheless */
+static void
+fail_uncommitted(Work *work, IdemRun *run, const ErrorData *error)
+{
+	bool has_failed;
+
+	check_transaction();
+	has_failed = idem_work_fail_later(run, work->queue, error);
+	(void) commit_transaction(false);
+	if (!has_failed)
+		return;
+	work->failed++;
+	count_end(work, run, IDEM_QUEUE_COUNTER_FAILED);
+}
+
+/*
+ * J21: does it end the call?  The job has failed nevertheless, else it would come first in every
+ * later call and end that one, too: a job that takes longer than statement_timeout, for example.
+ */
+static bool
+ends_call(const ErrorData *error)
+{
+	return idem_subxact_is_intervention(error) || idem_subxact_is_of_server(error);
+}
+
+/*
+ * J21: run the job that was fetched, and commit.  A cancel is over when its error is raised, so the
+ * same cancel does not interrupt the fail of the job; a second one may, and then the job waits.
+ */
+static void
+run_job(Work *work, IdemRun *run)
+{
+	ErrorData *error;
+	ErrorData *commit_error;
+	ErrorContextCallback context = {
+		.previous = error_context_stack, .callback = note_timeout};
+
+	/* not in the subtransaction: without a handler no job shall fail */
+	idem_handler_check(run->handler, false);
+	running.has_terminated = running.is_too_late = false;
+	running.started_at = idem_clock_token_time(run->fetched.token);
+	running.job_id = run->fetched.job_id;
+	error_context_stack = &context;
+	error = idem_subxact_catch(idem_work_complete, run);
+	if (error != NULL)
+		(void) idem_work_fail(run, error);
+	commit_error = commit_transaction(true);
+	error_context_stack = context.previous;
+	if (commit_error != NULL)
+		fail_uncommitted(work, run, commit_error);
+	else if (error != NULL)
+	{
+		work->failed++;
+		count_end(work, run, IDEM_QUEUE_COUNTER_FAILED);
+	}
+	else
+	{
+		work->completed++;
+		count_end(work, run, IDEM_QUEUE_COUNTER_COMPLETED);
+	}
+	if (commit_error != NULL)
+		error = commit_error;
+	if (error != NULL && ends_call(error))
+		ReThrowError(error);
+}
+
+/* J21: fetch and run one job; false if none can be fetched */
+static bool
+work_once(Work *work)
+{
+	IdemRun run = {
+		.handler = work->handler, .context = CurrentMemoryContext, .counts_later = true};
+
+	idem_procxact_restart(work->is_nested);
+	check_transaction();
+	if (idem_work_fetch(&run, work->queue))
+	{
+		run_job(work, &run);
+		return true;
+	}
+	/* a job without attempts left may have become dead */
+	(void) commit_transaction(false);
+	return false;
+}
+
+/* Wait for a job as long as there is time left; false if none has come */
+static bool
+wait_for_job(Work *work)
+{
+	int64 left = work->until - idem_clock_steady();
+
+	return left > 0 && idem_wait_for_queues(COMMAND, &work->queue, 1, left) >= 0;
+}
+
+/*
+ * With a timeout, the call runs no further job after it has passed; without one it ends when no
+ * job can be fetched.
+ */
+static void
+work_in_turns(Work *work)
+{
+	MemoryContext oldcontext = CurrentMemoryContext;
+	MemoryContext context = AllocSetContextCreate(oldcontext, "idem work", ALLOCSET_DEFAULT_SIZES);
+	bool goes_on = true;
+
+	while (goes_on)
+	{
+		MemoryContextSwitchTo(context);
+		if (!work_once(work))
+			goes_on = wait_for_job(work);
+		else
+			goes_on = --work->left > 0 &&
+				(work->timeout == 0 || idem_clock_steady() < work->until);
+		MemoryContextSwitchTo(oldcontext);
+		MemoryContextReset(context);
+	}
+	MemoryContextDelete(context);
 }
 
 Datum
-idem_complete_many(PG_FUNCTION_ARGS)
+idem_work(PG_FUNCTION_ARGS)
 {
+	Work work = {0};
 	IdemAnswer answer;
-	IdemTable jobs;
-	IdemQueue queue = {0};
-	Batch batch;
 
-	idem_fn_begin(fcinfo, &idem_complete_many_signature, "idem_complete_many()");
-	idem_answer_begin(&answer, fcinfo, &idem_complete_many_signature);
-	get_batch_of_jobs(fcinfo, &batch);
+	idem_fn_begin(fcinfo, &idem_work_signature, COMMAND);
+	idem_sleep_check(fcinfo, COMMAND);
+	work.queue = idem_args_queue(fcinfo, 0);
+	work.handler = idem_handler_arg(fcinfo, 1);
+	idem_args_require(fcinfo, 2, "timeout", "Leave it out to end when no job can be fetched.");
+	work.timeout = idem_args_timeout(fcinfo, 2);
+	work.left = get_max_jobs(fcinfo, 3);
+	idem_handler_check(work.handler, false);
+	work.is_nested = SPI_inside_nonatomic_context();
+	work.until = idem_clock_steady() + work.timeout;
+	text_to_cstring_buffer(work.queue, running.queue, sizeof(running.queue));
+	watch_handlers();
 
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	for (int i = 0; i < batch.n; i++)
-	{
-		int ord = batch.order[i];
-		MemoryContext oldcontext = MemoryContextSwitchTo(batch.job_context);
-
-		CHECK_FOR_INTERRUPTS();
-		batch.holds[ord] = idem_workstore_complete(&jobs, DatumGetInt64(batch.ids[ord]),
-												   DatumGetInt64(batch.tokens[ord]), NULL, &queue,
-												   NULL);
-		MemoryContextSwitchTo(oldcontext);
-		MemoryContextReset(batch.job_context);
-	}
-	idem_table_close(&jobs);
-	for (int i = 0; i < batch.n; i++)
-	{
-		idem_answer_int32(&answer, Anum_complete_many_result_ord, i + 1);
-		idem_answer_set(&answer, Anum_complete_many_result_job_id, INT8OID, batch.ids[i]);
-		idem_answer_string(&answer, Anum_complete_many_result_status,
-						   get_status(batch.holds[i], "completed"));
-		idem_answer_put(&answer);
-	}
-	return (Datum) 0;
-}
-
-Datum
-idem_heartbeat(PG_FUNCTION_ARGS)
-{
-	IdemAnswer answer;
-	IdemTable jobs;
-	IdemQueue queue = {0};
-	Batch batch;
-	int64 lease;
-	TimestampTz *lease_until;
-
-	idem_fn_begin(fcinfo, &idem_heartbeat_signature, "idem_heartbeat()");
-	idem_answer_begin(&answer, fcinfo, &idem_heartbeat_signature);
-	get_batch_of_jobs(fcinfo, &batch);
-	lease = PG_ARGISNULL(2) ? -1 : idem_args_lease(fcinfo, 2);
-	lease_until = palloc_array(TimestampTz, batch.n);
-
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	for (int i = 0; i < batch.n; i++)
-	{
-		int ord = batch.order[i];
-		MemoryContext oldcontext = MemoryContextSwitchTo(batch.job_context);
-
-		CHECK_FOR_INTERRUPTS();
-		batch.holds[ord] =
-			idem_workstore_heartbeat(&jobs, DatumGetInt64(batch.ids[ord]),
-									 DatumGetInt64(batch.tokens[ord]), lease, &queue,
-									 &lease_until[ord]);
-		MemoryContextSwitchTo(oldcontext);
-		MemoryContextReset(batch.job_context);
-	}
-	idem_table_close(&jobs);
-	for (int i = 0; i < batch.n; i++)
-	{
-		idem_answer_int32(&answer, Anum_heartbeat_result_ord, i + 1);
-		idem_answer_set(&answer, Anum_heartbeat_result_job_id, INT8OID, batch.ids[i]);
-		idem_answer_string(&answer, Anum_heartbeat_result_status,
-						   get_status(batch.holds[i], "renewed"));
-		if (batch.holds[i] == IDEM_HOLD_OK)
-			idem_answer_optional_time(&answer, Anum_heartbeat_result_lease_until, lease_until[i]);
-		idem_answer_put(&answer);
-	}
-	return (Datum) 0;
+	work_in_turns(&work);
+	idem_answer_begin(&answer, fcinfo, &idem_work_signature);
+	idem_answer_int64(&answer, Anum_idem_work_completed, work.completed);
+	idem_answer_int64(&answer, Anum_idem_work_failed, work.failed);
+	return idem_answer_row(&answer);
 }

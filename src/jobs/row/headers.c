@@ -6,13 +6,30 @@
  * a trace.  idem.headers has defaults for a session or a transaction.  A link is the
  * traceparent of a duplicate: tracing tools show it as a link from the run of the job to
  * the request that enqueued the duplicate.
+ *
+ * A duplicate with a trace leaves a link in the job that absorbs it, even if it changes nothing
+ * else there.  The link is an update of the row, and other enqueues of the key wait for a
+ * transaction that has updated the row.  So the backend remembers the link, and writes it right
+ * before the transaction commits: then they wait for no longer than this commit lasts.
+ * Until then the transaction has the row locked FOR KEY SHARE, because of the duplicate, so no
+ * worker can fetch the job.
+ *
+ * A link is worth neither a wait nor an error of the commit.  No subtransaction can be begun at
+ * that moment, so nothing may raise an error: idem_table_open_at_commit() checks beforehand, and
+ * takes all locks without waiting.  The link is dropped if one of them is not free, if the table
+ * may have changed, or if another open transaction has changed the row.  A transaction that is
+ * prepared drops its links, too: it may stay open for long.
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "catalog/pg_collation.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 #include "utils/json.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
 
 #include "jobs/row/job.h"
 
@@ -112,4 +129,155 @@ idem_headers_add_link(Jsonb *links, Jsonb *own, text *link)
 		return NULL;
 	return DatumGetJsonbP(DirectFunctionCall2(jsonb_concat, JsonbPGetDatum(links),
 											  JsonbPGetDatum(make_list(link))));
+}
+
+/* A transaction that absorbs more duplicates with traces drops the later ones */
+#define MAX_NOTED 256
+
+typedef struct NotedLink
+{
+	int64 job_id;
+	SubTransactionId subid; /* the subtransaction to which it belongs */
+	text *trace;
+} NotedLink;
+
+/* Allocated in TopTransactionContext, like the traces; NULL: none */
+static NotedLink *noted = NULL;
+static int nnoted = 0;
+
+/* J16: write the link into the row of its job, unless another transaction has changed that row */
+static void
+write_link(IdemTable *jobs, const NotedLink *link)
+{
+	IdemLookup lookup = idem_jobtable_by_id(jobs, link->job_id);
+	IdemProbeResult probe;
+	Jsonb *links;
+	IdemJob job;
+
+	idem_probe(jobs, &lookup, &probe);
+	/* this transaction itself may have fetched or ended the job since */
+	if (probe.found != IDEM_FOUND_ROW || TransactionIdIsValid(probe.xwait))
+		return;
+	idem_job_read(&job, jobs->found);
+	if (job.is_leased)
+		return;
+	links = idem_headers_add_link(idem_row_jsonb(jobs->found, IDEM_JOBS_LINKS),
+								  idem_row_jsonb(jobs->found, IDEM_JOBS_HEADERS), link->trace);
+	if (links == NULL)
+		return;
+	/* idem_jobrow_store() takes it once more, and then it cannot have to wait */
+	if (job.holds_key && !idem_table_try_lock_hash(jobs, job.key_hash))
+		return;
+	if (idem_table_lock_row(jobs, job.tid, LockTupleNoKeyExclusive, LockWaitSkip, job.row) == TM_Ok)
+	{
+		TupleTableSlot *slot = idem_write_copy_row(jobs, job.row);
+
+		idem_row_set(slot, IDEM_JOBS_LINKS, JsonbPGetDatum(links));
+		(void) idem_jobrow_store(jobs, &job, slot);
+		idem_jobrow_note_absorbed(slot);
+	}
+	if (job.holds_key)
+		idem_table_unlock_hash(jobs, job.key_hash);
+}
+
+/* Is there an index on the links?  It may have no room for them, which is an error. */
+static bool
+has_index(const IdemTable *jobs)
+{
+	for (int i = 0; i < jobs->nindexes; i++)
+	{
+		Form_pg_index form = jobs->indexes[i]->rd_index;
+
+		for (int j = 0; j < form->indnatts; j++)
+		{
+			if (form->indkey.values[j] == IDEM_JOBS_LINKS)
+				return true;
+		}
+	}
+	return false;
+}
+
+/*
+ * J16.  A serializable transaction does not write links: for other such transactions, which have
+ * read the row, that would be a conflict, and one of them would fail.
+ */
+void
+idem_headers_write_links(void)
+{
+	IdemTable jobs;
+
+	if (nnoted == 0)
+		return;
+	/* the last statement may have changed the table or the row, and no command has followed */
+	CommandCounterIncrement();
+	if (XactReadOnly || IsolationIsSerializable())
+		return;
+	/* there are few, so a cancel can wait for them; here it would be an error of the commit */
+	HOLD_INTERRUPTS();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	if (idem_jobtable_open_at_commit(&jobs))
+	{
+		for (int i = 0; i < nnoted && !has_index(&jobs); i++)
+			write_link(&jobs, &noted[i]);
+		idem_table_close(&jobs);
+	}
+	PopActiveSnapshot();
+	RESUME_INTERRUPTS();
+}
+
+/* The transaction has ended, and its memory with it */
+void
+idem_headers_forget_links(void)
+{
+	noted = NULL;
+	nnoted = 0;
+}
+
+/* The links of a subtransaction go to its parent, or are dropped */
+void
+idem_headers_end_sub(SubTransactionId subid, SubTransactionId parent, bool is_commit)
+{
+	int nkept = 0;
+
+	for (int i = 0; i < nnoted; i++)
+	{
+		if (noted[i].subid == subid && !is_commit)
+			continue;
+		noted[nkept] = noted[i];
+		if (noted[nkept].subid == subid)
+			noted[nkept].subid = parent;
+		nkept++;
+	}
+	nnoted = nkept;
+}
+
+/* The link that was noted belongs to a subtransaction that lasts at least as long as this one */
+static bool
+is_noted(int64 job_id, const text *trace)
+{
+	for (int i = 0; i < nnoted; i++)
+	{
+		if (noted[i].job_id == job_id && VARSIZE_ANY(noted[i].trace) == VARSIZE_ANY(trace) &&
+			memcmp(noted[i].trace, trace, VARSIZE_ANY(trace)) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* J16: this job has absorbed a duplicate with these headers: leave a link if they have a trace */
+void
+idem_headers_note_link(int64 job_id, Jsonb *headers)
+{
+	text *trace = idem_headers_get_trace(headers);
+	NotedLink *link;
+
+	if (trace == NULL || is_noted(job_id, trace) || nnoted == MAX_NOTED)
+		return;
+	if (noted == NULL)
+		noted = MemoryContextAlloc(TopTransactionContext, MAX_NOTED * sizeof(NotedLink));
+	link = &noted[nnoted++];
+	link->job_id = job_id;
+	link->subid = GetCurrentSubTransactionId();
+	link->trace = (text *) MemoryContextAlloc(TopTransactionContext, VARSIZE_ANY(trace));
+	memcpy(link->trace, trace, VARSIZE_ANY(trace));
 }

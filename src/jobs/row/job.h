@@ -237,7 +237,7 @@ typedef enum IdemJobState
 	IDEM_JOB_EXPIRED
 } IdemJobState;
 
-/* Answer of idem_dead_make_if_spent() */
+/* Answer of idem_history_make_dead_if_spent() */
 typedef enum IdemDeadOutcome
 {
 	IDEM_DEAD_NOT_SPENT, /* the job can run again: nothing was done */
@@ -310,10 +310,6 @@ extern void idem_jobrow_note_place(const text *queue, int64 key_hash, ItemPointe
 extern bool idem_jobrow_store(IdemTable *jobs, const IdemJob *job, TupleTableSlot *new);
 extern bool idem_jobrow_find(IdemTable *jobs, int64 job_id, IdemJob *job, IdemQueue *queue);
 
-/* queuecache.c */
-extern bool idem_queuecache_find(text *name, uint64 version, IdemQueue *queue);
-extern void idem_queuecache_set(const IdemQueue *queue, uint64 version);
-
 /* queuestore.c */
 extern const IdemTableDef idem_queuestore_def;
 extern const char *const idem_dedup_words[];
@@ -331,35 +327,32 @@ extern bool idem_queuestore_drop(IdemTable *queues, text *name);
 extern bool idem_queuestore_pause(IdemTable *queues, text *name, bool pause);
 extern TimestampTz idem_queuestore_paused_at(text *name);
 
-/* change.c */
-extern void idem_change_note_job(TupleTableSlot *new);
-extern void idem_change_note_move(TupleTableSlot *new);
-extern void idem_change_note_unfetched(const IdemJob *job);
-extern void idem_change_note_given_back(const IdemJob *job, TupleTableSlot *new);
-extern void idem_change_note_absorbed(TupleTableSlot *new);
-extern void idem_change_note_new(const IdemEnqueue *enqueue, int64 job_id);
-extern void idem_change_note_found(const IdemJob *job);
-extern void idem_change_note_end(IdemTable *jobs, const IdemJob *job, const text *queue);
+extern void idem_jobrow_note_job(TupleTableSlot *new);
+extern void idem_jobrow_note_move(TupleTableSlot *new);
+extern void idem_jobrow_note_unfetched(const IdemJob *job);
+extern void idem_jobrow_note_given_back(const IdemJob *job, TupleTableSlot *new);
+extern void idem_jobrow_note_absorbed(TupleTableSlot *new);
+extern void idem_jobrow_note_new(const IdemEnqueue *enqueue, int64 job_id);
+extern void idem_jobrow_note_found(const IdemJob *job);
+extern void idem_jobrow_note_end(IdemTable *jobs, const IdemJob *job, const text *queue);
 
-/* errors.c */
-extern Jsonb *idem_errors_add(Jsonb *errors, int attempt, const text *error);
-extern text *idem_errors_get_last(Jsonb *errors);
-extern bool idem_errors_has_since(Jsonb *errors, TimestampTz time);
+/* history.c */
+extern Jsonb *idem_history_add_error(Jsonb *errors, int attempt, const text *error);
+extern text *idem_history_last_error(Jsonb *errors);
+extern bool idem_history_has_error_since(Jsonb *errors, TimestampTz time);
 
-/* joblog.c */
-extern bool idem_joblog_write(const IdemJob *job, const char *state, TimestampTz now, int64 keep,
-							  Jsonb *result, Jsonb *errors, TransactionId *in_the_way);
-extern bool idem_joblog_move(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
-							 const char *state, Jsonb *errors, TransactionId *in_the_way);
-extern void idem_joblog_keep_key(const IdemJob *job, TimestampTz now, Jsonb *result);
-extern void idem_joblog_warn_skipped(int64 job_id);
-extern void idem_joblog_warn_in_use(int64 job_id);
+extern bool idem_history_write(const IdemJob *job, const char *state, TimestampTz now, int64 keep,
+							   Jsonb *result, Jsonb *errors, TransactionId *in_the_way);
+extern bool idem_history_move(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
+							  const char *state, Jsonb *errors, TransactionId *in_the_way);
+extern void idem_history_keep_key(const IdemJob *job, TimestampTz now, Jsonb *result);
+extern void idem_history_warn_skipped(int64 job_id);
+extern void idem_history_warn_in_use(int64 job_id);
 
-/* dead.c */
-extern bool idem_dead_make(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, text *error,
-						   TransactionId *in_the_way);
-extern IdemDeadOutcome idem_dead_make_if_spent(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
-											   TransactionId *in_the_way);
+extern bool idem_history_make_dead(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, text *error,
+								   TransactionId *in_the_way);
+extern IdemDeadOutcome idem_history_make_dead_if_spent(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
+													   TransactionId *in_the_way);
 
 /* jobstore.c */
 extern bool idem_jobstore_cancel(IdemTable *jobs, int64 job_id);
@@ -374,11 +367,10 @@ extern Jsonb *idem_headers_get(Jsonb *defaults, NullableDatum value);
 extern text *idem_headers_get_trace(Jsonb *headers);
 extern Jsonb *idem_headers_add_link(Jsonb *links, Jsonb *own, text *link);
 
-/* links.c */
-extern void idem_links_note(int64 job_id, Jsonb *headers);
-extern void idem_links_write(void);
-extern void idem_links_end_sub(SubTransactionId subid, SubTransactionId parent, bool is_commit);
-extern void idem_links_forget(void);
+extern void idem_headers_note_link(int64 job_id, Jsonb *headers);
+extern void idem_headers_write_links(void);
+extern void idem_headers_end_sub(SubTransactionId subid, SubTransactionId parent, bool is_commit);
+extern void idem_headers_forget_links(void);
 
 /* Decode the job in the row.  Columns after lease_until, and the long ones, are read on request. */
 static inline void

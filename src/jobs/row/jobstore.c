@@ -37,9 +37,9 @@ idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 	idem_jobtable_unmark_cancel(job_id);
 	if (!found)
 		return false;
-	(void) idem_joblog_write(&job, "cancelled", idem_clock_now(), queue.keep_dead, NULL, NULL,
-							 NULL);
-	idem_change_note_end(jobs, &job, queue.name);
+	(void) idem_history_write(&job, "cancelled", idem_clock_now(), queue.keep_dead, NULL, NULL,
+							  NULL);
+	idem_jobrow_note_end(jobs, &job, queue.name);
 	idem_counters_add_queue(idem_queueref_get(queue.name), IDEM_QUEUE_COUNTER_CANCELLED);
 	return true;
 }
@@ -91,7 +91,7 @@ idem_jobstore_insert_again(IdemTable *jobs, IdemTable *log)
 		idem_table_unlock_hash(jobs, key_hash);
 	}
 	if (inserted)
-		idem_change_note_job(slot);
+		idem_jobrow_note_job(slot);
 	return inserted;
 }
 

@@ -9,9 +9,15 @@
  * older.  A transaction that changes settings locks the table against other such
  * transactions until it ends.  Readers do not wait for it.
  *
- * Settings are cached, see queuecache.c.  A transaction that changes settings invalidates the
+ * Settings are cached, declared or not, as long as the backend has received no invalidation of
+ * idem.queues since it read them.  A transaction that changes settings invalidates the
  * table.  The server sends the invalidation to the other sessions at commit.  In this session
  * it applies at once, and again if the transaction or the subtransaction rolls back.
+ * A session that writes the table without the functions of idem (a restore, an apply worker, an
+ * UPDATE by hand) sends no invalidation, so settings also expire after one second.
+ *
+ * The owner of a queue is part of its settings.  Whether the current user has the privileges
+ * of the owner is never cached.
  */
 #include "postgres.h"
 
@@ -19,6 +25,7 @@
 #include "access/xact.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
+#include "datatype/timestamp.h"
 #include "miscadmin.h"
 #include "nodes/value.h"
 #include "parser/parse_func.h"
@@ -140,6 +147,87 @@ read_queue(text *name, IdemQueue *queue)
 	idem_table_close(&table);
 }
 
+/* How long an entry is used, in microseconds */
+#define MAX_AGE USECS_PER_SEC
+
+typedef struct CachedQueue
+{
+	int64 good_until; /* expiry by the steady clock; 0: the slot is free */
+	uint64 version;	  /* of idem.queues, before the settings were read */
+	int name_len;
+	char name[IDEM_MAX_QUEUE_LEN];
+	IdemQueue queue; /* without its name */
+} CachedQueue;
+
+static CachedQueue entries[64];
+
+/* The entry of the queue, or NULL */
+static CachedQueue *
+find_entry(const text *name)
+{
+	int len = VARSIZE_ANY_EXHDR(name);
+
+	for (int i = 0; i < (int) lengthof(entries); i++)
+	{
+		if (entries[i].good_until != 0 && entries[i].name_len == len &&
+			memcmp(entries[i].name, VARDATA_ANY(name), len) == 0)
+			return &entries[i];
+	}
+	return NULL;
+}
+
+/* Get the settings of the queue; false: read them from the table */
+static bool
+find_cached(text *name, uint64 version, IdemQueue *queue)
+{
+	const CachedQueue *entry = find_entry(name);
+
+	if (entry == NULL || entry->version != version || entry->good_until <= idem_clock_steady())
+		return false;
+	*queue = entry->queue;
+	queue->name = name;
+	return true;
+}
+
+/* The slot for a queue: the slot that it has, else the one that expires first */
+static CachedQueue *
+choose_slot(const text *name)
+{
+	CachedQueue *slot = find_entry(name);
+
+	if (slot != NULL)
+		return slot;
+	slot = &entries[0];
+	for (int i = 1; i < (int) lengthof(entries); i++)
+	{
+		if (entries[i].good_until < slot->good_until)
+			slot = &entries[i];
+	}
+	return slot;
+}
+
+/*
+ * Cache settings.  The version is that of idem.queues before the snapshot that shows them was
+ * taken: if an invalidation has arrived since then, the entry is out of date at once.
+ */
+static void
+set_cached(const IdemQueue *queue, uint64 version)
+{
+	int len = VARSIZE_ANY_EXHDR(queue->name);
+	CachedQueue *entry;
+
+	/* a row that was not enqueued by idem may have a longer name */
+	if (len > IDEM_MAX_QUEUE_LEN)
+		return;
+	entry = choose_slot(queue->name);
+	entry->good_until = idem_clock_steady() + MAX_AGE;
+	entry->version = version;
+	entry->name_len = len;
+	memcpy(entry->name, VARDATA_ANY(queue->name), len);
+	entry->queue = *queue;
+	entry->queue.name = NULL;
+}
+
 /*
  * Settings of a queue, without a check of privileges.  SERIALIZABLE reads the table, because
  * its conflict checks need to know about the read.
@@ -149,10 +237,10 @@ idem_queuestore_get(text *name, IdemQueue *queue)
 {
 	uint64 version = idem_table_version(&idem_queuestore_def);
 
-	if (!IsolationIsSerializable() && idem_queuecache_find(name, version, queue))
+	if (!IsolationIsSerializable() && find_cached(name, version, queue))
 		return;
 	read_queue(name, queue);
-	idem_queuecache_set(queue, version);
+	set_cached(queue, version);
 }
 
 /* May the role use a queue of this owner?  InvalidOid: every role may. */

@@ -1,5 +1,5 @@
 /*
- * workstore.c
+ * holdstore.c
  *		Complete, fail, snooze and heartbeat a job that a worker has fetched.
  *
  * The token of the caller is compared with the token in the row version that is
@@ -22,7 +22,7 @@
 
 /* J11: was the job fetched with this token, and is that its last one?  NULL: there is no job. */
 IdemHold
-idem_workstore_judge(const IdemJob *job, int64 token)
+idem_holdstore_judge(const IdemJob *job, int64 token)
 {
 	if (job != NULL && job->token == 0)
 		return IDEM_HOLD_NONE;
@@ -35,7 +35,7 @@ idem_workstore_judge(const IdemJob *job, int64 token)
 static IdemHold
 find_held(IdemTable *jobs, int64 job_id, int64 token, IdemJob *job, IdemQueue *queue)
 {
-	return idem_workstore_judge(idem_jobrow_find(jobs, job_id, job, queue) ? job : NULL, token);
+	return idem_holdstore_judge(idem_jobrow_find(jobs, job_id, job, queue) ? job : NULL, token);
 }
 
 /*
@@ -59,7 +59,7 @@ lock_held(IdemTable *jobs, int64 job_id, int64 token, IdemJob *job, IdemQueue *q
 
 /* Raise the error for a job that the caller does not hold: ID003 for an old token (J11) */
 void
-idem_workstore_refuse(IdemHold hold, int64 job_id)
+idem_holdstore_refuse(IdemHold hold, int64 job_id)
 {
 	if (hold == IDEM_HOLD_NONE)
 		ereport(ERROR,
@@ -93,7 +93,7 @@ count_end(const text *queue, IdemQueueCounter counter, TimestampTz from, Timesta
  * of the last queue; at first its name is NULL.  run_time: see count_end().
  */
 IdemHold
-idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result, IdemQueue *queue,
+idem_holdstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *result, IdemQueue *queue,
 						IdemRunTime *run_time)
 {
 	IdemJob job;
@@ -108,9 +108,9 @@ idem_workstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *resul
 		idem_touched_held(idem_queueref_get(queue->name), false);
 	} while (idem_write_delete(jobs, job.row, true) != TM_Ok);
 	now = idem_clock_now();
-	(void) idem_joblog_write(&job, "done", now, queue->keep, result, NULL, NULL);
-	idem_joblog_keep_key(&job, now, result);
-	idem_change_note_end(jobs, &job, queue->name);
+	(void) idem_history_write(&job, "done", now, queue->keep, result, NULL, NULL);
+	idem_history_keep_key(&job, now, result);
+	idem_jobrow_note_end(jobs, &job, queue->name);
 	count_end(queue->name, IDEM_QUEUE_COUNTER_COMPLETED, idem_job_started_at(&job), now, run_time);
 	return hold;
 }
@@ -134,7 +134,7 @@ give_back(IdemTable *jobs, const IdemJob *job, TimestampTz now, TimestampTz run_
 	if (errors != NULL)
 		idem_row_set(slot, IDEM_JOBS_ERRORS, JsonbPGetDatum(errors));
 	(void) idem_jobrow_store(jobs, job, slot);
-	idem_change_note_given_back(job, slot);
+	idem_jobrow_note_given_back(job, slot);
 }
 
 /*
@@ -156,10 +156,10 @@ compute_retry_delay(const IdemQueue *queue, int attempt)
 /*
  * The attempt of the job, which this transaction has locked, has failed: give the job back
  * for a retry, or make it dead.  in_the_way, and the answer false, are those of
- * idem_dead_make(): then the job stays as it is.  run_time: see count_end().
+ * idem_history_make_dead(): then the job stays as it is.  run_time: see count_end().
  */
 bool
-idem_workstore_fail_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, const IdemFailure *failure,
+idem_holdstore_fail_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, const IdemFailure *failure,
 						  TransactionId *in_the_way, bool *is_dead, IdemRunTime *run_time)
 {
 	TimestampTz now = idem_clock_now();
@@ -170,21 +170,21 @@ idem_workstore_fail_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *
 	{
 		delay = failure->retry_in >= 0 ? failure->retry_in : compute_retry_delay(queue, job->attempt);
 		give_back(jobs, job, now, now + delay, job->attempt,
-				  idem_errors_add(idem_row_jsonb(idem_job_row(job), IDEM_JOBS_ERRORS), job->attempt,
-								  failure->error));
+				  idem_history_add_error(idem_row_jsonb(idem_job_row(job), IDEM_JOBS_ERRORS), job->attempt,
+										 failure->error));
 	}
-	else if (!idem_dead_make(jobs, job, queue, failure->error, in_the_way))
+	else if (!idem_history_make_dead(jobs, job, queue, failure->error, in_the_way))
 		return false;
 	count_end(queue->name, IDEM_QUEUE_COUNTER_FAILED, idem_job_started_at(job), now, run_time);
 	return true;
 }
 
 /*
- * Give the job back for a retry, or make it dead.  in_the_way as in idem_workstore_fail_found();
+ * Give the job back for a retry, or make it dead.  in_the_way as in idem_holdstore_fail_found();
  * run_time: see count_end().
  */
 IdemHold
-idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, const IdemFailure *failure,
+idem_holdstore_fail(IdemTable *jobs, int64 job_id, int64 token, const IdemFailure *failure,
 					TransactionId *in_the_way, bool *is_dead, IdemRunTime *run_time)
 {
 	IdemQueue queue = {0};
@@ -192,7 +192,7 @@ idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, const IdemFailur
 	IdemHold hold = lock_held(jobs, job_id, token, &job, &queue);
 
 	if (hold == IDEM_HOLD_OK)
-		(void) idem_workstore_fail_found(jobs, &job, &queue, failure, in_the_way, is_dead, run_time);
+		(void) idem_holdstore_fail_found(jobs, &job, &queue, failure, in_the_way, is_dead, run_time);
 	return hold;
 }
 
@@ -201,7 +201,7 @@ idem_workstore_fail(IdemTable *jobs, int64 job_id, int64 token, const IdemFailur
  * attempt does not count.  Returns when the job is due.  run_time: see count_end().
  */
 TimestampTz
-idem_workstore_snooze_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
+idem_holdstore_snooze_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
 							int64 delay, IdemRunTime *run_time)
 {
 	TimestampTz now = idem_clock_now();
@@ -213,14 +213,14 @@ idem_workstore_snooze_found(IdemTable *jobs, const IdemJob *job, const IdemQueue
 
 /* Give the job back until the delay has passed */
 IdemHold
-idem_workstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, TimestampTz *run_at)
+idem_holdstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay, TimestampTz *run_at)
 {
 	IdemQueue queue = {0};
 	IdemJob job;
 	IdemHold hold = lock_held(jobs, job_id, token, &job, &queue);
 
 	if (hold == IDEM_HOLD_OK)
-		*run_at = idem_workstore_snooze_found(jobs, &job, &queue, delay, NULL);
+		*run_at = idem_holdstore_snooze_found(jobs, &job, &queue, delay, NULL);
 	return hold;
 }
 
@@ -267,17 +267,17 @@ renew_found(IdemTable *jobs, const IdemJob *job, TupleTableSlot *slot, const Ide
 	idem_row_set(slot, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(until));
 	has_moved = idem_jobrow_store(jobs, job, slot);
 	idem_touched_fetched(idem_queueref_get(queue->name), until - now, until);
-	idem_change_note_unfetched(job);
+	idem_jobrow_note_unfetched(job);
 	if (is_shorter)
-		idem_change_note_job(slot);
+		idem_jobrow_note_job(slot);
 	else if (has_moved)
-		idem_change_note_move(slot);
+		idem_jobrow_note_move(slot);
 	return until;
 }
 
 /* Renew the lease of the job.  *lease_until is 0 if there is nothing to renew. */
 IdemHold
-idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease, IdemQueue *queue,
+idem_holdstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease, IdemQueue *queue,
 						 TimestampTz *lease_until)
 {
 	IdemJob job;
@@ -294,7 +294,7 @@ idem_workstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease
 
 /* J17: store a recovery point, and renew the lease, if there is one, as heartbeat does */
 IdemHold
-idem_workstore_progress(IdemTable *jobs, int64 job_id, int64 token, Jsonb *data, int64 lease,
+idem_holdstore_progress(IdemTable *jobs, int64 job_id, int64 token, Jsonb *data, int64 lease,
 						TimestampTz *lease_until)
 {
 	IdemQueue queue = {0};
@@ -309,6 +309,6 @@ idem_workstore_progress(IdemTable *jobs, int64 job_id, int64 token, Jsonb *data,
 	if (!has_nothing_to_renew(&job, lease))
 		*lease_until = renew_found(jobs, &job, slot, &queue, lease);
 	else if (idem_jobrow_store(jobs, &job, slot))
-		idem_change_note_move(slot);
+		idem_jobrow_note_move(slot);
 	return hold;
 }

@@ -1,7 +1,7 @@
 /*
- * joblog.c
- *		Keep jobs that have ended: the history (idem.job_log), and the keys of
- *		until_expired (idem.job_keys).
+ * history.c
+ *		What is kept of attempts and jobs that have ended: the last errors of a job (J18), the
+ *		history (idem.job_log), and the keys of until_expired (idem.job_keys).
  *
  * A number can occur twice if the sequence was set back, or if logical
  * replication has copied the rows but not the sequence.  An enqueue does not check
@@ -14,15 +14,116 @@
  * cleanup wait for no transaction: they skip the job.  An enqueue that makes a job
  * dead gets the id of that transaction, and waits for it after it has released
  * the lock on the hash.
+ *
+ * idem_fail() makes a job dead on the last attempt or on request.  A job is spent if the
+ * lease of its last attempt has expired.  Fetch, enqueue and cleanup make a spent job dead
+ * when they find it.  The caller has locked the job, and an error of its transaction undoes
+ * the move.
+ *
+ * The list of errors is an array of jsonb, oldest first.  It is bounded, because each failure
+ * writes it anew.
  */
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/datetime.h"
+#include "utils/fmgrprotos.h"
+#include "utils/json.h"
 #include "utils/timestamp.h"
 
 #include "jobs/row/job.h"
+
+/* A long error is truncated, not refused: the job must be given back in any case */
+static char *
+clip_error(const text *error)
+{
+	int len = VARSIZE_ANY_EXHDR(error);
+
+	if (len > IDEM_MAX_ERROR_LEN)
+		len = pg_mbcliplen(VARDATA_ANY(error), len, IDEM_MAX_ERROR_LEN);
+	return pnstrdup(VARDATA_ANY(error), len);
+}
+
+/* The time as the list has it.  Such strings are in the order of the times. */
+static void
+encode_time(char *at, TimestampTz time)
+{
+	int utc = 0;
+
+	JsonEncodeDateTime(at, TimestampTzGetDatum(time), TIMESTAMPTZOID, &utc);
+}
+
+/* A list with one entry.  error NULL: the worker gave none. */
+static Jsonb *
+make_list(int attempt, const text *error)
+{
+	char at[MAXDATELEN + 1];
+	StringInfoData json;
+
+	encode_time(at, idem_clock_now());
+	initStringInfo(&json);
+	appendStringInfo(&json, "[{\"attempt\": %d, \"at\": \"%s\", \"error\": ", attempt, at);
+	if (error == NULL)
+		appendStringInfoString(&json, "null");
+	else
+		escape_json(&json, clip_error(error));
+	appendStringInfoString(&json, "}]");
+	return DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(json.data)));
+}
+
+/* J18: the list with an entry for this attempt; errors NULL: there is no list yet */
+Jsonb *
+idem_history_add_error(Jsonb *errors, int attempt, const text *error)
+{
+	Datum list = JsonbPGetDatum(make_list(attempt, error));
+
+	if (errors == NULL)
+		return DatumGetJsonbP(list);
+	list = DirectFunctionCall2(jsonb_concat, JsonbPGetDatum(errors), list);
+	if (JsonContainerSize(&DatumGetJsonbP(list)->root) > IDEM_MAX_ERRORS)
+		list = DirectFunctionCall2(jsonb_delete_idx, list, Int32GetDatum(0));
+	return DatumGetJsonbP(list);
+}
+
+/* A string of the last entry; NULL if there is no entry, or no such string in it */
+static text *
+get_last_string(Jsonb *errors, const char *name)
+{
+	JsonbValue *entry;
+	JsonbValue *value;
+
+	if (errors == NULL || !JB_ROOT_IS_ARRAY(errors) || JB_ROOT_COUNT(errors) == 0)
+		return NULL;
+	entry = getIthJsonbValueFromContainer(&errors->root, JB_ROOT_COUNT(errors) - 1);
+	if (entry->type != jbvBinary || !JsonContainerIsObject(entry->val.binary.data))
+		return NULL;
+	value = getKeyJsonValueFromContainer(entry->val.binary.data, name, strlen(name), NULL);
+	if (value == NULL || value->type != jbvString)
+		return NULL;
+	return cstring_to_text_with_len(value->val.string.val, value->val.string.len);
+}
+
+/* The text of the last error; NULL if there is none, or if the worker gave none */
+text *
+idem_history_last_error(Jsonb *errors)
+{
+	return get_last_string(errors, "error");
+}
+
+/* Was the last attempt that failed at this time or later? */
+bool
+idem_history_has_error_since(Jsonb *errors, TimestampTz time)
+{
+	text *last = get_last_string(errors, "at");
+	char at[MAXDATELEN + 1];
+
+	encode_time(at, time);
+	return last != NULL && strcmp(text_to_cstring(last), at) >= 0;
+}
 
 /* One warning of each kind per statement: a batch may contain thousands of such jobs */
 static bool
@@ -50,7 +151,7 @@ warn_replaced(IdemTable *table, int64 job_id)
 
 /* J13: fetch or cleanup has skipped a job without attempts left that it could not make dead */
 void
-idem_joblog_warn_skipped(int64 job_id)
+idem_history_warn_skipped(int64 job_id)
 {
 	static int64 last_job = 0;
 
@@ -65,7 +166,7 @@ idem_joblog_warn_skipped(int64 job_id)
 
 /* J13: a job of the history was not retried, because a live job has its number */
 void
-idem_joblog_warn_in_use(int64 job_id)
+idem_history_warn_in_use(int64 job_id)
 {
 	static TimestampTz last = 0;
 
@@ -174,8 +275,8 @@ fill_log(const IdemJob *job, TupleTableSlot *slot, const char *state, TimestampT
  * *in_the_way to that transaction, and returns false.
  */
 bool
-idem_joblog_write(const IdemJob *job, const char *state, TimestampTz now, int64 keep, Jsonb *result,
-				  Jsonb *errors, TransactionId *in_the_way)
+idem_history_write(const IdemJob *job, const char *state, TimestampTz now, int64 keep, Jsonb *result,
+				   Jsonb *errors, TransactionId *in_the_way)
 {
 	IdemTable log;
 	IdemLookup lookup;
@@ -199,18 +300,18 @@ idem_joblog_write(const IdemJob *job, const char *state, TimestampTz now, int64 
 
 /*
  * Move the job, which this transaction has locked, into the history.  in_the_way, and the
- * answer false, are those of idem_joblog_write(): then the job stays.
+ * answer false, are those of idem_history_write(): then the job stays.
  */
 bool
-idem_joblog_move(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, const char *state,
-				 Jsonb *errors, TransactionId *in_the_way)
+idem_history_move(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, const char *state,
+				  Jsonb *errors, TransactionId *in_the_way)
 {
-	if (!idem_joblog_write(job, state, idem_clock_now(), queue->keep_dead, NULL, errors,
-						   in_the_way))
+	if (!idem_history_write(job, state, idem_clock_now(), queue->keep_dead, NULL, errors,
+							in_the_way))
 		return false;
 	if (idem_write_delete(jobs, jobs->found, true) != TM_Ok)
 		elog(ERROR, "another transaction has changed a job that this transaction has locked");
-	idem_change_note_end(jobs, job, queue->name);
+	idem_jobrow_note_end(jobs, job, queue->name);
 	return true;
 }
 
@@ -223,7 +324,7 @@ has_job_id(TupleTableSlot *row, IdemLookup *lookup)
 
 /* J5: keep the key of a job that is done, so that it absorbs duplicates until its ttl has passed */
 void
-idem_joblog_keep_key(const IdemJob *job, TimestampTz now, Jsonb *result)
+idem_history_keep_key(const IdemJob *job, TimestampTz now, Jsonb *result)
 {
 	TupleTableSlot *row = idem_job_row(job);
 	IdemTable keys;
@@ -247,4 +348,50 @@ idem_joblog_keep_key(const IdemJob *job, TimestampTz now, Jsonb *result)
 	lookup.key = &job->job_id;
 	(void) insert_over(&keys, slot, &lookup, job->job_id, NULL);
 	idem_table_close(&keys);
+}
+
+/*
+ * Make the job dead; this transaction has locked it.  If in_the_way is NULL, wait for
+ * a transaction that is changing an older row of its number in the history.  Else do not
+ * wait: return false and that transaction in *in_the_way (see idem_history_write()).
+ */
+bool
+idem_history_make_dead(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, text *error,
+					   TransactionId *in_the_way)
+{
+	Jsonb *errors = idem_history_add_error(idem_row_jsonb(idem_job_row(job), IDEM_JOBS_ERRORS), job->attempt, error);
+
+	if (!idem_history_move(jobs, job, queue, "dead", errors, in_the_way))
+		return false;
+	idem_counters_add_queue(idem_queueref_get(queue->name), IDEM_QUEUE_COUNTER_DEAD);
+	return true;
+}
+
+/*
+ * Make the job dead if it is spent (J2).  This transaction has locked it, and its lease,
+ * if it has one, has expired.  A job without a lease waits for its retry and keeps it, even
+ * if max_attempts was lowered since.
+ *
+ * J13: never waits for a transaction that is changing an older row of the job's number in the
+ * history, but skips the job.  If in_the_way is NULL, a warning is raised; else
+ * *in_the_way is that transaction.
+ */
+IdemDeadOutcome
+idem_history_make_dead_if_spent(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
+								TransactionId *in_the_way)
+{
+	TransactionId changer;
+
+	if (!job->is_leased || !idem_job_has_no_attempts_left(job, queue))
+		return IDEM_DEAD_NOT_SPENT;
+	/* A2: if the job is skipped, the commit lets it go, too */
+	idem_touched_held(idem_queueref_get(queue->name), true);
+	if (idem_history_make_dead(jobs, job, queue, cstring_to_text("The lease of the last attempt ran out."),
+							   &changer))
+		return IDEM_DEAD_MADE;
+	if (in_the_way != NULL)
+		*in_the_way = changer;
+	else
+		idem_history_warn_skipped(job->job_id);
+	return IDEM_DEAD_SKIPPED;
 }
