@@ -31,8 +31,7 @@
 #	                        run; the file .NAME of the checkout has its name
 #	idem_stop_kept NAME     end its servers
 #	idem_drop_kept NAME     and remove it
-#	idem_build [MAKE-ARG]...
-#	                        build with -Werror into the private installation; in a directory
+#	idem_build              build with -Werror into the private installation; in a directory
 #	                        that was kept only what has changed
 #	idem_make ARG...        make there
 #	idem_run CMD ARG...     run a command as the unprivileged user, with the
@@ -52,6 +51,7 @@
 #	IDEM_BUILD      where make builds, and the suites leave their results
 #	IDEM_BIN        programs of the private installation (psql, pgbench, ...)
 #	IDEM_PG_CONFIG  pg_config of the private installation
+#	idem_flags      arguments of make for another flavour (set it before idem_build)
 #	IDEM_KEEP       1: keep $IDEM_TMP at exit (set it any time)
 
 IDEM_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -59,6 +59,7 @@ IDEM_TMP=
 IDEM_SRC=
 IDEM_BUILD=
 IDEM_BIN=
+idem_flags=(WERROR=1)
 IDEM_PG_CONFIG=
 IDEM_KEEP=${IDEM_KEEP:-0}
 
@@ -340,7 +341,7 @@ idem_build_id()
 {
 	"$PG_CONFIG"
 	stat -c '%n %s %y' "$("$PG_CONFIG" --bindir)/postgres" "$("$PG_CONFIG" --includedir-server)/pg_config.h"
-	idem_run make -s -f "$IDEM_SRC/Makefile" PG_CONFIG="$PG_CONFIG" WERROR=1 "$@" list-COMPILE.c
+	idem_run make -s -f "$IDEM_SRC/Makefile" PG_CONFIG="$PG_CONFIG" "${idem_flags[@]}" list-COMPILE.c
 	gcc --version
 }
 
@@ -350,7 +351,7 @@ idem_build()
 
 	idem_update_source
 	IDEM_BUILD=$IDEM_TMP/build
-	id=$(idem_build_id "$@")
+	id=$(idem_build_id)
 	if [ ! -e "$IDEM_TMP/build.id" ] || [ "$id" != "$(<"$IDEM_TMP/build.id")" ]; then
 		idem_say "Building for $("$PG_CONFIG" --version)"
 		idem_as_user rm -rf "$IDEM_BUILD" "$IDEM_TMP/inst" "$IDEM_TMP/template"
@@ -363,8 +364,8 @@ idem_build()
 	if [ -e "$IDEM_TMP/changed" ] && grep -qE '(Makefile|\.mk)$' "$IDEM_TMP/changed"; then
 		idem_as_user rm -rf "$IDEM_BUILD"/*.so "$IDEM_BUILD/src/bin"
 	fi
-	if ! idem_make -j "$(nproc)" WERROR=1 "$@" all >"$log" 2>&1 || ! idem_uninstall ||
-		! idem_make WERROR=1 "$@" install >>"$log" 2>&1; then
+	if ! idem_make -j "$(nproc)" "${idem_flags[@]}" all >"$log" 2>&1 || ! idem_uninstall ||
+		! idem_make "${idem_flags[@]}" install >>"$log" 2>&1; then
 		cat "$log" >&2
 		idem_die "The build failed."
 	fi
