@@ -71,8 +71,6 @@ OBJS = \
 	src/jobs/admin/retrystore.o \
 	src/jobs/admin/job.o \
 	src/jobs/admin/many.o \
-	src/jobs/admin/whychange.o \
-	src/jobs/admin/whystore.o \
 	src/jobs/admin/why.o \
 	src/schedules/ticks.o \
 	src/schedules/schedulestore.o \

@@ -45,7 +45,7 @@ COMMENT ON FUNCTION pg_catalog.idem_clock IS
 	'the clock by which keys expire: the wall clock plus idem.clock_offset';
 
 /* H1 to H3: names that any role can choose, in what an operator reads and pastes */
--- set: monitor
+-- set: app, monitor
 CREATE FUNCTION pg_catalog.idem_visible(value text)
 RETURNS text
 LANGUAGE C IMMUTABLE PARALLEL SAFE
@@ -53,7 +53,7 @@ AS 'MODULE_PATHNAME', 'idem_visible';
 COMMENT ON FUNCTION pg_catalog.idem_visible IS
 	'for the views of operators: the text with its control and bidirectional characters as escapes';
 
--- set: monitor
+-- set: app, monitor
 CREATE FUNCTION pg_catalog.idem_visible_literal(value text)
 RETURNS text
 LANGUAGE C IMMUTABLE PARALLEL SAFE

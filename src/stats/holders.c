@@ -11,20 +11,16 @@
 #include "postgres.h"
 
 #include "access/subtrans.h"
-#include "access/twophase.h"
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_authid.h"
 #include "catalog/pg_proc.h"
-#include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
-#include "storage/lock.h"
 #include "storage/procarray.h"
 #include "utils/acl.h"
 #include "utils/backend_status.h"
-#include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/guc.h"
 #include "utils/lsyscache.h"
@@ -43,50 +39,40 @@ idem_holders_refresh(void)
 	pgstat_clear_backend_activity_snapshot();
 }
 
-/* May the current user see what this role's sessions do?  As in pg_stat_activity. */
+/*
+ * Say which process runs the transaction, or has this number; false if there is none.  H3: the
+ * caller may see what it may see in pg_stat_activity.
+ */
 static bool
-may_see_session(Oid role)
-{
-	return has_privs_of_role(GetUserId(), ROLE_PG_READ_ALL_STATS) ||
-		has_privs_of_role(GetUserId(), role);
-}
-
-/* H3: fill in what the caller may see of the process */
-static void
-read_process(const PgBackendStatus *process, IdemHolder *holder)
-{
-	if (!may_see_session(process->st_userid))
-	{
-		holder->kind = IDEM_HOLDER_HIDDEN;
-		return;
-	}
-	holder->kind = IDEM_HOLDER_PROCESS;
-	holder->pid = process->st_procpid;
-	holder->since = process->st_xact_start_timestamp;
-	if (process->st_appname != NULL && process->st_appname[0] != '\0')
-		holder->application_name = pstrdup(process->st_appname);
-}
-
-/* Find the process that runs the transaction, or that has this number; false if there is none */
-static bool
-find_process(TransactionId xid, int pid, IdemHolder *holder)
+set_process(IdemAnswer *fact, TransactionId xid, int pid)
 {
 	for (int i = 1; i <= pgstat_fetch_stat_numbackends(); i++)
 	{
 		LocalPgBackendStatus *local = pgstat_get_local_beentry_by_index(i);
+		const PgBackendStatus *process = &local->backendStatus;
 
 		if (TransactionIdIsValid(xid) ? !TransactionIdEquals(local->backend_xid, xid) :
-										local->backendStatus.st_procpid != pid)
+										process->st_procpid != pid)
 			continue;
-		read_process(&local->backendStatus, holder);
+		if (!has_privs_of_role(GetUserId(), ROLE_PG_READ_ALL_STATS) &&
+			!has_privs_of_role(GetUserId(), process->st_userid))
+		{
+			idem_answer_string(fact, Anum_idem_job_facts_holder, "hidden");
+			return true;
+		}
+		idem_answer_string(fact, Anum_idem_job_facts_holder, "process");
+		idem_answer_int32(fact, Anum_idem_job_facts_pid, process->st_procpid);
+		idem_answer_optional_time(fact, Anum_idem_job_facts_since, process->st_xact_start_timestamp);
+		if (process->st_appname != NULL && process->st_appname[0] != '\0')
+			idem_answer_string(fact, Anum_idem_job_facts_name, process->st_appname);
 		return true;
 	}
 	return false;
 }
 
-/* Find the prepared transaction; false if there is none.  Every role may see these. */
+/* The same for a prepared transaction.  Every role may see these. */
 static bool
-find_prepared(TransactionId xid, IdemHolder *holder)
+set_prepared(IdemAnswer *fact, TransactionId xid)
 {
 	MemoryContext context = CurrentMemoryContext;
 	Oid types[] = {XIDOID};
@@ -108,122 +94,71 @@ find_prepared(TransactionId xid, IdemHolder *holder)
 		HeapTuple row = SPI_tuptable->vals[0];
 		TupleDesc desc = SPI_tuptable->tupdesc;
 		bool isnull;
+		char *gid = SPI_getvalue(row, desc, 1);
+		MemoryContext spi_context = MemoryContextSwitchTo(context);
 
-		holder->kind = IDEM_HOLDER_PREPARED;
-		holder->gid = MemoryContextStrdup(context, SPI_getvalue(row, desc, 1));
-		holder->since = DatumGetTimestampTz(SPI_getbinval(row, desc, 2, &isnull));
+		idem_answer_string(fact, Anum_idem_job_facts_holder, "prepared");
+		idem_answer_string(fact, Anum_idem_job_facts_name, gid);
+		idem_answer_time(fact, Anum_idem_job_facts_since,
+						 DatumGetTimestampTz(SPI_getbinval(row, desc, 2, &isnull)));
+		MemoryContextSwitchTo(spi_context);
 	}
 	SPI_finish();
 	return found;
 }
 
-/* H3: this transaction as a holder */
-static void
-read_mine(IdemHolder *holder)
-{
-	holder->kind = IDEM_HOLDER_MINE;
-	holder->pid = MyProcPid;
-	holder->since = GetCurrentTransactionStartTimestamp();
-	holder->application_name = application_name[0] != '\0' ? application_name : NULL;
-}
+/* Both functions that return facts begin with these columns */
+StaticAssertDecl(Anum_idem_key_facts_fact == Anum_idem_job_facts_fact &&
+					 Anum_idem_key_facts_does == Anum_idem_job_facts_does &&
+					 Anum_idem_key_facts_since == Anum_idem_job_facts_since &&
+					 Anum_idem_key_facts_pid == Anum_idem_job_facts_pid &&
+					 Anum_idem_key_facts_holder == Anum_idem_job_facts_holder &&
+					 Anum_idem_key_facts_name == Anum_idem_job_facts_name,
+				 "columns of holders differ");
 
-/* H3: the holder that is this open (sub)transaction, or runs it; false if it has ended */
+/*
+ * H3: return a fact about who holds a row, or keeps others from it: this open (sub)transaction, or
+ * without one this process.  False, and no fact, if it has ended.
+ */
 bool
-idem_holders_find(TransactionId xid, IdemHolder *holder)
+idem_holders_put(IdemAnswer *answer, const char *fact, const char *does, TransactionId xid, int pid)
 {
-	memset(holder, 0, sizeof(*holder));
-	if (TransactionIdIsCurrentTransactionId(xid))
+	bool has_xid = TransactionIdIsValid(xid);
+
+	if (has_xid ? TransactionIdIsCurrentTransactionId(xid) : pid == MyProcPid)
 	{
-		read_mine(holder);
-		return true;
+		idem_answer_string(answer, Anum_idem_job_facts_holder, "mine");
+		idem_answer_int32(answer, Anum_idem_job_facts_pid, MyProcPid);
+		idem_answer_time(answer, Anum_idem_job_facts_since, GetCurrentTransactionStartTimestamp());
+		if (application_name[0] != '\0')
+			idem_answer_string(answer, Anum_idem_job_facts_name, application_name);
 	}
-	if (!TransactionIdIsInProgress(xid))
-		return false;
-	if (RecoveryInProgress())
+	else if (!has_xid)
 	{
-		holder->kind = IDEM_HOLDER_PRIMARY;
-		return true;
+		if (!set_process(answer, xid, pid))
+			return false;
 	}
-	xid = SubTransGetTopmostTransaction(xid);
-	if (find_process(xid, 0, holder) || find_prepared(xid, holder))
-		return true;
-	if (!TransactionIdIsInProgress(xid))
+	else if (!TransactionIdIsInProgress(xid))
 		return false;
-	/* it began after the list of processes was read */
-	idem_holders_refresh();
-	if (!find_process(xid, 0, holder) && !find_prepared(xid, holder))
-		holder->kind = IDEM_HOLDER_HIDDEN;
+	else if (RecoveryInProgress())
+		idem_answer_string(answer, Anum_idem_job_facts_holder, "primary");
+	else
+	{
+		xid = SubTransGetTopmostTransaction(xid);
+		if (!set_process(answer, xid, 0) && !set_prepared(answer, xid))
+		{
+			if (!TransactionIdIsInProgress(xid))
+				return false;
+			/* it began after the list of processes was read */
+			idem_holders_refresh();
+			if (!set_process(answer, xid, 0) && !set_prepared(answer, xid))
+				idem_answer_string(answer, Anum_idem_job_facts_holder, "hidden");
+		}
+	}
+	idem_answer_string(answer, Anum_idem_job_facts_fact, fact);
+	idem_answer_string(answer, Anum_idem_job_facts_does, does);
+	idem_answer_put(answer);
 	return true;
-}
-
-/* H3: the holder that is this process; false if it has ended meanwhile */
-bool
-idem_holders_find_process(int pid, IdemHolder *holder)
-{
-	memset(holder, 0, sizeof(*holder));
-	if (pid == MyProcPid)
-	{
-		read_mine(holder);
-		return true;
-	}
-	return find_process(InvalidTransactionId, pid, holder);
-}
-
-/* H3: the holder that has this lock or waits for it; false if it has ended meanwhile */
-bool
-idem_holders_find_lock(const LockInstanceData *lock, IdemHolder *holder)
-{
-	VirtualTransactionId vxid = idem_compat_lock_vxid(lock);
-	bool have_more = false;
-
-	if (lock->pid != 0)
-		return idem_holders_find_process(lock->pid, holder);
-	/* a prepared transaction has no process; after a restart of the server it has no virtual id */
-	return idem_holders_find(VirtualTransactionIdIsValid(vxid) ?
-								 TwoPhaseGetXidByVirtualXID(vxid, &have_more) :
-								 vxid.localTransactionId,
-							 holder);
-}
-
-/* The holder in words, to follow a sentence about what it does */
-char *
-idem_holders_describe(const IdemHolder *holder)
-{
-	switch (holder->kind)
-	{
-		case IDEM_HOLDER_MINE:
-			return pstrdup("It is this transaction.");
-		case IDEM_HOLDER_PROCESS:
-			return holder->application_name == NULL ?
-				pstrdup("Its session has no application_name.") :
-				psprintf("Its application_name is %s.", holder->application_name);
-		case IDEM_HOLDER_PREPARED:
-			return psprintf("It is the prepared transaction %s.", holder->gid);
-		case IDEM_HOLDER_PRIMARY:
-			return pstrdup("It runs on the primary.");
-		case IDEM_HOLDER_HIDDEN:
-			return pstrdup("Members of pg_read_all_stats can see its session.");
-	}
-	pg_unreachable();
-}
-
-/* A command that ends the transaction; NULL: the caller cannot end it from here */
-char *
-idem_holders_fix(const IdemHolder *holder)
-{
-	switch (holder->kind)
-	{
-		case IDEM_HOLDER_MINE:
-			return pstrdup("COMMIT;");
-		case IDEM_HOLDER_PROCESS:
-			return psprintf("SELECT pg_catalog.pg_terminate_backend(%d);", holder->pid);
-		case IDEM_HOLDER_PREPARED:
-			return psprintf("ROLLBACK PREPARED %s;", idem_show_literal(holder->gid));
-		case IDEM_HOLDER_PRIMARY:
-		case IDEM_HOLDER_HIDDEN:
-			return NULL;
-	}
-	pg_unreachable();
 }
 
 /* H3: may the current user read this view of the schema idem, as administrators do? */

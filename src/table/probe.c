@@ -102,6 +102,24 @@ idem_probe_shows(IdemTable *table, IdemLookup *lookup, Snapshot snapshot)
 	return found && !idem_row_is_replaced_by_me(walk.row);
 }
 
+/* Copy the version that another open transaction has inserted, if there is one, else clear the slot */
+void
+idem_probe_find_open(IdemTable *table, IdemLookup *lookup, TupleTableSlot *open)
+{
+	SnapshotData dirty;
+	IdemLeafWalk walk;
+
+	ExecClearTuple(open);
+	InitDirtySnapshot(dirty);
+	idem_probe_walk(&walk, table, lookup, &dirty);
+	while (TTS_EMPTY(open) && idem_leaf_next_row(&walk))
+	{
+		if (TransactionIdIsValid(dirty.xmin) && has_looked_up_key(walk.row, lookup))
+			ExecCopySlot(open, walk.row);
+	}
+	idem_leaf_end(&walk);
+}
+
 static bool
 is_there_now(IdemTable *table, IdemLookup *lookup)
 {

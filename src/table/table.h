@@ -324,6 +324,7 @@ extern IndexScanDesc idem_probe_begin(IdemTable *table, IdemLookup *lookup, Snap
 extern void idem_probe_classify(const SnapshotData *dirty, TupleTableSlot *row,
 								IdemProbeResult *result);
 extern void idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result);
+extern void idem_probe_find_open(IdemTable *table, IdemLookup *lookup, TupleTableSlot *open);
 extern bool idem_probe_shows(IdemTable *table, IdemLookup *lookup, Snapshot snapshot);
 extern void idem_probe_latest(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result);
 extern void idem_probe_note_absent(IdemTable *table, IdemLookup *lookup);

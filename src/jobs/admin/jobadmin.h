@@ -45,35 +45,6 @@ typedef struct IdemMany
 	int priority;
 } IdemMany;
 
-/* A reason why a job does not run (H3) */
-typedef struct IdemWhy
-{
-	const char *reason;
-	char *detail;
-	TimestampTz since; /* 0: not known, or not shown */
-	int pid;		   /* 0: no process is in the way, or it is not shown */
-	char *fix;		   /* NULL: there is no command for it */
-} IdemWhy;
-
-/* The version of a job that is not committed */
-typedef struct IdemOpenJob
-{
-	TransactionId xid; /* invalid: there is none */
-	int64 token;	   /* of the last fetch; 0: no worker has fetched the job yet */
-	bool is_leased;
-	bool is_retried; /* the job was in the history */
-	int attempt;
-	NullableDatum links;
-	NullableDatum payload;
-} IdemOpenJob;
-
-/* whychange.c */
-extern void idem_whychange_find_open(IdemTable *jobs, IdemLookup *lookup, IdemOpenJob *open);
-extern const char *idem_whychange_describe_lock(IdemTable *jobs, MultiXactStatus status,
-												const IdemOpenJob *open);
-extern const char *idem_whychange_describe_new(const IdemOpenJob *open);
-extern const char *idem_whychange_describe_mine(IdemTable *jobs, IdemLookup *lookup);
-
 /* bykeystore.c */
 extern int idem_bykeystore_cancel(IdemTable *jobs, const IdemJobKey *key);
 extern void idem_bykeystore_list(IdemTable *jobs, const IdemJobKey *key, int max_jobs,
@@ -84,9 +55,5 @@ extern int idem_manystore_change(IdemTable *jobs, const IdemMany *many);
 
 /* retrystore.c */
 extern int idem_retrystore_retry(IdemTable *jobs, const IdemMany *many);
-
-/* whystore.c */
-extern void idem_whystore_explain(IdemTable *jobs, int64 job_id,
-								  void (*put)(const IdemWhy *why, void *arg), void *arg);
 
 #endif /* IDEM_JOBS_JOBADMIN_H */
