@@ -21,9 +21,7 @@ OBJS = \
 	src/shmem/entries.o \
 	src/shmem/waiters.o \
 	src/shmem/queueref.o \
-	src/table/subscription.o \
-	src/table/shape.o \
-	src/table/citus.o \
+	src/table/check.o \
 	src/table/table.o \
 	src/table/write.o \
 	src/table/row.o \

@@ -20,7 +20,7 @@ idem_citus_table(PG_FUNCTION_ARGS)
 
 	idem_fn_begin(fcinfo, &idem_citus_table_signature, NULL);
 	if (!PG_ARGISNULL(0))
-		kind = idem_citus_kind(PG_GETARG_OID(0));
+		kind = idem_check_citus_kind(PG_GETARG_OID(0));
 	if (kind == NULL)
 		PG_RETURN_NULL();
 	PG_RETURN_TEXT_P(cstring_to_text(kind));

@@ -3,7 +3,7 @@
  *		SQL function idem_stat_tables(), for idem_doctor(): which tables the functions refuse, and
  *		why.
  *
- * It applies the checks of table/shape.c, and raises no error for what they find.
+ * It applies the checks of table/check.c, and raises no error for what they find.
  */
 #include "postgres.h"
 
@@ -36,7 +36,7 @@ find_problem(const IdemTableDef *def, IdemShapeProblem *problem)
 		problem->command = "SELECT pg_catalog.pg_describe_object(d.classid, d.objid, 0) FROM pg_catalog.pg_depend AS d JOIN pg_catalog.pg_extension AS e ON e.oid OPERATOR(pg_catalog.=) d.refobjid WHERE e.extname OPERATOR(pg_catalog.=) 'idem' AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass ORDER BY 1";
 		return true;
 	}
-	found = idem_shape_find_problem(def, heap, problem);
+	found = idem_check_find_problem(def, heap, problem);
 	table_close(heap, AccessShareLock);
 	return found;
 }

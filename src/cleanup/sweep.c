@@ -237,7 +237,7 @@ idem_sweep_run(IdemPhase phase, IdemSweepBatch *batch)
 	const IdemSweep *sweep = &idem_sweeps[phase];
 
 	batch->snapshot = RegisterSnapshot(GetLatestSnapshot());
-	batch->is_subscribed = idem_subscription_writes_any(sweep->tables.written);
+	batch->is_subscribed = idem_check_any_subscribed(sweep->tables.written);
 	if (!batch->is_subscribed && phase == IDEM_PHASE_JOBS)
 		sweep_spent_jobs(batch);
 	else if (!batch->is_subscribed)

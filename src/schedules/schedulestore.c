@@ -85,7 +85,7 @@ idem_schedulestore_is_subscribed(void)
 {
 	static const char *const tables[] = {"schedules", "jobs", NULL};
 
-	return idem_subscription_writes_any(tables);
+	return idem_check_any_subscribed(tables);
 }
 
 static IdemLookup

@@ -167,7 +167,7 @@ set_no_map(IdemShard *shard)
 {
 	memset(shard, 0, sizeof(*shard));
 	shard->number = -1;
-	shard->is_mapped = idem_citus_is_worker();
+	shard->is_mapped = idem_check_is_citus_worker();
 }
 
 /*

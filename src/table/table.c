@@ -4,7 +4,7 @@
  *
  * The tables are accessed through the table and index access methods.  This
  * leaves out what ExecInsert() and related functions do for triggers, rules, policies
- * and expressions, so shape.c refuses a table that has any of them.
+ * and expressions, so check.c refuses a table that has any of them.
  *
  * Relation locks are those of DML, kept until the end of the transaction: ROW
  * EXCLUSIVE on the table and its indexes for a function that writes, ACCESS SHARE for
@@ -178,20 +178,20 @@ check_table(const IdemTableDef *def, Relation heap, LOCKMODE index_lock)
 	uint64 version = cache->version;
 	Relation pkey;
 
-	idem_citus_refuse(def, RelationGetRelid(heap));
-	idem_shape_check(def, heap);
+	idem_check_citus(def, RelationGetRelid(heap));
+	idem_check_shape(def, heap);
 	make_slots(def, heap);
 	cache->pkey.oid = idem_compat_primary_key(heap);
 	if (!OidIsValid(cache->pkey.oid))
-		idem_shape_refuse(def, "The primary key is missing.",
+		idem_check_refuse(def, "The primary key is missing.",
 						  psprintf("Run %s.", def->pkey_command));
 	/* before the index is opened, which may let invalidations arrive */
 	cache->is_checked = cache->version == version;
 	pkey = index_open(cache->pkey.oid, index_lock);
-	if (!idem_shape_is_on_pkey(def, pkey->rd_index))
+	if (!idem_check_is_on_pkey(def, pkey->rd_index))
 	{
 		cache->is_checked = false;
-		idem_shape_refuse(def, "The primary key is on other columns.",
+		idem_check_refuse(def, "The primary key is on other columns.",
 						  "Drop and create the extension.");
 	}
 	index_close(pkey, NoLock);
@@ -236,7 +236,7 @@ open_table(IdemTable *table, const IdemTableDef *def, LOCKMODE lockmode)
 	if (unlikely(!cache->is_checked))
 		check_table(def, table->heap, table->index_lock);
 	if (lockmode >= RowExclusiveLock)
-		idem_subscription_refuse(def, RelationGetRelid(table->heap));
+		idem_check_subscription(def, RelationGetRelid(table->heap));
 	table->pkey = index_open(cache->pkey.oid, table->index_lock);
 	table->found = cache->found;
 	cache->is_open = true;
@@ -327,7 +327,7 @@ list_indexes(IdemTable *table)
 
 		if (index->rd_index->indisready)
 		{
-			idem_shape_check_index(table, index);
+			idem_check_index(table, index);
 			list[n++].oid = lfirst_oid(lc);
 		}
 		index_close(index, NoLock);
@@ -400,7 +400,7 @@ idem_table_open_at_commit(IdemTable *table, const IdemTableDef *def)
 	if (cache->is_open || !cache->is_checked || cache->indexes == NULL || !try_lock(cache))
 		return false;
 	AcceptInvalidationMessages();
-	if (!cache->is_checked || !idem_subscription_is_checked(def))
+	if (!cache->is_checked || !idem_check_knows_unsubscribed(def))
 		return false;
 	/* all locks are held, so no invalidation arrives from here on, and nothing is checked again */
 	open_table(table, def, RowExclusiveLock);
@@ -468,10 +468,10 @@ idem_table_find_index(IdemTable *table, const AttrNumber *columns, int ncolumns,
 	idem_table_open_indexes(table);
 	for (int i = 0; i < table->nindexes; i++)
 	{
-		if (idem_shape_is_ordered_by(table->indexes[i], columns, ncolumns))
+		if (idem_check_is_ordered_by(table->indexes[i], columns, ncolumns))
 			return table->indexes[i];
 	}
-	idem_shape_refuse(table->def, missing, hint);
+	idem_check_refuse(table->def, missing, hint);
 }
 
 /*

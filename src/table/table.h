@@ -38,7 +38,7 @@ typedef struct IdemTableCache
 {
 	Oid relid;				/* invalid: not looked up since the table changed, or there is none */
 	uint64 version;			/* number of invalidations of the table */
-	uint64 unsubscribed_at; /* value of nchanges in subscription.c at the last check */
+	uint64 unsubscribed_at; /* value of nchanges in check.c at the last check */
 	bool is_listed;
 	struct IdemTableCache *next;
 
@@ -237,26 +237,22 @@ typedef struct IdemShard
 	bool taken[IDEM_SLOTS]; /* taken by idem_shard_take(): the rows may still be there */
 } IdemShard;
 
-/* subscription.c */
-extern bool idem_subscription_writes(Oid relid);
-extern bool idem_subscription_writes_any(const char *const *tables);
-extern bool idem_subscription_is_checked(const IdemTableDef *def);
-extern void idem_subscription_refuse(const IdemTableDef *def, Oid relid);
-
-/* shape.c */
-pg_noreturn extern void idem_shape_refuse(const IdemTableDef *def, const char *detail,
+/* check.c */
+extern bool idem_check_is_subscribed(Oid relid);
+extern bool idem_check_any_subscribed(const char *const *tables);
+extern bool idem_check_knows_unsubscribed(const IdemTableDef *def);
+extern void idem_check_subscription(const IdemTableDef *def, Oid relid);
+pg_noreturn extern void idem_check_refuse(const IdemTableDef *def, const char *detail,
 										  const char *hint);
-extern void idem_shape_check(const IdemTableDef *def, Relation heap);
-extern bool idem_shape_is_on_pkey(const IdemTableDef *def, Form_pg_index form);
-extern void idem_shape_check_index(IdemTable *table, Relation index);
-extern bool idem_shape_find_problem(const IdemTableDef *def, Relation heap,
+extern void idem_check_shape(const IdemTableDef *def, Relation heap);
+extern bool idem_check_is_on_pkey(const IdemTableDef *def, Form_pg_index form);
+extern void idem_check_index(IdemTable *table, Relation index);
+extern bool idem_check_find_problem(const IdemTableDef *def, Relation heap,
 									IdemShapeProblem *problem);
-extern bool idem_shape_is_ordered_by(Relation index, const AttrNumber *columns, int ncolumns);
-
-/* citus.c */
-extern const char *idem_citus_kind(Oid relid);
-extern bool idem_citus_is_worker(void);
-extern void idem_citus_refuse(const IdemTableDef *def, Oid relid);
+extern bool idem_check_is_ordered_by(Relation index, const AttrNumber *columns, int ncolumns);
+extern const char *idem_check_citus_kind(Oid relid);
+extern bool idem_check_is_citus_worker(void);
+extern void idem_check_citus(const IdemTableDef *def, Oid relid);
 
 /* table.c */
 extern void idem_table_forget_open(void);

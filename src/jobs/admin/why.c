@@ -289,7 +289,7 @@ put_job(Why *why, TupleTableSlot *row)
 		 !idem_job_has_no_attempts_left(&job, &why->queue));
 
 	/* K13: functions that write jobs raise an error as long as a subscription writes the table */
-	if (idem_subscription_writes(RelationGetRelid(jobs->heap)))
+	if (idem_check_is_subscribed(RelationGetRelid(jobs->heap)))
 	{
 		idem_answer_string(fact, Anum_idem_job_facts_fact, "subscribed");
 		idem_answer_put(fact);

@@ -1,31 +1,54 @@
 /*
- * shape.c
- *		Check that a table and its indexes are as the extension has created them.
+ * check.c
+ *		Refuse a table that the functions of idem must not use as it is.
  *
- * idem writes its tables without ExecInsert() and related functions, which handle
- * triggers, rules, policies, partition bounds and expressions.  So a table that
- * has any of these is refused.  Indexes other than the primary key are checked when
+ * A table that was altered.  idem writes its tables without ExecInsert() and related
+ * functions, which handle triggers, rules, policies, partition bounds and expressions.  So a
+ * table that has any of these is refused.  Indexes other than the primary key are checked when
  * idem_table_open_indexes() opens them, the rest in every call.
+ *
+ * A table that Citus has distributed (M7).  Citus keeps the rows of such a table in shards, which
+ * are other tables, perhaps on other nodes.  It redirects SQL commands to them, but idem accesses
+ * its tables below SQL.  So idem would use the table that is left on this node, which is empty:
+ * every key would be new, and each node would run the work again.  Only the coordinator puts a
+ * trigger on the table; on the other nodes the row of pg_dist_partition is the only sign.  Citus
+ * invalidates the table in the relation cache when it changes that row.
+ *
+ * A table that a subscription of this database writes: its rows belong to the publisher.  If
+ * the subscriber deleted an expired key, its apply worker would find no row for the update by
+ * which a claim on the publisher takes the key over, and the work of the key would run again
+ * after the cutover.  So cleanup skips such a table (W1), and functions that write it are
+ * refused, as on a standby (K13).  A disabled subscription counts as well: it can be enabled
+ * and continue where it stopped.
  */
 #include "postgres.h"
 
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
 #include "catalog/dependency.h"
+#include "catalog/namespace.h"
 #include "catalog/partition.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_constraint.h"
 #include "catalog/pg_index.h"
+#include "catalog/pg_namespace.h"
+#include "catalog/pg_subscription_rel.h"
 #include "catalog/pg_type.h"
 #include "nodes/primnodes.h"
 #include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/inval.h"
 #include "utils/lsyscache.h"
+#include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
 #include "table/table.h"
 
 /* Raise the error for a table that is not as the extension has created it */
 void
-idem_shape_refuse(const IdemTableDef *def, const char *detail, const char *hint)
+idem_check_refuse(const IdemTableDef *def, const char *detail, const char *hint)
 {
 	ereport(ERROR,
 			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -185,7 +208,7 @@ find_not_null(const IdemTableDef *def, TupleDesc desc, IdemShapeProblem *problem
 
 /* Refuse a table with anything that access by idem would bypass */
 void
-idem_shape_check(const IdemTableDef *def, Relation heap)
+idem_check_shape(const IdemTableDef *def, Relation heap)
 {
 	TupleDesc desc = RelationGetDescr(heap);
 	IdemShapeProblem problem;
@@ -195,7 +218,7 @@ idem_shape_check(const IdemTableDef *def, Relation heap)
 		idem_version_mismatch(psprintf("Table idem.%s has other columns.", def->name));
 	if (find_columns(def, desc, &problem) || find_bypassed(def, heap, &problem) ||
 		find_not_null(def, desc, &problem))
-		idem_shape_refuse(def, problem.detail, problem.hint);
+		idem_check_refuse(def, problem.detail, problem.hint);
 }
 
 static bool
@@ -213,7 +236,7 @@ begins_with(Form_pg_index form, const AttrNumber *columns, int ncolumns)
 
 /* Is it an index on the columns of the primary key and no others? */
 bool
-idem_shape_is_on_pkey(const IdemTableDef *def, Form_pg_index form)
+idem_check_is_on_pkey(const IdemTableDef *def, Form_pg_index form)
 {
 	return form->indnkeyatts == def->npkey && begins_with(form, def->pkey, def->npkey);
 }
@@ -227,7 +250,7 @@ idem_shape_is_on_pkey(const IdemTableDef *def, Form_pg_index form)
 static bool
 is_copy_of_pkey(const IdemTableDef *def, Relation pkey, Relation index)
 {
-	if (!idem_shape_is_on_pkey(def, index->rd_index))
+	if (!idem_check_is_on_pkey(def, index->rd_index))
 		return false;
 	for (int i = 0; i < def->npkey; i++)
 	{
@@ -286,12 +309,12 @@ find_index_problem(const IdemTableDef *def, Relation pkey, Relation index,
 
 /* Refuse such an index */
 void
-idem_shape_check_index(IdemTable *table, Relation index)
+idem_check_index(IdemTable *table, Relation index)
 {
 	IdemShapeProblem problem;
 
 	if (find_index_problem(table->def, table->pkey, index, &problem))
-		idem_shape_refuse(table->def, problem.detail, problem.hint);
+		idem_check_refuse(table->def, problem.detail, problem.hint);
 }
 
 static bool
@@ -305,7 +328,7 @@ find_problem_of_indexes(const IdemTableDef *def, Relation heap, IdemShapeProblem
 	if (!OidIsValid(pkey_oid))
 		return set_problem(problem, "The primary key is missing.", NULL, def->pkey_command);
 	pkey = index_open(pkey_oid, AccessShareLock);
-	if (!idem_shape_is_on_pkey(def, pkey->rd_index))
+	if (!idem_check_is_on_pkey(def, pkey->rd_index))
 		found = set_problem(problem, "The primary key is on other columns.",
 							"Drop and create the extension.", show_columns(def));
 	foreach (lc, RelationGetIndexList(heap))
@@ -322,7 +345,7 @@ find_problem_of_indexes(const IdemTableDef *def, Relation heap, IdemShapeProblem
 
 /* For idem_doctor(): find out why functions refuse the table; false: they do not */
 bool
-idem_shape_find_problem(const IdemTableDef *def, Relation heap, IdemShapeProblem *problem)
+idem_check_find_problem(const IdemTableDef *def, Relation heap, IdemShapeProblem *problem)
 {
 	TupleDesc desc = RelationGetDescr(heap);
 
@@ -332,7 +355,7 @@ idem_shape_find_problem(const IdemTableDef *def, Relation heap, IdemShapeProblem
 
 /* Does the index order the rows by these columns, with text in collation C? */
 bool
-idem_shape_is_ordered_by(Relation index, const AttrNumber *columns, int ncolumns)
+idem_check_is_ordered_by(Relation index, const AttrNumber *columns, int ncolumns)
 {
 	if (!index->rd_index->indisvalid || index->rd_rel->relam != BTREE_AM_OID ||
 		!begins_with(index->rd_index, columns, ncolumns))
@@ -344,4 +367,218 @@ idem_shape_is_ordered_by(Relation index, const AttrNumber *columns, int ncolumns
 			return false;
 	}
 	return true;
+}
+
+/* Values of pg_dist_partition, the same in all versions of Citus */
+#define PARTMETHOD_NONE 'n'
+#define REPMODEL_2PC	't'
+
+/* Number of the column; the versions of Citus do not have the same columns */
+static AttrNumber
+find_column(TupleDesc desc, const char *name, Oid type)
+{
+	for (int i = 0; i < desc->natts; i++)
+	{
+		Form_pg_attribute column = TupleDescAttr(desc, i);
+
+		if (!column->attisdropped && column->atttypid == type &&
+			strcmp(NameStr(column->attname), name) == 0)
+			return column->attnum;
+	}
+	return InvalidAttrNumber;
+}
+
+/* The value of a column of type "char"; 0 if there is no such column, or it is null */
+static char
+get_char(HeapTuple tuple, TupleDesc desc, const char *name)
+{
+	AttrNumber attno = find_column(desc, name, CHAROID);
+	bool isnull = true;
+	Datum value = (Datum) 0;
+
+	if (AttributeNumberIsValid(attno))
+		value = heap_getattr(tuple, attno, desc, &isnull);
+	return isnull ? 0 : DatumGetChar(value);
+}
+
+static const char *
+get_kind(HeapTuple tuple, TupleDesc desc)
+{
+	if (get_char(tuple, desc, "partmethod") != PARTMETHOD_NONE)
+		return "distributed table";
+	if (get_char(tuple, desc, "repmodel") == REPMODEL_2PC)
+		return "reference table";
+	return "local or single-shard table";
+}
+
+/* Look the table up in the rows of pg_dist_partition that are committed by now */
+static const char *
+find_kind(Relation catalog, Oid relid)
+{
+	TupleDesc desc = RelationGetDescr(catalog);
+	AttrNumber attno = find_column(desc, "logicalrelid", REGCLASSOID);
+	const char *kind = NULL;
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple tuple;
+
+	/* a version of Citus that we do not know: better an error than a second run */
+	if (!AttributeNumberIsValid(attno))
+		return "table of unknown kind";
+	ScanKeyInit(&key, attno, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(relid));
+	scan = systable_beginscan(catalog, InvalidOid, false, NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+		kind = get_kind(tuple, desc);
+	systable_endscan(scan);
+	return kind;
+}
+
+/* Open a table of Citus; NULL if there is none.  A table of that name elsewhere is not of Citus. */
+static Relation
+open_catalog(const char *name)
+{
+	Oid relid = get_relname_relid(name, PG_CATALOG_NAMESPACE);
+
+	if (likely(!OidIsValid(relid)) || get_rel_relkind(relid) != RELKIND_RELATION)
+		return NULL;
+	return try_table_open(relid, AccessShareLock);
+}
+
+/* What Citus has made of the table; NULL if nothing, or if there is no Citus in this database */
+const char *
+idem_check_citus_kind(Oid relid)
+{
+	Relation catalog = open_catalog("pg_dist_partition");
+	const char *kind;
+
+	if (catalog == NULL)
+		return NULL;
+	kind = find_kind(catalog, relid);
+	table_close(catalog, AccessShareLock);
+	return kind;
+}
+
+/* M7: is this database a worker of Citus?  The coordinator is group 0, as is a database alone. */
+bool
+idem_check_is_citus_worker(void)
+{
+	Relation catalog = open_catalog("pg_dist_local_group");
+	bool is_worker = false;
+	AttrNumber attno;
+	SysScanDesc scan;
+	HeapTuple tuple;
+
+	if (catalog == NULL)
+		return false;
+	attno = find_column(RelationGetDescr(catalog), "groupid", INT4OID);
+	scan = systable_beginscan(catalog, InvalidOid, false, NULL, 0, NULL);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple) && AttributeNumberIsValid(attno))
+	{
+		bool isnull;
+		Datum group = heap_getattr(tuple, attno, RelationGetDescr(catalog), &isnull);
+
+		is_worker = !isnull && DatumGetInt32(group) > 0;
+	}
+	systable_endscan(scan);
+	table_close(catalog, AccessShareLock);
+	return is_worker;
+}
+
+/* M7: raise an error if Citus has distributed the table */
+void
+idem_check_citus(const IdemTableDef *def, Oid relid)
+{
+	const char *kind = idem_check_citus_kind(relid);
+
+	if (likely(kind == NULL))
+		return;
+	idem_check_refuse(def,
+					  psprintf("Citus has made it a %s: access by idem would bypass its shards.", kind),
+					  "Leave its triggers alone. On the coordinator, run the fix that idem_doctor() shows for the check \"citus\".");
+}
+
+/* Number of invalidations of pg_subscription_rel that this backend has received */
+static uint64 nchanges = 0;
+
+/*
+ * Does a subscription write the table?  Reads the latest committed rows of
+ * pg_subscription_rel, even if an invalidation has not arrived yet.
+ * If this returns false, no snapshot taken before the call shows a row that a
+ * subscription has written.
+ */
+bool
+idem_check_is_subscribed(Oid relid)
+{
+	Relation rel = table_open(SubscriptionRelRelationId, AccessShareLock);
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	ScanKeyData key;
+	SysScanDesc scan;
+	bool found;
+
+	ScanKeyInit(&key, Anum_pg_subscription_rel_srrelid, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(relid));
+	scan = systable_beginscan(rel, SubscriptionRelSrrelidSrsubidIndexId, true, snapshot, 1, &key);
+	found = HeapTupleIsValid(systable_getnext(scan));
+	systable_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	table_close(rel, AccessShareLock);
+	return found;
+}
+
+/* W1, T6: does a subscription write one of these tables of idem?  The names end with NULL. */
+bool
+idem_check_any_subscribed(const char *const *tables)
+{
+	Oid schema = get_namespace_oid("idem", true);
+
+	for (int i = 0; OidIsValid(schema) && tables[i] != NULL; i++)
+	{
+		Oid relid = get_relname_relid(tables[i], schema);
+
+		if (OidIsValid(relid) && idem_check_is_subscribed(relid))
+			return true;
+	}
+	return false;
+}
+
+static void
+count_change(Datum arg, SysCacheIdentifier cacheid, uint32 hashvalue)
+{
+	nchanges++;
+}
+
+/* Is it known that no subscription writes the table? */
+bool
+idem_check_knows_unsubscribed(const IdemTableDef *def)
+{
+	return nchanges != 0 && def->cache->unsubscribed_at == nchanges;
+}
+
+/*
+ * Raise an error if a subscription writes the table (K13).  Reads the catalog again
+ * only if pg_subscription_rel has changed since the last check.  The caller has opened
+ * the table and passes its OID, because an invalidation may have cleared the OID in
+ * the cache.
+ */
+void
+idem_check_subscription(const IdemTableDef *def, Oid relid)
+{
+	uint64 seen = nchanges;
+
+	if (seen == 0)
+	{
+		CacheRegisterSyscacheCallback(SUBSCRIPTIONRELMAP, count_change, (Datum) 0);
+		seen = nchanges = 1;
+	}
+	if (def->cache->unsubscribed_at == seen)
+		return;
+	if (idem_check_is_subscribed(relid))
+		ereport(ERROR,
+				errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+				errmsg("table \"idem.%s\" is written by a subscription", def->name),
+				errdetail("Until the cutover its rows belong to the publisher."),
+				errhint("Use the publisher, or drop the subscription when the publisher takes no more writes."));
+	def->cache->unsubscribed_at = seen;
 }
