@@ -331,28 +331,22 @@ check_access(Oid oid)
 	return access;
 }
 
-/* W7: log a failure of cleanup if it has just begun, and double the delay until the next visit */
+/* W7, T7: log a failure if it has just begun, and double the delay until the next try */
 static void
-note_failure(Database *database, const char *error)
+note_failure(Database *database, Trouble *trouble, const char *error)
 {
-	if (database->cleanup.delay == 0)
-		ereport(LOG,
-				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("idem cleanup failed in database \"%s\": %s", database->name, error),
-				errdetail("The launcher tries again after ten minutes at most. The failure is not logged again until cleanup has worked."));
-	database->cleanup.delay = double_delay(database->cleanup.delay, MAX_DELAY);
-}
+	bool is_cleanup = trouble == &database->cleanup;
 
-/* T7: the same for schedules */
-static void
-note_tick_failure(Database *database, const char *error)
-{
-	if (database->schedules.delay == 0)
+	if (trouble->delay == 0)
 		ereport(LOG,
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("idem schedules failed in database \"%s\": %s", database->name, error),
-				errdetail("The launcher tries again after one minute at most. The failure is not logged again until all schedules have worked."));
-	database->schedules.delay = double_delay(database->schedules.delay, MAX_TICK_DELAY);
+				is_cleanup ?
+					errmsg("idem cleanup failed in database \"%s\": %s", database->name, error) :
+					errmsg("idem schedules failed in database \"%s\": %s", database->name, error),
+				is_cleanup ?
+					errdetail("The launcher tries again after ten minutes at most. The failure is not logged again until cleanup has worked.") :
+					errdetail("The launcher tries again after one minute at most. The failure is not logged again until all schedules have worked."));
+	trouble->delay = double_delay(trouble->delay, is_cleanup ? MAX_DELAY : MAX_TICK_DELAY);
 }
 
 /* W7, T7: log the end of a failure, if there was one */
@@ -404,12 +398,12 @@ schedule_cleanup(Database *database, const IdemVisitReport *report, int64 now)
 			break;
 		case IDEM_VISIT_LOST:
 		case IDEM_VISIT_FAILED:
-			note_failure(database, error);
+			note_failure(database, &database->cleanup, error);
 			database->due = now + database->cleanup.delay;
 			break;
 		case IDEM_VISIT_LOCKED:
 			if (locked_for_long)
-				note_failure(database, "a table is locked");
+				note_failure(database, &database->cleanup, "a table is locked");
 			database->due = now + Min(naptime, LOCKED_DELAY);
 			break;
 		case IDEM_VISIT_DONE:
@@ -469,8 +463,8 @@ schedule_ticks(Database *database, const IdemTickReport *report, int64 now)
 	database->tick_retry = PG_INT64_MAX;
 	if (round->failed || locked_for_long)
 	{
-		note_tick_failure(database,
-						  round->failed ? round->error : "a schedule or a table is locked");
+		note_failure(database, &database->schedules,
+					 round->failed ? round->error : "a schedule or a table is locked");
 		database->tick_retry = now + database->schedules.delay;
 	}
 	else

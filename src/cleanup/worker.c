@@ -77,10 +77,17 @@ typedef struct Ticks
 	TimestampTz now;
 	List *due; /* names of schedules */
 	int skip;
-	text *name; /* the one that is tried; or NULL */
-	IdemTicked ticked;
+	text *name; /* the one that is tried */
 	IdemTickReport *report;
 } Ticks;
+
+/* What a transaction of the worker does with schedules */
+typedef enum TickStep
+{
+	STEP_LIST, /* list those that are due */
+	STEP_TICK, /* enqueue the jobs of one */
+	STEP_NEXT  /* note the earliest tick that was not due when the round began (T6) */
+} TickStep;
 
 /* The tables of a transaction when it begins */
 typedef enum TableState
@@ -197,49 +204,13 @@ recover_from_error(MemoryContext context, char *message)
 	FreeErrorData(error);
 }
 
-static void
-list_due(Ticks *ticks)
-{
-	MemoryContext oldcontext;
-	IdemTable schedules;
-
-	if (idem_schedulestore_is_subscribed())
-		return;
-	oldcontext = MemoryContextSwitchTo(ticks->context);
-	idem_schedulestore_open(&schedules, RowExclusiveLock);
-	ticks->due = idem_schedulestore_list_due(&schedules, ticks->now, ticks->skip, MAX_LISTED);
-	idem_table_close(&schedules);
-	MemoryContextSwitchTo(oldcontext);
-}
-
-static void
-tick_schedule(Ticks *ticks)
-{
-	int njobs = 0;
-
-	ticks->ticked = idem_schedulestore_tick(ticks->name, ticks->now, false, &njobs);
-}
-
-/* T6: the earliest tick that was not due when the round began */
-static void
-find_next(Ticks *ticks)
-{
-	IdemTable schedules;
-
-	if (idem_schedulestore_is_subscribed())
-		return;
-	idem_schedulestore_open(&schedules, RowExclusiveLock);
-	idem_entries_lower_tick(MyDatabaseId, idem_schedulestore_next(&schedules, ticks->now));
-	idem_table_close(&schedules);
-}
-
 /*
  * T7: take one step in a transaction; an error of it is noted.  If something is locked, or another
  * transaction has enqueued the key of a tick, that is no failure yet (T6).  Returns true if the
  * schedule is due still.
  */
 static bool
-try_step(Ticks *ticks, void (*take_step)(Ticks *ticks))
+try_step(Ticks *ticks, TickStep step)
 {
 	IdemTickReport *report = ticks->report;
 	volatile bool is_left = true;
@@ -247,12 +218,26 @@ try_step(Ticks *ticks, void (*take_step)(Ticks *ticks))
 	PG_TRY();
 	{
 		TableState state = begin_transaction("idem schedules", &tick_tables);
+		IdemTicked ticked = IDEM_TICKED_DONE;
+		int njobs = 0;
 
-		ticks->ticked = IDEM_TICKED_DONE;
-		if (state == TABLES_READY)
-			take_step(ticks);
+		if (state == TABLES_READY && step == STEP_TICK)
+			ticked = idem_schedulestore_tick(ticks->name, ticks->now, false, &njobs);
+		else if (state == TABLES_READY && !idem_schedulestore_is_subscribed())
+		{
+			MemoryContext oldcontext = MemoryContextSwitchTo(ticks->context);
+			IdemTable schedules;
+
+			idem_schedulestore_open(&schedules, RowExclusiveLock);
+			if (step == STEP_LIST)
+				ticks->due = idem_schedulestore_list_due(&schedules, ticks->now, ticks->skip, MAX_LISTED);
+			else
+				idem_entries_lower_tick(MyDatabaseId, idem_schedulestore_next(&schedules, ticks->now));
+			idem_table_close(&schedules);
+			MemoryContextSwitchTo(oldcontext);
+		}
 		commit_transaction();
-		is_left = state == TABLES_LOCKED || ticks->ticked == IDEM_TICKED_LOCKED;
+		is_left = state == TABLES_LOCKED || ticked == IDEM_TICKED_LOCKED;
 		report->was_locked |= is_left;
 	}
 	PG_CATCH();
@@ -267,7 +252,7 @@ try_step(Ticks *ticks, void (*take_step)(Ticks *ticks))
 		{
 			report->failed = true;
 			idem_exchange_copy_error(report->error,
-									 ticks->name == NULL ?
+									 step != STEP_TICK ?
 										 error :
 										 psprintf("%s (schedule \"%s\")", error,
 												  text_to_cstring(ticks->name)));
@@ -319,7 +304,7 @@ run_ticks(Visit *visit, int64 until)
 	bool more;
 	ListCell *lc;
 
-	(void) try_step(&ticks, list_due);
+	(void) try_step(&ticks, STEP_LIST);
 	more = list_length(ticks.due) == MAX_LISTED;
 	foreach (lc, ticks.due)
 	{
@@ -333,17 +318,16 @@ run_ticks(Visit *visit, int64 until)
 			break;
 		}
 		ticks.name = lfirst(lc);
-		if (try_step(&ticks, tick_schedule))
+		if (try_step(&ticks, STEP_TICK))
 			ticks.skip++;
 	}
-	ticks.name = NULL;
 	if (more)
 	{
 		visit->ticks.round = ticks.now;
 		visit->ticks.skip = ticks.skip;
 		idem_entries_lower_tick(MyDatabaseId, idem_clock_now());
 	}
-	(void) try_step(&ticks, find_next);
+	(void) try_step(&ticks, STEP_NEXT);
 	MemoryContextSwitchTo(oldcontext);
 	MemoryContextDelete(ticks.context);
 }

@@ -219,7 +219,7 @@ typedef struct Tick
 {
 	text *name;
 	TimestampTz now;
-	int njobs;
+	int njobs; /* of all schedules so far */
 } Tick;
 
 static void
@@ -230,32 +230,15 @@ run_tick(void *arg)
 	(void) idem_schedulestore_tick(tick->name, tick->now, true, &tick->njobs);
 }
 
-/* T7: tick one schedule; an error of its own becomes a warning.  Returns the number of jobs. */
-static int
-try_tick(text *name, TimestampTz now)
-{
-	Tick tick = {.name = name, .now = now};
-	ErrorData *error = idem_subxact_try(run_tick, &tick, true);
-
-	if (error == NULL)
-		return tick.njobs;
-	ereport(WARNING,
-			errcode(error->sqlerrcode),
-			errmsg("schedule \"%s\" failed: %s", text_to_cstring(name), error->message),
-			errdetail("%s", error->detail != NULL ? error->detail : "The other schedules are not affected."),
-			errhint("%s", error->hint != NULL ? error->hint : "Repair the cause, or declare the schedule again with idem_schedule()."));
-	return 0;
-}
-
+/* T7: tick the schedules that are due, one after the other; an error of one becomes a warning */
 Datum
 idem_tick(PG_FUNCTION_ARGS)
 {
 	MemoryContext context =
 		AllocSetContextCreate(CurrentMemoryContext, "idem tick", ALLOCSET_DEFAULT_SIZES);
-	TimestampTz now = idem_clock_now();
+	Tick tick = {.now = idem_clock_now()};
 	IdemTable schedules;
 	List *due;
-	int njobs = 0;
 	ListCell *lc;
 
 	idem_fn_begin(fcinfo, &idem_tick_signature, "idem_tick()");
@@ -268,16 +251,29 @@ idem_tick(PG_FUNCTION_ARGS)
 		PG_RETURN_INT32(0);
 	}
 	idem_schedulestore_open(&schedules, RowExclusiveLock);
-	due = idem_schedulestore_list_due(&schedules, now, 0, INT_MAX);
+	due = idem_schedulestore_list_due(&schedules, tick.now, 0, INT_MAX);
 	idem_table_close(&schedules);
 	foreach (lc, due)
 	{
 		MemoryContext oldcontext = MemoryContextSwitchTo(context);
+		int njobs = tick.njobs;
+		ErrorData *error;
 
 		CHECK_FOR_INTERRUPTS();
-		njobs += try_tick(lfirst(lc), now);
+		tick.name = lfirst(lc);
+		error = idem_subxact_try(run_tick, &tick, true);
+		if (error != NULL)
+		{
+			/* its jobs are rolled back */
+			tick.njobs = njobs;
+			ereport(WARNING,
+					errcode(error->sqlerrcode),
+					errmsg("schedule \"%s\" failed: %s", text_to_cstring(tick.name), error->message),
+					errdetail("%s", error->detail != NULL ? error->detail : "The other schedules are not affected."),
+					errhint("%s", error->hint != NULL ? error->hint : "Repair the cause, or declare the schedule again with idem_schedule()."));
+		}
 		MemoryContextSwitchTo(oldcontext);
 		MemoryContextReset(context);
 	}
-	PG_RETURN_INT32(njobs);
+	PG_RETURN_INT32(tick.njobs);
 }

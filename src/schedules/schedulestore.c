@@ -99,10 +99,10 @@ make_lookup(IdemTable *schedules, text *name)
 
 /*
  * Find the schedule and lock its row, which waits.  Raises an error unless the current user may
- * change it (T8).  NULL: there is none.
+ * change it (T8), or if it must exist and does not.  NULL: there is none.
  */
 static TupleTableSlot *
-lock_schedule(IdemTable *schedules, text *name)
+lock_schedule(IdemTable *schedules, text *name, bool must_exist)
 {
 	IdemLookup lookup = make_lookup(schedules, name);
 	IdemProbeResult probe;
@@ -112,6 +112,12 @@ lock_schedule(IdemTable *schedules, text *name)
 	{
 		CHECK_FOR_INTERRUPTS();
 		idem_probe_existing(schedules, &lookup, &probe);
+		if (probe.found == IDEM_FOUND_NONE && must_exist)
+			ereport(ERROR,
+					errcode(ERRCODE_UNDEFINED_OBJECT),
+					errmsg("schedule does not exist"),
+					errdetail("No schedule has this name."),
+					errhint("The view idem.schedule_status lists the schedules."));
 		if (probe.found == IDEM_FOUND_NONE)
 			return NULL;
 		if (probe.found == IDEM_FOUND_OPEN)
@@ -122,21 +128,6 @@ lock_schedule(IdemTable *schedules, text *name)
 	}
 	idem_queuestore_use_of_row(schedules, IDEM_SCHEDULES_QUEUE, &queue);
 	return probe.row;
-}
-
-/* The same for a schedule that must exist */
-static TupleTableSlot *
-require_schedule(IdemTable *schedules, text *name)
-{
-	TupleTableSlot *row = lock_schedule(schedules, name);
-
-	if (row == NULL)
-		ereport(ERROR,
-				errcode(ERRCODE_UNDEFINED_OBJECT),
-				errmsg("schedule does not exist"),
-				errdetail("No schedule has this name."),
-				errhint("The view idem.schedule_status lists the schedules."));
-	return row;
 }
 
 /* A time, or the special value that stands for null */
@@ -301,7 +292,7 @@ idem_schedulestore_set(IdemTable *schedules, const IdemSchedule *schedule)
 	for (;;)
 	{
 		IdemRhythm rhythm = schedule->rhythm;
-		TupleTableSlot *old = lock_schedule(schedules, schedule->name);
+		TupleTableSlot *old = lock_schedule(schedules, schedule->name, false);
 		TimestampTz next = choose_next(old, schedule, &rhythm);
 		TupleTableSlot *row;
 
@@ -340,7 +331,7 @@ idem_schedulestore_set(IdemTable *schedules, const IdemSchedule *schedule)
 bool
 idem_schedulestore_drop(IdemTable *schedules, text *name)
 {
-	TupleTableSlot *row = lock_schedule(schedules, name);
+	TupleTableSlot *row = lock_schedule(schedules, name, false);
 
 	if (row == NULL)
 		return false;
@@ -353,7 +344,7 @@ idem_schedulestore_drop(IdemTable *schedules, text *name)
 bool
 idem_schedulestore_pause(IdemTable *schedules, text *name)
 {
-	TupleTableSlot *old = require_schedule(schedules, name);
+	TupleTableSlot *old = lock_schedule(schedules, name, true);
 	TupleTableSlot *new;
 
 	if (!idem_row_isnull(old, IDEM_SCHEDULES_PAUSED_AT))
@@ -371,7 +362,7 @@ idem_schedulestore_pause(IdemTable *schedules, text *name)
 bool
 idem_schedulestore_resume(IdemTable *schedules, text *name)
 {
-	TupleTableSlot *old = require_schedule(schedules, name);
+	TupleTableSlot *old = lock_schedule(schedules, name, true);
 	TupleTableSlot *new;
 	IdemRhythm rhythm;
 	TimestampTz next;

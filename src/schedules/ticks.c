@@ -97,13 +97,9 @@ static const struct
 /* A cron expression (T2) */
 typedef struct Cron
 {
-	uint64 minutes;	 /* bit n: minute n */
-	uint32 hours;	 /* bit n: hour n */
-	uint32 days;	 /* bit n: day n of the month, from 1 */
-	uint16 months;	 /* bit n: month n, from 1 */
-	uint8 weekdays;	 /* bit n: 0 is Sunday */
-	bool either_day; /* the day of the month or the weekday is enough: both are restricted */
-	bool every_hour; /* all 24 hours: by elapsed time (T3) */
+	uint64 bits[NFIELDS]; /* bit n: the field may be n; days and months from 1, 0 is Sunday */
+	bool either_day;	  /* the day of the month or the weekday is enough: both are restricted */
+	bool every_hour;	  /* all 24 hours: by elapsed time (T3) */
 } Cron;
 
 /* A field that is being read */
@@ -257,20 +253,6 @@ read_element(CronText *text)
 	return bits;
 }
 
-static uint64
-read_field(enum CronField field, const char *str)
-{
-	CronText text = {field, str, str};
-	uint64 bits = read_element(&text);
-
-	while (*text.pos == ',')
-	{
-		text.pos++;
-		bits |= read_element(&text);
-	}
-	return bits;
-}
-
 /* Split at white space; returns the number of fields, of which the first five are stored */
 static int
 split_fields(char *str, char **texts)
@@ -332,16 +314,21 @@ parse_cron(const text *expression, Cron *cron)
 		reject_cron(psprintf("The number of fields is %d; it must be %d.", nfields, NFIELDS), hint);
 	}
 
-	memset(cron, 0, sizeof(*cron));
-	cron->minutes = read_field(FIELD_MINUTE, texts[FIELD_MINUTE]);
-	cron->hours = (uint32) read_field(FIELD_HOUR, texts[FIELD_HOUR]);
-	cron->days = (uint32) read_field(FIELD_DAY, texts[FIELD_DAY]);
-	cron->months = (uint16) read_field(FIELD_MONTH, texts[FIELD_MONTH]);
-	cron->weekdays = (uint8) read_field(FIELD_WEEKDAY, texts[FIELD_WEEKDAY]);
+	for (int i = 0; i < NFIELDS; i++)
+	{
+		CronText text = {i, texts[i], texts[i]};
+
+		cron->bits[i] = read_element(&text);
+		while (*text.pos == ',')
+		{
+			text.pos++;
+			cron->bits[i] |= read_element(&text);
+		}
+	}
 	/* 7 is Sunday, too */
-	cron->weekdays = (cron->weekdays | cron->weekdays >> 7) & 0x7f;
+	cron->bits[FIELD_WEEKDAY] = (cron->bits[FIELD_WEEKDAY] | cron->bits[FIELD_WEEKDAY] >> 7) & 0x7f;
 	cron->either_day = *texts[FIELD_DAY] != '*' && *texts[FIELD_WEEKDAY] != '*';
-	cron->every_hour = cron->hours == (1 << HOURS_PER_DAY) - 1;
+	cron->every_hour = cron->bits[FIELD_HOUR] == (1 << HOURS_PER_DAY) - 1;
 }
 
 /* The time zone; an error if the server does not know it */
@@ -392,14 +379,14 @@ find_day(const Cron *cron, int day, int last_day, int *found)
 	{
 		int ndays = day_tab[isleap(year)][month - 1];
 
-		if (cron->months & (1 << month))
+		if (cron->bits[FIELD_MONTH] & (1 << month))
 		{
 			/* the days of the month that match, as bits from 1: the weekdays of the first seven
 			 * days, and then of five weeks */
 			int first_weekday = j2day(day - (mday - 1) + UNIX_EPOCH_JDATE);
-			uint64 week = ((cron->weekdays | cron->weekdays << 7) >> first_weekday) & 0x7f;
+			uint64 week = ((cron->bits[FIELD_WEEKDAY] | cron->bits[FIELD_WEEKDAY] << 7) >> first_weekday) & 0x7f;
 			uint64 weekdays = (week | week << 7 | week << 14 | week << 21 | week << 28) << 1;
-			uint64 days = cron->either_day ? cron->days | weekdays : cron->days & weekdays;
+			uint64 days = cron->either_day ? cron->bits[FIELD_DAY] | weekdays : cron->bits[FIELD_DAY] & weekdays;
 
 			days = (days & ((UINT64CONST(2) << ndays) - 2)) >> mday;
 			if (days != 0)
@@ -424,15 +411,15 @@ static int
 find_minute(const Cron *cron, int minute)
 {
 	int hour = minute / MINS_PER_HOUR;
-	uint64 minutes = cron->minutes >> (minute % MINS_PER_HOUR);
-	uint32 later_hours = cron->hours >> (hour + 1);
+	uint64 minutes = cron->bits[FIELD_MINUTE] >> (minute % MINS_PER_HOUR);
+	uint64 later_hours = cron->bits[FIELD_HOUR] >> (hour + 1);
 
-	if ((cron->hours & (1 << hour)) && minutes != 0)
+	if ((cron->bits[FIELD_HOUR] & (1 << hour)) && minutes != 0)
 		return minute + pg_rightmost_one_pos64(minutes);
 	if (later_hours == 0)
 		return -1;
-	hour += 1 + pg_rightmost_one_pos32(later_hours);
-	return hour * MINS_PER_HOUR + pg_rightmost_one_pos64(cron->minutes);
+	hour += 1 + pg_rightmost_one_pos64(later_hours);
+	return hour * MINS_PER_HOUR + pg_rightmost_one_pos64(cron->bits[FIELD_MINUTE]);
 }
 
 /* The first local time that matches, from "start" until before "end" */
