@@ -81,11 +81,11 @@ OBJS = \
 	src/cleanup/process.o \
 	src/cleanup/worker.o \
 	src/cleanup/launcher.o \
-	src/admin/grant.o \
+	src/admin/privileges.o \
 	src/admin/members.o \
 	src/admin/queue.o \
-	src/admin/tables.o \
-	src/admin/shard.o \
+	src/admin/doctor.o \
+	src/admin/map.o \
 	src/admin/citus.o \
 	src/xact.o \
 	src/idem.o

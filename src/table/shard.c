@@ -3,7 +3,7 @@
  *		The map of slots: which keys and jobs belong to this database.
  *
  * The map is the one row of idem.shard.  This backend caches it until it receives an
- * invalidation of the table.  admin/shard.c changes the map under locks on idem.keys and
+ * invalidation of the table.  admin/map.c changes the map under locks on idem.keys and
  * idem.jobs that conflict with those of every function that writes.  So a caller that has
  * opened one of the two tables for writing goes by the map that counts until its transaction
  * ends (M3, M4).

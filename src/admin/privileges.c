@@ -1,5 +1,5 @@
 /*
- * grant.c
+ * privileges.c
  *		idem_grant, idem_revoke: grant or revoke the set of privileges that an
  *		application, an administrator or a monitoring role needs.
  *

@@ -1,5 +1,5 @@
 /*
- * shard.c
+ * map.c
  *		SQL functions of shards: idem_shard_set, idem_shard_give, idem_shard_take, idem_shard_id,
  *		idem_slot.
  *

@@ -1,5 +1,5 @@
 /*
- * tables.c
+ * doctor.c
  *		SQL function idem_stat_tables(), for idem_doctor(): which tables the functions refuse, and
  *		why.
  *
