@@ -55,7 +55,7 @@ OBJS = \
 	src/jobs/row/jobstore.o \
 	src/jobs/enqueue/keywalk.o \
 	src/jobs/enqueue/keyscan.o \
-	src/jobs/enqueue/dedup.o \
+	src/jobs/enqueue/enqueuestore.o \
 	src/jobs/enqueue/bulk.o \
 	src/jobs/enqueue/enqueue.o \
 	src/jobs/fetch/fetchstore.o \

@@ -595,7 +595,7 @@ idem_schedulestore_tick(text *name, TimestampTz now, bool tell_launcher, int *nj
 			.payload = {.value = JsonbPGetDatum(payload), .isnull = payload == NULL}};
 
 		enqueue.run_at = ticks.jobs[i];
-		idem_dedup_enqueue(&jobs, &enqueue, &job, &answer);
+		idem_enqueuestore_enqueue(&jobs, &enqueue, &job, &answer);
 		if (answer.outcome == IDEM_OUTCOME_ENQUEUED || answer.outcome == IDEM_OUTCOME_RERUN)
 			(*njobs)++;
 	}

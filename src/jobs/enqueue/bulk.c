@@ -10,7 +10,7 @@
  * its hash and look for jobs of the key; at the first key that is not new, or when the
  * run is long enough, insert the rows and their entries in the index on the hash, and
  * unlock all hashes.  No transaction waits for another one while it holds these locks.  The
- * key that ended the run is then enqueued alone (dedup.c), which may wait.  At that time
+ * key that ended the run is then enqueued alone (enqueuestore.c), which may wait.  At that time
  * all jobs before it in the order are enqueued, and none after it.
  *
  * The entries in the other indexes follow later (write.c), in the order of the job
@@ -97,9 +97,9 @@ order_jobs(Bulk *bulk)
 		CHECK_FOR_INTERRUPTS();
 		element->ord = i;
 		element->key = bulk->news[i].key;
-		element->takes_key = idem_dedup_takes_key(bulk->enqueue, element->key);
+		element->takes_key = idem_enqueuestore_takes_key(bulk->enqueue, element->key);
 		/* also without a key: its row may be written under the locks on the hashes of others */
-		idem_dedup_lock_toast(bulk->jobs, &bulk->news[i]);
+		idem_enqueuestore_lock_toast(bulk->jobs, &bulk->news[i]);
 		if (!element->takes_key)
 			continue;
 		element->key_hash = idem_hash_name(bulk->enqueue->queue.name, element->key);
@@ -122,7 +122,7 @@ lock_if_new(Bulk *bulk, const Element *element, IdemTable *keys)
 		.others = &others};
 
 	idem_table_lock_hash(bulk->jobs, element->key_hash);
-	if (idem_dedup_is_absent(bulk->jobs, bulk->index, &keyed))
+	if (idem_enqueuestore_is_absent(bulk->jobs, bulk->index, &keyed))
 		return true;
 	idem_table_unlock_hash(bulk->jobs, element->key_hash);
 	return false;
@@ -152,8 +152,8 @@ gather_run(Bulk *bulk, const Element *run, int max, IdemTable *keys)
 			if (!lock_if_new(bulk, &run[n], keys))
 				break;
 		}
-		row = idem_dedup_fill_row(bulk->jobs, bulk->enqueue, &bulk->news[run[n].ord],
-								  run[n].key_hash, run[n].takes_key, 0);
+		row = idem_enqueuestore_fill_row(bulk->jobs, bulk->enqueue, &bulk->news[run[n].ord],
+										 run[n].key_hash, run[n].takes_key, 0);
 		size += idem_write_add(bulk->batch, row, run[n].ord);
 		bulk->answers[run[n].ord] = (IdemEnqueued){.job_id = bulk->news[run[n].ord].job_id};
 	}
@@ -219,7 +219,7 @@ enqueue_alone(Bulk *bulk, const Element *element, MemoryContext result_context)
 
 	finish_batch(bulk);
 	*bulk->ord = element->ord;
-	idem_dedup_enqueue(bulk->jobs, bulk->enqueue, &bulk->news[element->ord], answer);
+	idem_enqueuestore_enqueue(bulk->jobs, bulk->enqueue, &bulk->news[element->ord], answer);
 	bulk->expect_new = answer->outcome == IDEM_OUTCOME_ENQUEUED;
 	if (answer->result != NULL)
 	{

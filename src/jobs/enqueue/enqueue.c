@@ -2,7 +2,7 @@
  * enqueue.c
  *		SQL functions that enqueue jobs: idem_enqueue, idem_enqueue_many.
  *
- * They check their arguments, call the store (dedup.c, bulk.c), and form the rows to return.
+ * They check their arguments, call the store (enqueuestore.c, bulk.c), and form the rows to return.
  * The numbers of the jobs of idem_enqueue_many() follow the order of the array.
  */
 #include "postgres.h"
@@ -151,7 +151,7 @@ set_enqueue_columns(IdemAnswer *answer, int offset, const IdemEnqueued *enqueued
 {
 	idem_answer_int64(answer, offset + Anum_enqueue_result_job_id, enqueued->job_id);
 	idem_answer_string(answer, offset + Anum_enqueue_result_outcome,
-					   idem_dedup_outcome_name(enqueued->outcome));
+					   idem_enqueuestore_outcome_name(enqueued->outcome));
 	idem_answer_jsonb(answer, offset + Anum_enqueue_result_result, enqueued->result);
 }
 
@@ -178,7 +178,7 @@ idem_enqueue(PG_FUNCTION_ARGS)
 	job.headers = idem_headers_get(idem_headers_defaults(), fcinfo->args[ARG_HEADERS]);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	idem_dedup_enqueue(&jobs, &enqueue, &job, &enqueued);
+	idem_enqueuestore_enqueue(&jobs, &enqueue, &job, &enqueued);
 	idem_table_close(&jobs);
 
 	idem_answer_begin(&answer, fcinfo, &idem_enqueue_signature);

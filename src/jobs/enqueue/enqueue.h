@@ -96,15 +96,15 @@ extern void idem_keyscan_note_absorbed(int64 job_id);
 extern void idem_keyscan(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed,
 						 IdemKeyScan *scan);
 
-/* dedup.c */
-extern const char *idem_dedup_outcome_name(IdemOutcome outcome);
-extern TupleTableSlot *idem_dedup_fill_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
-										   int64 key_hash, bool takes_key, int64 after_job);
-extern bool idem_dedup_is_absent(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed);
-extern void idem_dedup_lock_toast(IdemTable *jobs, const IdemNewJob *job);
-extern bool idem_dedup_takes_key(const IdemEnqueue *enqueue, const text *key);
-extern void idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
-							   IdemEnqueued *answer);
+/* enqueuestore.c */
+extern const char *idem_enqueuestore_outcome_name(IdemOutcome outcome);
+extern TupleTableSlot *idem_enqueuestore_fill_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
+												  int64 key_hash, bool takes_key, int64 after_job);
+extern bool idem_enqueuestore_is_absent(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed);
+extern void idem_enqueuestore_lock_toast(IdemTable *jobs, const IdemNewJob *job);
+extern bool idem_enqueuestore_takes_key(const IdemEnqueue *enqueue, const text *key);
+extern void idem_enqueuestore_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
+									  IdemEnqueued *answer);
 
 /* bulk.c */
 extern void idem_bulk_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *news,

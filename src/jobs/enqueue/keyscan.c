@@ -2,7 +2,7 @@
  * keyscan.c
  *		Scan the jobs of a key for an enqueue: which waiting job may absorb the
  *		duplicate, which job runs, which transaction must end first.  What the enqueue
- *		does with the result: dedup.c.
+ *		does with the result: enqueuestore.c.
  *
  * The caller holds the lock on the hash of the key, so no job of the key moves in the
  * index during the scan.  The scan uses a dirty snapshot, which also shows uncommitted

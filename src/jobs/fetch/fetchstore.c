@@ -7,7 +7,7 @@
  * Fetch waits for no transaction: it skips a job that another transaction has
  * inserted, is changing or has locked.  Before it updates a job that is due, it
  * locks the row FOR UPDATE, because an UPDATE alone does not conflict with the KEY
- * SHARE lock of a transaction whose duplicate the job has absorbed (J2, dedup.c).
+ * SHARE lock of a transaction whose duplicate the job has absorbed (J2, enqueuestore.c).
  *
  * Entries of jobs that have ended stay in the index until VACUUM, and longer
  * while a transaction holds an old snapshot.  These, and jobs that are leased, blocked or

@@ -1,5 +1,5 @@
 /*
- * dedup.c
+ * enqueuestore.c
  *		The protocol of enqueue: which job absorbs a duplicate, and when.
  *
  * The jobs of a key are found through an index on a hash of queue and key.  The index is
@@ -60,7 +60,7 @@ StaticAssertDecl(LARGE_PAYLOAD + IDEM_MAX_KEY_LEN + IDEM_MAX_QUEUE_LEN + 128 <
 				 "the row of a job without a large payload is not toasted");
 
 const char *
-idem_dedup_outcome_name(IdemOutcome outcome)
+idem_enqueuestore_outcome_name(IdemOutcome outcome)
 {
 	switch (outcome)
 	{
@@ -85,8 +85,8 @@ idem_dedup_outcome_name(IdemOutcome outcome)
  * until_expired the row has the end of the ttl (J5).  after_job: the job that it follows, or 0.
  */
 TupleTableSlot *
-idem_dedup_fill_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
-					int64 key_hash, bool takes_key, int64 after_job)
+idem_enqueuestore_fill_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
+						   int64 key_hash, bool takes_key, int64 after_job)
 {
 	bool with_ttl = takes_key && enqueue->policy.dedup == IDEM_DEDUP_UNTIL_EXPIRED;
 	TupleTableSlot *slot = idem_write_new_row(jobs);
@@ -114,7 +114,7 @@ idem_dedup_fill_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJo
 	return slot;
 }
 
-/* Insert a new job; the arguments are those of idem_dedup_fill_row() */
+/* Insert a new job; the arguments are those of idem_enqueuestore_fill_row() */
 static void
 insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, int64 key_hash,
 		   bool takes_key, int64 after_job, IdemEnqueued *answer)
@@ -124,7 +124,7 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job, i
 
 	if (numbered.job_id == 0)
 		numbered.job_id = idem_jobtable_next_id(job->slot);
-	slot = idem_dedup_fill_row(jobs, enqueue, &numbered, key_hash, takes_key, after_job);
+	slot = idem_enqueuestore_fill_row(jobs, enqueue, &numbered, key_hash, takes_key, after_job);
 	if (!idem_write_insert(jobs, slot))
 		idem_jobtable_refuse_number();
 	if (takes_key)
@@ -186,7 +186,7 @@ find_done(const IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
  * holds the lock on the hash.
  */
 bool
-idem_dedup_is_absent(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed)
+idem_enqueuestore_is_absent(IdemTable *jobs, Relation index, IdemKeyedEnqueue *keyed)
 {
 	IdemKeyScan scan;
 	IdemEnqueued done;
@@ -496,7 +496,7 @@ enqueue_keyed(IdemTable *jobs, IdemKeyedEnqueue *keyed, IdemEnqueued *answer)
 
 /* Lock the TOAST table if the row of the job may need it, before the lock on a hash (K5) */
 void
-idem_dedup_lock_toast(IdemTable *jobs, const IdemNewJob *job)
+idem_enqueuestore_lock_toast(IdemTable *jobs, const IdemNewJob *job)
 {
 	Size size = 0;
 
@@ -510,7 +510,7 @@ idem_dedup_lock_toast(IdemTable *jobs, const IdemNewJob *job)
 
 /* Does the job hold its key?  A scheduled job ignores it unless include_scheduled is set (J8). */
 bool
-idem_dedup_takes_key(const IdemEnqueue *enqueue, const text *key)
+idem_enqueuestore_takes_key(const IdemEnqueue *enqueue, const text *key)
 {
 	return key != NULL && (!enqueue->later || enqueue->policy.include_scheduled);
 }
@@ -524,14 +524,14 @@ enqueue_job(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
 	IdemTable keys;
 
 	memset(answer, 0, sizeof(*answer));
-	if (!idem_dedup_takes_key(enqueue, job->key))
+	if (!idem_enqueuestore_takes_key(enqueue, job->key))
 	{
 		insert_job(jobs, enqueue, job, 0, false, 0, answer);
 		return;
 	}
 	/* acquire every lock that may block before the lock on the hash */
 	idem_jobtable_lock_ids();
-	idem_dedup_lock_toast(jobs, job);
+	idem_enqueuestore_lock_toast(jobs, job);
 	keyed.key_hash = idem_hash_name(enqueue->queue.name, job->key);
 	if (enqueue->policy.dedup == IDEM_DEDUP_UNTIL_EXPIRED)
 	{
@@ -552,8 +552,8 @@ StaticAssertDecl((int) IDEM_QUEUE_COUNTER_ENQUEUED == (int) IDEM_OUTCOME_ENQUEUE
  * shard raises an error; that of a job with a number was checked when it got the number.
  */
 void
-idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
-				   IdemEnqueued *answer)
+idem_enqueuestore_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
+						  IdemEnqueued *answer)
 {
 	IdemNewJob checked = *job;
 
@@ -562,6 +562,6 @@ idem_dedup_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob
 	enqueue_job(jobs, enqueue, &checked, answer);
 	idem_counters_add_queue(idem_queueref_get(enqueue->queue.name), (IdemQueueCounter) answer->outcome);
 	if (answer->outcome != IDEM_OUTCOME_ENQUEUED)
-		idem_counters_log_duplicate("enqueue", idem_dedup_outcome_name(answer->outcome),
+		idem_counters_log_duplicate("enqueue", idem_enqueuestore_outcome_name(answer->outcome),
 									enqueue->queue.name, job->key);
 }
