@@ -53,8 +53,6 @@ OBJS = \
 	src/jobs/row/history.o \
 	src/jobs/row/headers.o \
 	src/jobs/row/jobstore.o \
-	src/jobs/enqueue/keywalk.o \
-	src/jobs/enqueue/keyscan.o \
 	src/jobs/enqueue/enqueuestore.o \
 	src/jobs/enqueue/bulk.o \
 	src/jobs/enqueue/enqueue.o \

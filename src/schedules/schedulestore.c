@@ -548,7 +548,7 @@ idem_schedulestore_tick(text *name, TimestampTz now, bool tell_launcher, int *nj
 	TupleTableSlot *new;
 	IdemMissed missed;
 	IdemEnqueue enqueue = {0};
-	IdemEnqueued answer = {0};
+	int64 last_job = 0;
 	IdemRhythm rhythm;
 	IdemTicks ticks;
 	Jsonb *payload;
@@ -595,9 +595,10 @@ idem_schedulestore_tick(text *name, TimestampTz now, bool tell_launcher, int *nj
 			.payload = {.value = JsonbPGetDatum(payload), .isnull = payload == NULL}};
 
 		enqueue.run_at = ticks.jobs[i];
-		idem_enqueuestore_enqueue(&jobs, &enqueue, &job, &answer);
-		if (answer.outcome == IDEM_OUTCOME_ENQUEUED || answer.outcome == IDEM_OUTCOME_RERUN)
+		idem_enqueuestore_enqueue(&jobs, &enqueue, &job);
+		if (job.answer.outcome == IDEM_OUTCOME_ENQUEUED || job.answer.outcome == IDEM_OUTCOME_RERUN)
 			(*njobs)++;
+		last_job = job.answer.job_id;
 	}
 	if (ticks.njobs > 0)
 		idem_table_close(&jobs);
@@ -608,7 +609,7 @@ idem_schedulestore_tick(text *name, TimestampTz now, bool tell_launcher, int *nj
 	if (ticks.njobs > 0)
 	{
 		idem_row_set(new, IDEM_SCHEDULES_LAST_TICK, TimestampTzGetDatum(ticks.jobs[ticks.njobs - 1]));
-		idem_row_set(new, IDEM_SCHEDULES_LAST_JOB, Int64GetDatum(answer.job_id));
+		idem_row_set(new, IDEM_SCHEDULES_LAST_JOB, Int64GetDatum(last_job));
 	}
 	update_schedule(&schedules, row, new, ticks.next);
 	if (tell_launcher)

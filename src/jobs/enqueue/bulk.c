@@ -36,128 +36,63 @@
 /* The most bytes of rows that wait for their index entries */
 #define MAX_BATCH_SIZE (1024 * 1024)
 
-/* A job in the order in which the jobs are enqueued */
-typedef struct Element
-{
-	bool takes_key;
-	int64 key_hash; /* 0 if it takes no key */
-	const text *key;
-	int ord; /* position in the array */
-} Element;
-
 /* A call of idem_enqueue_many() */
 typedef struct Bulk
 {
 	IdemTable *jobs;
-	Relation index; /* on the hash; NULL if no job takes its key */
+	Relation index; /* on the hash; NULL if no job holds its key */
 	const IdemEnqueue *enqueue;
-	const IdemNewJob *news;
-	IdemEnqueued *answers;
-	Element *elements;
+	IdemNewJob *news;	/* in the order of the array */
+	IdemNewJob **order; /* in the order in which they are enqueued */
 	int n;
-	int *ord; /* position of the current job, for the error context */
+	int *ord; /* position of the current job in the array, for the error context */
 	IdemBatch *batch;
-	bool expect_new; /* the last job was new, so the next one may begin a run */
 } Bulk;
 
-/* Equal hashes are compared by key, equal keys by position; jobs without a key come first */
+/* Jobs that hold no key come first; equal hashes are compared by key, equal keys by position */
 static int
-compare_elements(const void *a, const void *b)
+compare_jobs(const void *a, const void *b)
 {
-	const Element *ea = a;
-	const Element *eb = b;
+	const IdemNewJob *ja = *(IdemNewJob *const *) a;
+	const IdemNewJob *jb = *(IdemNewJob *const *) b;
 	int cmp = 0;
 
-	if (ea->takes_key != eb->takes_key)
-		return ea->takes_key ? 1 : -1;
-	if (ea->key_hash != eb->key_hash)
-		return ea->key_hash < eb->key_hash ? -1 : 1;
-	if (ea->takes_key)
+	if (ja->holds_key != jb->holds_key)
+		return ja->holds_key ? 1 : -1;
+	if (ja->holds_key && ja->key_hash != jb->key_hash)
+		return ja->key_hash < jb->key_hash ? -1 : 1;
+	if (ja->holds_key)
 	{
-		int la = VARSIZE_ANY_EXHDR(ea->key);
-		int lb = VARSIZE_ANY_EXHDR(eb->key);
+		int la = VARSIZE_ANY_EXHDR(ja->key);
+		int lb = VARSIZE_ANY_EXHDR(jb->key);
 
-		cmp = memcmp(VARDATA_ANY(ea->key), VARDATA_ANY(eb->key), Min(la, lb));
+		cmp = memcmp(VARDATA_ANY(ja->key), VARDATA_ANY(jb->key), Min(la, lb));
 		if (cmp == 0)
 			cmp = la - lb;
 	}
-	return cmp != 0 ? cmp : ea->ord - eb->ord;
+	return cmp != 0 ? cmp : ja < jb ? -1 :
+									  1;
 }
 
 /* J9: the order in which the jobs are enqueued.  Locks the TOAST table if a row may need it. */
 static void
 order_jobs(Bulk *bulk)
 {
-	bulk->elements = MemoryContextAllocExtended(
-		CurrentMemoryContext, bulk->n * sizeof(Element), MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
+	bulk->order = MemoryContextAllocExtended(CurrentMemoryContext, bulk->n * sizeof(IdemNewJob *),
+											 MCXT_ALLOC_HUGE);
 	for (int i = 0; i < bulk->n; i++)
 	{
-		Element *element = &bulk->elements[i];
+		IdemNewJob *job = &bulk->news[i];
 
 		CHECK_FOR_INTERRUPTS();
-		element->ord = i;
-		element->key = bulk->news[i].key;
-		element->takes_key = idem_enqueuestore_takes_key(bulk->enqueue, element->key);
+		bulk->order[i] = job;
+		idem_enqueuestore_set_key(bulk->enqueue, job);
 		/* also without a key: its row may be written under the locks on the hashes of others */
-		idem_enqueuestore_lock_toast(bulk->jobs, &bulk->news[i]);
-		if (!element->takes_key)
-			continue;
-		element->key_hash = idem_hash_name(bulk->enqueue->queue.name, element->key);
-		if (bulk->index == NULL)
+		idem_enqueuestore_lock_toast(bulk->jobs, job);
+		if (job->holds_key && bulk->index == NULL)
 			bulk->index = idem_jobtable_key_index(bulk->jobs);
 	}
-	qsort(bulk->elements, bulk->n, sizeof(Element), compare_elements);
-}
-
-/* Is the key new?  If it is, its hash stays locked. */
-static bool
-lock_if_new(Bulk *bulk, const Element *element, IdemTable *keys)
-{
-	IdemSameHash others;
-	IdemKeyedEnqueue keyed = {
-		.enqueue = bulk->enqueue,
-		.job = &bulk->news[element->ord],
-		.key_hash = element->key_hash,
-		.keys = keys,
-		.others = &others};
-
-	idem_table_lock_hash(bulk->jobs, element->key_hash);
-	if (idem_enqueuestore_is_absent(bulk->jobs, bulk->index, &keyed))
-		return true;
-	idem_table_unlock_hash(bulk->jobs, element->key_hash);
-	return false;
-}
-
-/*
- * Add new jobs to the batch, as long as their keys are new; returns their number.  The
- * hashes of their keys stay locked, in ascending order (J9).  A key that is not new ends the
- * run, and so does a hash that the run has already: the lookup does not find jobs of the run.
- */
-static int
-gather_run(Bulk *bulk, const Element *run, int max, IdemTable *keys)
-{
-	Size size = 0;
-	int n;
-
-	for (n = 0; n < max && size < MAX_RUN_SIZE; n++)
-	{
-		TupleTableSlot *row;
-
-		CHECK_FOR_INTERRUPTS();
-		*bulk->ord = run[n].ord;
-		if (run[n].takes_key)
-		{
-			if (n > 0 && run[n - 1].takes_key && run[n - 1].key_hash == run[n].key_hash)
-				break;
-			if (!lock_if_new(bulk, &run[n], keys))
-				break;
-		}
-		row = idem_enqueuestore_fill_row(bulk->jobs, bulk->enqueue, &bulk->news[run[n].ord],
-										 run[n].key_hash, run[n].takes_key, 0);
-		size += idem_write_add(bulk->batch, row, run[n].ord);
-		bulk->answers[run[n].ord] = (IdemEnqueued){.job_id = bulk->news[run[n].ord].job_id};
-	}
-	return n;
+	qsort(bulk->order, bulk->n, sizeof(IdemNewJob *), compare_jobs);
 }
 
 /*
@@ -165,27 +100,50 @@ gather_run(Bulk *bulk, const Element *run, int max, IdemTable *keys)
  * transaction waits for another one while it holds locks on hashes.
  */
 static int
-insert_run(Bulk *bulk, const Element *run, int max)
+insert_run(Bulk *bulk, IdemNewJob **run, int max)
 {
-	bool with_keys =
-		bulk->index != NULL && bulk->enqueue->policy.dedup == IDEM_DEDUP_UNTIL_EXPIRED;
+	const IdemEnqueue *enqueue = bulk->enqueue;
+	bool with_keys = bulk->index != NULL && enqueue->policy.dedup == IDEM_DEDUP_UNTIL_EXPIRED;
 	IdemTable keys;
+	Size size = 0;
 	int n;
 
 	max = Min(max, Min(MAX_RUN_JOBS, max_locks_per_xact / 2));
 	max = Min(max, IDEM_BATCH_ROWS - bulk->batch->n);
 	if (with_keys)
 		idem_jobtable_open_keys(&keys, AccessShareLock);
-	n = gather_run(bulk, run, max, with_keys ? &keys : NULL);
+	/* the hashes of the new keys stay locked, in ascending order */
+	for (n = 0; n < max && size < MAX_RUN_SIZE; n++)
+	{
+		IdemNewJob *job = run[n];
+
+		CHECK_FOR_INTERRUPTS();
+		*bulk->ord = job - bulk->news;
+		if (job->holds_key)
+		{
+			/* the scan does not find the jobs of the run, which have not been written yet */
+			if (n > 0 && run[n - 1]->holds_key && run[n - 1]->key_hash == job->key_hash)
+				break;
+			idem_table_lock_hash(bulk->jobs, job->key_hash);
+			if (!idem_enqueuestore_is_absent(bulk->jobs, bulk->index, with_keys ? &keys : NULL,
+											 enqueue, job))
+			{
+				idem_table_unlock_hash(bulk->jobs, job->key_hash);
+				break;
+			}
+		}
+		size += idem_write_add(bulk->batch, idem_enqueuestore_form_row(bulk->jobs, enqueue, job, 0), *bulk->ord);
+		job->answer.job_id = job->job_id;
+	}
 	idem_write_rows(bulk->batch, IDEM_JOBS_KEY_HASH);
 	for (int i = 0; i < n; i++)
 	{
 		const IdemBatchRow *row = &bulk->batch->rows[bulk->batch->n - n + i];
 
-		if (!run[i].takes_key)
+		if (!run[i]->holds_key)
 			continue;
-		idem_jobrow_note_place(bulk->enqueue->queue.name, run[i].key_hash, &row->slot->tts_tid);
-		idem_table_unlock_hash(bulk->jobs, run[i].key_hash);
+		idem_jobrow_note_place(enqueue->queue.name, run[i]->key_hash, &row->slot->tts_tid);
+		idem_table_unlock_hash(bulk->jobs, run[i]->key_hash);
 	}
 	if (with_keys)
 		idem_table_close(&keys);
@@ -211,44 +169,18 @@ finish_batch(Bulk *bulk)
 	}
 }
 
-/* Enqueue one job, whose key is probably not new */
-static void
-enqueue_alone(Bulk *bulk, const Element *element, MemoryContext result_context)
-{
-	IdemEnqueued *answer = &bulk->answers[element->ord];
-
-	finish_batch(bulk);
-	*bulk->ord = element->ord;
-	idem_enqueuestore_enqueue(bulk->jobs, bulk->enqueue, &bulk->news[element->ord], answer);
-	bulk->expect_new = answer->outcome == IDEM_OUTCOME_ENQUEUED;
-	if (answer->result != NULL)
-	{
-		MemoryContext oldcontext = MemoryContextSwitchTo(result_context);
-
-		answer->result = DatumGetJsonbPCopy(JsonbPGetDatum(answer->result));
-		MemoryContextSwitchTo(oldcontext);
-	}
-}
-
 /*
  * Enqueue the jobs, which have their numbers (J9).  An error context of the caller shows
  * the position *ord.
  */
 void
-idem_bulk_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *news,
-				  IdemEnqueued *answers, int n, int *ord)
+idem_bulk_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, IdemNewJob *news, int n, int *ord)
 {
-	Bulk bulk = {
-		.jobs = jobs,
-		.enqueue = enqueue,
-		.news = news,
-		.answers = answers,
-		.n = n,
-		.ord = ord,
-		.expect_new = true};
+	Bulk bulk = {.jobs = jobs, .enqueue = enqueue, .news = news, .n = n, .ord = ord};
 	MemoryContext context =
 		AllocSetContextCreate(CurrentMemoryContext, "idem enqueue", ALLOCSET_DEFAULT_SIZES);
 	MemoryContext oldcontext;
+	bool expect_new = true; /* the last job was new, so the next one may begin a run */
 	int done = 0;
 
 	/* acquire every lock that may block before the locks on the hashes */
@@ -258,15 +190,23 @@ idem_bulk_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob 
 	oldcontext = MemoryContextSwitchTo(context);
 	while (done < n)
 	{
+		IdemNewJob *job = bulk.order[done];
 		int run = 0;
 
 		if (bulk.batch->n == IDEM_BATCH_ROWS || bulk.batch->size >= MAX_BATCH_SIZE)
 			finish_batch(&bulk);
-		if (bulk.expect_new)
-			run = insert_run(&bulk, &bulk.elements[done], n - done);
-		if (run == 0)
-			enqueue_alone(&bulk, &bulk.elements[done], oldcontext);
+		if (expect_new)
+			run = insert_run(&bulk, &bulk.order[done], n - done);
 		done += Max(run, 1);
+		if (run == 0)
+		{
+			/* the key is probably not new, and the enqueue may change a job of the batch */
+			finish_batch(&bulk);
+			*ord = job - news;
+			idem_enqueuestore_enqueue(jobs, enqueue, job);
+			expect_new = job->answer.outcome == IDEM_OUTCOME_ENQUEUED;
+			job->answer.result = idem_args_copy_jsonb(job->answer.result, oldcontext);
+		}
 		MemoryContextReset(context);
 	}
 	finish_batch(&bulk);

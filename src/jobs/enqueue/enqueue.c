@@ -151,7 +151,7 @@ set_enqueue_columns(IdemAnswer *answer, int offset, const IdemEnqueued *enqueued
 {
 	idem_answer_int64(answer, offset + Anum_enqueue_result_job_id, enqueued->job_id);
 	idem_answer_string(answer, offset + Anum_enqueue_result_outcome,
-					   idem_enqueuestore_outcome_name(enqueued->outcome));
+					   idem_enqueuestore_outcome_names[enqueued->outcome]);
 	idem_answer_jsonb(answer, offset + Anum_enqueue_result_result, enqueued->result);
 }
 
@@ -161,7 +161,6 @@ idem_enqueue(PG_FUNCTION_ARGS)
 	IdemTable jobs;
 	IdemEnqueue enqueue;
 	IdemNewJob job = {0};
-	IdemEnqueued enqueued;
 	IdemAnswer answer;
 
 	idem_fn_begin(fcinfo, &idem_enqueue_signature, "idem_enqueue()");
@@ -178,34 +177,12 @@ idem_enqueue(PG_FUNCTION_ARGS)
 	job.headers = idem_headers_get(idem_headers_defaults(), fcinfo->args[ARG_HEADERS]);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	idem_enqueuestore_enqueue(&jobs, &enqueue, &job, &enqueued);
+	idem_enqueuestore_enqueue(&jobs, &enqueue, &job);
 	idem_table_close(&jobs);
 
 	idem_answer_begin(&answer, fcinfo, &idem_enqueue_signature);
-	set_enqueue_columns(&answer, 0, &enqueued);
+	set_enqueue_columns(&answer, 0, &job.answer);
 	return idem_answer_row(&answer);
-}
-
-/* The keys, checked; one per payload, NULL for a job without a key */
-static text **
-get_keys(FunctionCallInfo fcinfo, int n)
-{
-	text **keys = palloc0_array(text *, n);
-	Datum *elems;
-	bool *nulls;
-	int nkeys;
-
-	if (!idem_args_array(fcinfo, ARG_KEY, "keys", &elems, &nulls, &nkeys))
-		return keys;
-	idem_args_check_length("payloads", n, "keys", nkeys);
-	for (int i = 0; i < n; i++)
-	{
-		if (nulls[i])
-			continue;
-		keys[i] = DatumGetTextPP(elems[i]);
-		idem_args_check_key(keys[i]);
-	}
-	return keys;
 }
 
 /* J16: set the headers of each job; without the array all have the defaults */
@@ -225,40 +202,13 @@ set_headers(FunctionCallInfo fcinfo, IdemNewJob *news, int n)
 	if (has_array)
 		idem_args_check_length("payloads", n, "headers", nheaders);
 	error_context_stack = &context;
-	for (element.ord = 0; element.ord < n; element.ord++)
+	for (int i = 0; i < n; i++)
 	{
-		int i = element.ord;
-
 		CHECK_FOR_INTERRUPTS();
+		element.ord = i;
 		news[i].headers =
 			idem_headers_get(defaults, has_array ? (NullableDatum){elems[i], nulls[i]} : none);
 	}
-	error_context_stack = context.previous;
-}
-
-/* Check and number the jobs, and enqueue them */
-static void
-enqueue_jobs(const IdemEnqueue *enqueue, IdemNewJob *news, text **keys, const Datum *payloads,
-			 const bool *nulls, IdemEnqueued *answers, int n)
-{
-	IdemElement element = {.array = "payloads"};
-	ErrorContextCallback context = {
-		.previous = error_context_stack, .callback = idem_args_say_element, .arg = &element};
-	IdemTable jobs;
-
-	error_context_stack = &context;
-	for (element.ord = 0; element.ord < n; element.ord++)
-	{
-		news[element.ord].key = keys[element.ord];
-		set_payload(&news[element.ord], payloads[element.ord], nulls[element.ord]);
-	}
-	element.ord = 0;
-	/* the lock on the table comes first: the numbers depend on the map (M4) */
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	idem_jobtable_next_ids(enqueue->scope, news, n, &element.ord);
-	element.ord = 0;
-	idem_bulk_enqueue(&jobs, enqueue, news, answers, n, &element.ord);
-	idem_table_close(&jobs);
 	error_context_stack = context.previous;
 }
 
@@ -269,35 +219,59 @@ idem_enqueue_many(PG_FUNCTION_ARGS)
 	IdemEnqueue enqueue;
 	Datum *payloads;
 	bool *nulls;
-	text **keys;
+	Datum *keys;
+	bool *no_key;
+	int nkeys;
 	IdemNewJob *news;
-	IdemEnqueued *enqueued;
 	int n;
+	IdemElement element = {.array = "payloads"};
+	ErrorContextCallback context = {
+		.previous = error_context_stack, .callback = idem_args_say_element, .arg = &element};
+	IdemTable jobs;
 
 	idem_fn_begin(fcinfo, &idem_enqueue_many_signature, "idem_enqueue_many()");
 	idem_answer_begin(&answer, fcinfo, &idem_enqueue_many_signature);
 	get_enqueue(fcinfo, &enqueue);
 	idem_args_required_array(fcinfo, ARG_PAYLOAD, "payloads", &payloads, &nulls, &n);
-	keys = get_keys(fcinfo, n);
-	if (PG_ARGISNULL(ARG_KEY))
-		check_no_policy(fcinfo);
-	else
-		check_policy(fcinfo, &enqueue.policy);
 	news = MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(IdemNewJob),
 									  MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
+	if (idem_args_array(fcinfo, ARG_KEY, "keys", &keys, &no_key, &nkeys))
+	{
+		idem_args_check_length("payloads", n, "keys", nkeys);
+		for (int i = 0; i < n; i++)
+		{
+			if (no_key[i])
+				continue;
+			news[i].key = DatumGetTextPP(keys[i]);
+			idem_args_check_key(news[i].key);
+		}
+		check_policy(fcinfo, &enqueue.policy);
+	}
+	else
+		check_no_policy(fcinfo);
 	set_headers(fcinfo, news, n);
-	enqueued =
-		MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(IdemEnqueued), MCXT_ALLOC_HUGE);
+	if (n == 0)
+		return (Datum) 0;
 
-	if (n > 0)
-		enqueue_jobs(&enqueue, news, keys, payloads, nulls, enqueued, n);
+	error_context_stack = &context;
+	for (element.ord = 0; element.ord < n; element.ord++)
+		set_payload(&news[element.ord], payloads[element.ord], nulls[element.ord]);
+	element.ord = 0;
+	/* the lock on the table comes first: the numbers depend on the map (M4) */
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	idem_jobtable_next_ids(enqueue.scope, news, n, &element.ord);
+	element.ord = 0;
+	idem_bulk_enqueue(&jobs, &enqueue, news, n, &element.ord);
+	idem_table_close(&jobs);
+	error_context_stack = context.previous;
+
 	for (int i = 0; i < n; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
 		idem_answer_int32(&answer, Anum_enqueue_many_result_ord, i + 1);
 		set_enqueue_columns(&answer,
 							Anum_enqueue_many_result_job_id - Anum_enqueue_result_job_id,
-							&enqueued[i]);
+							&news[i].answer);
 		idem_answer_put(&answer);
 	}
 	return (Datum) 0;

@@ -180,6 +180,24 @@ typedef struct IdemEnqueue
 	text *scope;	  /* for the slots of the keys; NULL: idem.scope */
 } IdemEnqueue;
 
+typedef enum IdemOutcome
+{
+	IDEM_OUTCOME_ENQUEUED,
+	IDEM_OUTCOME_ABSORBED,
+	IDEM_OUTCOME_REPLACED,
+	IDEM_OUTCOME_POSTPONED,
+	IDEM_OUTCOME_RERUN,
+	IDEM_OUTCOME_DONE
+} IdemOutcome;
+
+/* The answer to an enqueue */
+typedef struct IdemEnqueued
+{
+	int64 job_id;
+	IdemOutcome outcome;
+	Jsonb *result; /* result of the job, with IDEM_OUTCOME_DONE only; or NULL */
+} IdemEnqueued;
+
 /* One job to enqueue */
 typedef struct IdemNewJob
 {
@@ -188,6 +206,9 @@ typedef struct IdemNewJob
 	text *key;	  /* NULL: none */
 	NullableDatum payload;
 	Jsonb *headers; /* NULL: none */
+	bool holds_key; /* set by the enqueue, as all below */
+	int64 key_hash; /* 0: there is no key */
+	IdemEnqueued answer;
 } IdemNewJob;
 
 /*
