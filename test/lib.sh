@@ -52,6 +52,7 @@
 #	IDEM_BIN        programs of the private installation (psql, pgbench, ...)
 #	IDEM_PG_CONFIG  pg_config of the private installation
 #	idem_flags      arguments of make for another flavour (set it before idem_build)
+#	idem_encoding   of the servers that idem_server_start makes: UTF8
 #	IDEM_KEEP       1: keep $IDEM_TMP at exit (set it any time)
 
 IDEM_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -60,6 +61,7 @@ IDEM_SRC=
 IDEM_BUILD=
 IDEM_BIN=
 idem_flags=(WERROR=1)
+idem_encoding=UTF8
 IDEM_PG_CONFIG=
 IDEM_KEEP=${IDEM_KEEP:-0}
 
@@ -339,6 +341,7 @@ idem_make()
 # What else the objects were made from.  If it is not what it was, nothing here is of use.
 idem_build_id()
 {
+	printf '%s\n' "$idem_encoding"
 	"$PG_CONFIG"
 	stat -c '%n %s %y' "$("$PG_CONFIG" --bindir)/postgres" "$("$PG_CONFIG" --includedir-server)/pg_config.h"
 	idem_run make -s -f "$IDEM_SRC/Makefile" PG_CONFIG="$PG_CONFIG" "${idem_flags[@]}" list-COMPILE.c
@@ -378,7 +381,7 @@ idem_template()
 	local new=$IDEM_TMP/template.$BASHPID
 
 	[ ! -d "$IDEM_TMP/template" ] || return 0
-	idem_run initdb -D "$new" -U postgres -A trust -E UTF8 --no-locale --no-sync >"$IDEM_TMP/initdb.log" 2>&1 || {
+	idem_run initdb -D "$new" -U postgres -A trust -E "$idem_encoding" --no-locale --no-sync >"$IDEM_TMP/initdb.log" 2>&1 || {
 		cat "$IDEM_TMP/initdb.log" >&2
 		return 1
 	}
