@@ -417,17 +417,20 @@ store_map(Change *change, const IdemShard *to)
 static void
 begin_change(Change *change)
 {
+	TupleTableSlot *row;
+
 	change->from = (IdemShard){.number = -1};
 	idem_shard_open(&change->table, ShareRowExclusiveLock);
 	idem_keyrow_open(&change->keys, ShareRowExclusiveLock);
 	idem_jobtable_open(&change->jobs, ShareRowExclusiveLock);
 	change->receiver = change->sender = NULL;
-	if (!idem_shard_find(&change->table))
+	row = idem_shard_find(&change->table);
+	if (row == NULL)
 		return;
-	idem_shard_read(&change->table, &change->from);
+	idem_shard_read(row, &change->from);
 	read_identity(&change->table, &change->identity);
-	change->receiver = idem_row_uuid(change->table.found, IDEM_SHARD_RECEIVER);
-	change->sender = idem_row_uuid(change->table.found, IDEM_SHARD_SENDER);
+	change->receiver = idem_row_uuid(row, IDEM_SHARD_RECEIVER);
+	change->sender = idem_row_uuid(row, IDEM_SHARD_SENDER);
 }
 
 static void
@@ -751,7 +754,7 @@ idem_shard_id(PG_FUNCTION_ARGS)
 
 	idem_fn_begin(fcinfo, &idem_shard_id_signature, NULL);
 	idem_shard_open(&table, AccessShareLock);
-	if (!idem_shard_find(&table))
+	if (idem_shard_find(&table) == NULL)
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("this database has no id"),

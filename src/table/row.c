@@ -99,7 +99,7 @@ typedef struct Xmax
 	uint16 infomask2;
 } Xmax;
 
-/* Read the xmax of the row found; false if it has none that matters */
+/* Read the xmax of the row; false if it has none that matters */
 static bool
 read_xmax(TupleTableSlot *row, Xmax *xmax)
 {
@@ -115,7 +115,7 @@ read_xmax(TupleTableSlot *row, Xmax *xmax)
 	return !(xmax->infomask & HEAP_XMAX_INVALID) && !HEAP_LOCKED_UPGRADED(xmax->infomask);
 }
 
-/* Which open transactions have locked, updated or deleted the row found? */
+/* Which open transactions have locked, updated or deleted the row? */
 void
 idem_row_lockers(TupleTableSlot *row, IdemLockers *lockers)
 {
@@ -186,7 +186,7 @@ read_members(const Xmax *xmax, MultiXactMember **members)
 	return GetMultiXactIdMembers(xmax->xid, members, false, only_locks);
 }
 
-/* Every open transaction that has locked, updated or deleted the row found (H3) */
+/* Every open transaction that has locked, updated or deleted the row (H3) */
 void
 idem_row_list_locks(TupleTableSlot *row, IdemRowLocks *locks)
 {

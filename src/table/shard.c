@@ -61,31 +61,32 @@ idem_shard_open(IdemTable *table, LOCKMODE lockmode)
 	idem_table_open(table, &idem_shard_def, lockmode);
 }
 
-/* Find the row that the snapshot shows; false if there is none */
-static bool
+/* The row that the snapshot shows; NULL if there is none */
+static TupleTableSlot *
 find_row(IdemTable *table, Snapshot snapshot)
 {
 	IdemLookup lookup = {
 		.index = table->pkey, .value = Int16GetDatum(IDEM_SHARD_ROW), .equal = F_INT2EQ};
 	IndexScanDesc scan = idem_probe_begin(table, &lookup, snapshot);
-	bool found = index_getnext_slot(scan, ForwardScanDirection, table->found);
+	TupleTableSlot *row = idem_table_row(table);
+	bool found = index_getnext_slot(scan, ForwardScanDirection, row);
 
 	index_endscan(scan);
-	return found;
+	return found ? row : NULL;
 }
 
 /*
- * Find the row; false if there is none.  A catalog snapshot is taken now, whatever the
+ * The row; NULL if there is none.  A catalog snapshot is taken now, whatever the
  * snapshot of the transaction is, also in a parallel query.
  */
-bool
+TupleTableSlot *
 idem_shard_find(IdemTable *table)
 {
 	Snapshot snapshot = RegisterSnapshot(GetCatalogSnapshot(RelationGetRelid(table->heap)));
-	bool found = find_row(table, snapshot);
+	TupleTableSlot *row = find_row(table, snapshot);
 
 	UnregisterSnapshot(snapshot);
-	return found;
+	return row;
 }
 
 static void
@@ -133,41 +134,43 @@ idem_shard_list_slots(IdemShard *shard)
 	}
 }
 
-/* The map in the row found */
-void
-idem_shard_read(IdemTable *table, IdemShard *shard)
+static void
+mark_column(bool *slots, TupleTableSlot *row, AttrNumber attno)
 {
-	NullableDatum slots = idem_row_datum(table->found, IDEM_SHARD_SLOTS);
-	NullableDatum given = idem_row_datum(table->found, IDEM_SHARD_GIVEN);
-	NullableDatum taken = idem_row_datum(table->found, IDEM_SHARD_TAKEN);
+	NullableDatum ranges = idem_row_datum(row, attno);
 
-	memset(shard, 0, sizeof(*shard));
-	shard->exists = true;
-	shard->jobs_from = idem_row_int64(table->found, IDEM_SHARD_JOBS_FROM);
-	shard->by_scope = strcmp(text_to_cstring(idem_row_text(table->found, IDEM_SHARD_BY)), "scope") == 0;
-	shard->number =
-		idem_row_isnull(table->found, IDEM_SHARD_NUMBER) ? -1 : idem_row_int32(table->found, IDEM_SHARD_NUMBER);
-	shard->is_mapped = !slots.isnull;
-	if (!slots.isnull)
-		idem_shard_mark(shard->has, slots.value);
-	if (!given.isnull)
-		idem_shard_mark(shard->given, given.value);
-	if (!taken.isnull)
-		idem_shard_mark(shard->taken, taken.value);
-	idem_shard_list_slots(shard);
+	if (!ranges.isnull)
+		idem_shard_mark(slots, ranges.value);
 }
 
 /*
- * A database that never had a map.  A worker of Citus counts as one without slots: when Citus
- * adds a worker, it creates the extension there, and moves shards to it whose keys stay behind
- * (M7).
+ * The map in the row, or that of a database that never had one, with NULL for the row.  Then a
+ * worker of Citus counts as one without slots: when Citus adds a worker, it creates the extension
+ * there, and moves shards to it whose keys stay behind (M7).
  */
-static void
-set_no_map(IdemShard *shard)
+void
+idem_shard_read(TupleTableSlot *row, IdemShard *shard)
 {
+	NullableDatum slots;
+
 	memset(shard, 0, sizeof(*shard));
 	shard->number = -1;
-	shard->is_mapped = idem_check_is_citus_worker();
+	if (row == NULL)
+	{
+		shard->is_mapped = idem_check_is_citus_worker();
+		return;
+	}
+	slots = idem_row_datum(row, IDEM_SHARD_SLOTS);
+	shard->exists = true;
+	shard->is_mapped = !slots.isnull;
+	shard->jobs_from = idem_row_int64(row, IDEM_SHARD_JOBS_FROM);
+	shard->by_scope = strcmp(text_to_cstring(idem_row_text(row, IDEM_SHARD_BY)), "scope") == 0;
+	if (!idem_row_isnull(row, IDEM_SHARD_NUMBER))
+		shard->number = idem_row_int32(row, IDEM_SHARD_NUMBER);
+	mark_column(shard->has, row, IDEM_SHARD_SLOTS);
+	mark_column(shard->given, row, IDEM_SHARD_GIVEN);
+	mark_column(shard->taken, row, IDEM_SHARD_TAKEN);
+	idem_shard_list_slots(shard);
 }
 
 /*
@@ -179,18 +182,15 @@ read_map(void)
 {
 	IdemShard shard;
 	IdemTable table;
-	TransactionId xmin = FrozenTransactionId;
+	TupleTableSlot *row;
+	TransactionId xmin;
 	uint64 version;
 
 	idem_shard_open(&table, AccessShareLock);
 	version = shard_cache.version;
-	if (idem_shard_find(&table))
-	{
-		idem_shard_read(&table, &shard);
-		xmin = idem_row_xmin(table.found);
-	}
-	else
-		set_no_map(&shard);
+	row = idem_shard_find(&table);
+	idem_shard_read(row, &shard);
+	xmin = row != NULL ? idem_row_xmin(row) : FrozenTransactionId;
 	idem_table_close(&table);
 	current = shard;
 	current_version = version;
@@ -231,10 +231,7 @@ read_older_map(Snapshot snapshot, IdemShard *shard)
 		TransactionIdIsCurrentTransactionId(current_xmin))
 		return false;
 	idem_shard_open(&table, AccessShareLock);
-	if (find_row(&table, snapshot))
-		idem_shard_read(&table, shard);
-	else
-		set_no_map(shard);
+	idem_shard_read(find_row(&table, snapshot), shard);
 	idem_table_close(&table);
 	return true;
 }

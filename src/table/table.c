@@ -120,7 +120,7 @@ idem_table_version(const IdemTableDef *def)
 	return def->cache->version;
 }
 
-/* Make empty slots for the rows found and written */
+/* Make empty slots for rows read and written */
 static void
 make_slots(const IdemTableDef *def, Relation heap)
 {

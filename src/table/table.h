@@ -2,8 +2,8 @@
  * table.h
  *		Open, look up, read and write the tables of idem.
  *
- * An open table (IdemTable) has two rows: the one found last, which the
- * functions of row.c read, and the one to be written next.
+ * A look at a table returns its row in a slot, which stays as it is until the next look at the
+ * table, or until the table is closed.  A row to be written has a slot of its own.
  */
 #ifndef IDEM_TABLE_H
 #define IDEM_TABLE_H
@@ -116,7 +116,7 @@ typedef struct IdemLookup
 	Relation index;
 	Datum value;		/* of its first column */
 	RegProcedure equal; /* equality of its type */
-	/* Does the row found have the key, and not only its hash?  NULL: no hash, so it has. */
+	/* Does the row have the key, and not only its hash?  NULL: no hash, so it has. */
 	bool (*matches)(TupleTableSlot *row, struct IdemLookup *lookup);
 	const void *key; /* for matches() */
 	uint32 others;	 /* set by matches(): see keyrow.c */
@@ -330,10 +330,10 @@ extern void idem_probe_wait(IdemTable *table, TransactionId xid);
 /* shard.c */
 extern const IdemTableDef idem_shard_def;
 extern void idem_shard_open(IdemTable *table, LOCKMODE lockmode);
-extern bool idem_shard_find(IdemTable *table);
+extern TupleTableSlot *idem_shard_find(IdemTable *table);
 extern void idem_shard_mark(bool *slots, Datum ranges);
 extern void idem_shard_list_slots(IdemShard *shard);
-extern void idem_shard_read(IdemTable *table, IdemShard *shard);
+extern void idem_shard_read(TupleTableSlot *row, IdemShard *shard);
 extern const IdemShard *idem_shard_get(void);
 extern int idem_shard_slot(const IdemShard *shard, const text *scope, const text *key);
 extern const IdemShard *idem_shard_get_latest(void);
@@ -349,7 +349,7 @@ extern int64 idem_shard_first_number(int64 value);
 extern int64 idem_shard_number(int64 value, int slot);
 
 /*
- * Columns of the row found.  slot_getattr() returns null for columns after the
+ * Columns of a row.  slot_getattr() returns null for columns after the
  * end of a short row.  The stored value may be toasted, and it is valid as long
  * as the row is in the slot.
  */
@@ -472,7 +472,7 @@ idem_row_set_varlena(TupleTableSlot *slot, AttrNumber attno, const void *value)
 		idem_row_clear(slot, attno);
 }
 
-/* Copy a column of the row found in another table, unless it is null */
+/* Copy a column of a row of another table, unless it is null */
 static inline void
 idem_row_copy_column(TupleTableSlot *from, AttrNumber attno, TupleTableSlot *to, AttrNumber to_attno)
 {
