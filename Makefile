@@ -208,7 +208,6 @@ ISOLATION = \
 	cleanup-jobs \
 	clock \
 	insert-race \
-	hash-lock \
 	toast-lock \
 	index-build \
 	repeatable-read \
@@ -248,7 +247,6 @@ ISOLATION = \
 	job-by-key \
 	job-many \
 	job-bulk \
-	job-bulk-lock \
 	job-fetch \
 	job-skip \
 	job-skip-chain \
@@ -290,6 +288,10 @@ ISOLATION = \
 	shard-set \
 	shard-move \
 	shard-read
+# These need a library with points (src/point.h).
+ISOLATION_POINTS = \
+	hash-lock \
+	job-bulk-lock
 ISOLATION_SERVER = --temp-instance=tmp_check_iso --temp-config=$(srcdir)/test/temp.conf
 ISOLATION_OPTS = \
 	--inputdir=$(srcdir)/test/isolation \
@@ -394,6 +396,11 @@ PG_CPPFLAGS += -I$(srcdir)/src -Isrc
 # headers and in our callbacks, whose signatures are given.
 ifdef WERROR
 PG_CFLAGS += -Wall -Wextra -Werror -Wno-unused-parameter
+endif
+
+# POINTS=1 is for the specs of ISOLATION_POINTS only.
+ifdef POINTS
+PG_CPPFLAGS += -DIDEM_POINTS
 endif
 
 # What needs no PostgreSQL yet comes before looking for one: these scripts

@@ -29,6 +29,7 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
+#include "point.h"
 #include "table/table.h"
 
 /* Start a row of nulls to be filled and written */
@@ -157,6 +158,7 @@ idem_write_insert(IdemTable *table, TupleTableSlot *new)
 	idem_table_open_indexes(table);
 	stored = store_row(table, new);
 	table_tuple_insert(table->heap, stored, GetCurrentCommandId(true), 0, NULL);
+	IDEM_POINT("row without entries");
 	for (int i = 0; i < table->nindexes && unique; i++)
 		unique = insert_index_entry(table, i, stored, UNIQUE_CHECK_PARTIAL, false);
 	CommandCounterIncrement();
@@ -230,6 +232,7 @@ idem_write_rows(IdemBatch *batch, AttrNumber attno)
 		slots[i] = rows[i].slot;
 	idem_table_open_indexes(table);
 	table_multi_insert(table->heap, slots, n, GetCurrentCommandId(true), 0, NULL);
+	IDEM_POINT("row without entries");
 	for (int i = 0; i < table->nindexes; i++)
 	{
 		for (int j = 0; j < n && begins_with(table->indexes[i], attno); j++)
@@ -351,7 +354,12 @@ idem_write_update(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new, bo
 	if (result == TM_Ok)
 	{
 		if (which != 0)
+		{
+			/* the link of a duplicate is written at commit, where no wait can be interrupted */
+			if (INTERRUPTS_CAN_BE_PROCESSED())
+				IDEM_POINT("row without entries");
 			insert_update_entries(table, old, stored, which);
+		}
 		if (has_moved != NULL)
 			*has_moved = which != 0;
 		new->tts_tid = stored->tts_tid;

@@ -110,8 +110,30 @@ sub is_listed
 }
 
 is_listed('REGRESS', 'sql/*.sql');
-is_listed('ISOLATION', 'test/isolation/specs/*.spec');
+is_listed('ISOLATION ISOLATION_POINTS', 'test/isolation/specs/*.spec');
 is_listed('TAP TAP_LONG', 'test/t/*.pl');
+
+# Points, at which a test stops a backend, are not in the library that is installed.  The specs that
+# need them are those that hold one.
+
+{
+	my ($dir) = run_command([ 'pg_config', '--pkglibdir' ]);
+	my $library = slurp_file("$dir/idem.so");
+	my $source = join '', map { slurp_file($_) } glob('src/*.c src/*/*.c src/*/*/*.c');
+	my %points = map { $_ => 1 } $source =~ /\bIDEM_POINT\("([^"]+)"\)/g;
+	my (@holding, %held);
+
+	foreach my $spec (glob 'test/isolation/specs/*.spec')
+	{
+		my @names = slurp_file($spec) =~ /advisory_lock\(hashtext\('([^']+)'\)/g;
+
+		push @holding, $spec =~ m{([^/]+)\.spec$} if @names;
+		$held{$_}++ foreach @names;
+	}
+	is("@holding", "@{[ sort(listed('ISOLATION_POINTS')) ]}", 'ISOLATION_POINTS lists the specs that hold a point');
+	is("@{[ sort keys %held ]}", "@{[ sort keys %points ]}", 'each point is held by a spec, and in the source');
+	is("@{[ grep { index($library, $_) >= 0 } sort keys %points ]}", '', 'the library has no points');
+}
 
 # A TAP file is named by its number.
 
