@@ -64,7 +64,6 @@ OBJS = \
 	src/jobs/hold/work.o \
 	src/jobs/admin/bykeystore.o \
 	src/jobs/admin/manystore.o \
-	src/jobs/admin/retrystore.o \
 	src/jobs/admin/job.o \
 	src/jobs/admin/many.o \
 	src/jobs/admin/why.o \

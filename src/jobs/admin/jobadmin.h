@@ -22,7 +22,8 @@ typedef enum IdemManyKind
 	IDEM_MANY_CANCEL,
 	IDEM_MANY_FAIL,
 	IDEM_MANY_SNOOZE,
-	IDEM_MANY_RESCHEDULE
+	IDEM_MANY_RESCHEDULE,
+	IDEM_MANY_RETRY
 } IdemManyKind;
 
 /* A bulk call (J20): its jobs are given by their numbers, or by queue and state */
@@ -52,8 +53,5 @@ extern void idem_bykeystore_list(IdemTable *jobs, const IdemJobKey *key, int max
 
 /* manystore.c */
 extern int idem_manystore_change(IdemTable *jobs, const IdemMany *many);
-
-/* retrystore.c */
-extern int idem_retrystore_retry(IdemTable *jobs, const IdemMany *many);
 
 #endif /* IDEM_JOBS_JOBADMIN_H */

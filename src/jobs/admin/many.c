@@ -105,7 +105,6 @@ get_many(FunctionCallInfo fcinfo, const Positions *pos, IdemMany *many)
 		many->worker = idem_args_worker(fcinfo, pos->worker);
 }
 
-/* Change live jobs */
 static int
 change_jobs(const IdemMany *many)
 {
@@ -134,20 +133,14 @@ Datum
 idem_retry_many(PG_FUNCTION_ARGS)
 {
 	static const Positions pos = {.queue = 1, .state = 2, .max_jobs = 3};
-	IdemMany many = {.state = ended_words[0]};
-	IdemTable jobs;
-	int n;
+	IdemMany many = {.kind = IDEM_MANY_RETRY, .state = ended_words[0]};
 
 	idem_fn_begin(fcinfo, &idem_retry_many_signature, "idem_retry_many()");
 	get_many(fcinfo, &pos, &many);
 	if (!PG_ARGISNULL(pos.state))
 		many.state = ended_words[idem_args_word(PG_GETARG_TEXT_PP(pos.state), "state", ended_words,
 												"Leave it out for dead jobs.")];
-
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	n = idem_retrystore_retry(&jobs, &many);
-	idem_table_close(&jobs);
-	PG_RETURN_INT32(n);
+	PG_RETURN_INT32(change_jobs(&many));
 }
 
 Datum

@@ -1,6 +1,7 @@
 /*
  * manystore.c
- *		Change many live jobs in one call (J20): cancel, fail, snooze, reschedule.
+ *		Change many jobs in one call (J20): cancel, fail, snooze and reschedule live jobs, retry
+ *		dead or cancelled ones.
  *
  * The jobs are given by their numbers, or by queue and state.  A call waits for no transaction:
  * it skips a job that another transaction holds.  doc/jobs-protocol.md says why it misses no
@@ -9,6 +10,7 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -19,6 +21,7 @@
 typedef struct Bulk
 {
 	IdemTable *jobs;
+	IdemTable log; /* open for a retry only */
 	const IdemMany *many;
 	Snapshot snapshot; /* taken when the call began */
 	TimestampTz now;
@@ -26,135 +29,92 @@ typedef struct Bulk
 	int nchanged;
 } Bulk;
 
-static bool
-is_state_wanted(Bulk *bulk)
-{
-	IdemJob job = idem_job_found(bulk->jobs);
-
-	return (bulk->many->states &
-			(1 << idem_jobrow_state(bulk->jobs, &job, bulk->snapshot, bulk->now))) != 0;
-}
-
 /*
  * When the rescheduled job is due.  To move a job that is due to another time that has passed
  * would change nothing for the workers, and repeated calls would have no end.
  */
 static TimestampTz
-choose_run_at(Bulk *bulk)
+choose_run_at(const Bulk *bulk, const IdemJob *job)
 {
-	TimestampTz run_at = idem_row_timestamp(bulk->jobs->found, IDEM_JOBS_RUN_AT);
+	const IdemMany *many = bulk->many;
 
-	if (!bulk->many->has_run_at || (run_at <= bulk->now && bulk->many->run_at <= bulk->now))
-		return run_at;
-	return bulk->many->run_at;
+	if (!many->has_run_at || (job->run_at <= bulk->now && many->run_at <= bulk->now))
+		return job->run_at;
+	return many->run_at;
 }
 
 static int
-choose_priority(Bulk *bulk)
+choose_priority(const Bulk *bulk, const IdemJob *job)
 {
-	return bulk->many->has_priority ? bulk->many->priority :
-									  idem_row_int32(bulk->jobs->found, IDEM_JOBS_PRIORITY);
+	return bulk->many->has_priority ? bulk->many->priority : job->priority;
 }
 
-/* Is the job found one that the call changes?  token: of the worker's form, else 0 */
+/* Is it a job that the call changes?  token: of the worker's form, else 0 */
 static bool
-is_wanted(Bulk *bulk, int64 token)
+is_wanted(const Bulk *bulk, const IdemJob *job, int64 token)
 {
-	IdemTable *jobs = bulk->jobs;
 	const IdemMany *many = bulk->many;
 
-	IdemJob job = idem_job_found(jobs);
-
-	if (many->tokens != NULL && idem_holdstore_judge(&job, token) != IDEM_HOLD_OK)
+	if (many->tokens != NULL && idem_holdstore_judge(job, token) != IDEM_HOLD_OK)
 		return false;
-	if (many->worker != NULL && !idem_row_varlena_equals(jobs->found, IDEM_JOBS_WORKER, many->worker))
+	if (many->worker != NULL &&
+		!idem_row_varlena_equals(idem_job_row(job), IDEM_JOBS_WORKER, many->worker))
 		return false;
-	if (many->kind == IDEM_MANY_RESCHEDULE &&
-		choose_run_at(bulk) == idem_row_timestamp(jobs->found, IDEM_JOBS_RUN_AT) &&
-		choose_priority(bulk) == idem_row_int32(jobs->found, IDEM_JOBS_PRIORITY))
+	if (many->kind == IDEM_MANY_RESCHEDULE && choose_run_at(bulk, job) == job->run_at &&
+		choose_priority(bulk, job) == job->priority)
 		return false;
-	return is_state_wanted(bulk);
-}
-
-/* J2: cancel and fail may delete the row, so an absorbed duplicate must keep them from it */
-static LockTupleMode
-choose_lock(const IdemMany *many)
-{
-	return many->kind == IDEM_MANY_RESCHEDULE ? LockTupleNoKeyExclusive : LockTupleExclusive;
-}
-
-/* J13: false if another transaction is changing an older row of the number in the history */
-static bool
-cancel_found(Bulk *bulk)
-{
-	IdemJob job = idem_job_found(bulk->jobs);
-	TransactionId in_the_way;
-
-	if (!idem_history_move(bulk->jobs, &job, &bulk->queue, "cancelled", NULL, &in_the_way))
-		return false;
-	idem_counters_add_queue(idem_queueref_get(bulk->queue.name), IDEM_QUEUE_COUNTER_CANCELLED);
-	return true;
-}
-
-static void
-reschedule_found(Bulk *bulk)
-{
-	IdemJob job = idem_job_found(bulk->jobs);
-	TupleTableSlot *slot = idem_write_copy_row(bulk->jobs, bulk->jobs->found);
-
-	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(choose_run_at(bulk)));
-	idem_row_set(slot, IDEM_JOBS_PRIORITY, Int32GetDatum(choose_priority(bulk)));
-	/* tells idem_why that this came after the last attempt; no worker has a token of the job */
-	if (!idem_row_isnull(bulk->jobs->found, IDEM_JOBS_TOKEN))
-		idem_row_set(slot, IDEM_JOBS_TOKEN,
-					 Int64GetDatum(idem_clock_next_token(
-						 idem_row_int64(bulk->jobs->found, IDEM_JOBS_TOKEN), idem_clock_now())));
-	(void) idem_jobrow_store(bulk->jobs, &job, slot);
-	idem_jobrow_note_job(slot);
-	idem_counters_add_queue(idem_queueref_get(bulk->queue.name), IDEM_QUEUE_COUNTER_RESCHEDULED);
+	return (many->states &
+			(1 << idem_jobrow_state(bulk->jobs, job, bulk->snapshot, bulk->now))) != 0;
 }
 
 /*
- * S5: without tokens an operator ends the attempt, and not its worker: it counts, but it is no run,
- * because how long the worker worked is not known.
+ * Change a live job, which is locked.  Returns false if it stays as it is, because another
+ * transaction is changing an older row of its number in the history (J13).
+ *
+ * S5: without tokens an operator ends the attempt, and not its worker: it counts, but it is no
+ * run, because how long the worker worked is not known.
  */
 static bool
-end_attempt_found(Bulk *bulk)
+change_job(Bulk *bulk, const IdemJob *job)
 {
 	const IdemMany *many = bulk->many;
-	bool fails = many->kind == IDEM_MANY_FAIL;
-	IdemQueueCounter counter = fails ? IDEM_QUEUE_COUNTER_FAILED : IDEM_QUEUE_COUNTER_SNOOZED;
-	IdemJob job = idem_job_found(bulk->jobs);
+	IdemQueueRef *queue = idem_queueref_get(bulk->queue.name);
 	IdemRunTime unknown;
 	IdemRunTime *run_time = many->tokens != NULL ? NULL : &unknown;
 	TransactionId in_the_way;
 	bool is_dead;
-
-	if (!fails)
-		(void) idem_holdstore_snooze_found(bulk->jobs, &job, &bulk->queue, many->delay, run_time);
-	else if (!idem_holdstore_fail_found(bulk->jobs, &job, &bulk->queue, &many->fail, &in_the_way,
-										&is_dead, run_time))
-		return false;
-	if (run_time != NULL)
-		idem_counters_add_queue(idem_queueref_get(bulk->queue.name), counter);
-	return true;
-}
-
-/* Change the job found, which is locked; false: it stays as it is */
-static bool
-change_found(Bulk *bulk)
-{
-	const IdemMany *many = bulk->many;
+	TupleTableSlot *row;
 
 	switch (many->kind)
 	{
 		case IDEM_MANY_CANCEL:
-			return cancel_found(bulk);
+			if (!idem_history_move(bulk->jobs, job, &bulk->queue, "cancelled", NULL, &in_the_way))
+				return false;
+			idem_counters_add_queue(queue, IDEM_QUEUE_COUNTER_CANCELLED);
+			return true;
 		case IDEM_MANY_FAIL:
+			if (!idem_holdstore_fail_found(bulk->jobs, job, &bulk->queue, &many->fail, &in_the_way,
+										   &is_dead, run_time))
+				return false;
+			if (run_time != NULL)
+				idem_counters_add_queue(queue, IDEM_QUEUE_COUNTER_FAILED);
+			return true;
 		case IDEM_MANY_SNOOZE:
-			return end_attempt_found(bulk);
+			(void) idem_holdstore_snooze_found(bulk->jobs, job, &bulk->queue, many->delay, run_time);
+			if (run_time != NULL)
+				idem_counters_add_queue(queue, IDEM_QUEUE_COUNTER_SNOOZED);
+			return true;
 		case IDEM_MANY_RESCHEDULE:
-			reschedule_found(bulk);
+			row = idem_write_copy_row(bulk->jobs, idem_job_row(job));
+			idem_row_set(row, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(choose_run_at(bulk, job)));
+			idem_row_set(row, IDEM_JOBS_PRIORITY, Int32GetDatum(choose_priority(bulk, job)));
+			/* tells idem_why that this came after the last attempt; no worker has a token of the job */
+			if (job->token != 0)
+				idem_row_set(row, IDEM_JOBS_TOKEN,
+							 Int64GetDatum(idem_clock_next_token(job->token, idem_clock_now())));
+			(void) idem_jobrow_store(bulk->jobs, job, row);
+			idem_jobrow_note_job(row);
+			idem_counters_add_queue(queue, IDEM_QUEUE_COUNTER_RESCHEDULED);
 			return true;
 		default:
 			elog(ERROR, "unexpected kind %d of a bulk call", many->kind);
@@ -162,25 +122,56 @@ change_found(Bulk *bulk)
 }
 
 /*
- * Change the job found, if the call wants it and no other transaction holds it.  Returns false
- * if the row has changed since it was found: look the job up again.
+ * Change the live job in this row, if the call wants it and no other transaction holds it.
+ * Returns false if the row has changed since it was read: look the job up again.
  */
 static bool
-try_found(Bulk *bulk, int64 token)
+try_live(Bulk *bulk, TupleTableSlot *row, int64 token)
 {
-	IdemTable *jobs = bulk->jobs;
+	/* J2: all but reschedule may delete the row, so an absorbed duplicate must keep them from it */
+	LockTupleMode mode =
+		bulk->many->kind == IDEM_MANY_RESCHEDULE ? LockTupleNoKeyExclusive : LockTupleExclusive;
+	IdemQueueRef *queue = idem_queueref_get(bulk->queue.name);
+	IdemJob job;
 	TM_Result result;
 
-	if (!is_wanted(bulk, token))
+	idem_job_read(&job, row);
+	if (!is_wanted(bulk, &job, token))
 		return true;
-	result = idem_table_lock_row(jobs, jobs->found->tts_tid, choose_lock(bulk->many), LockWaitSkip, jobs->found);
+	result = idem_table_lock_row(bulk->jobs, job.tid, mode, LockWaitSkip, row);
 	if (result != TM_Ok)
 		return result == TM_WouldBlock;
-	idem_touched_held(idem_queueref_get(bulk->queue.name), false);
-	if (change_found(bulk))
+	idem_job_read(&job, row);
+	idem_touched_held(queue, false);
+	if (change_job(bulk, &job))
 		bulk->nchanged++;
 	else
-		idem_touched_held(idem_queueref_get(bulk->queue.name), true);
+		idem_touched_held(queue, true);
+	return true;
+}
+
+/*
+ * Retry the job in this row of the history, unless another transaction holds the row.  The job is
+ * inserted first: if a live job has its number, the row stays (J13).  Returns false if the row
+ * has been removed since it was read.
+ */
+static bool
+try_ended(Bulk *bulk, TupleTableSlot *row)
+{
+	TM_Result result =
+		idem_table_lock_row(&bulk->log, row->tts_tid, LockTupleExclusive, LockWaitSkip, row);
+
+	if (result != TM_Ok)
+		return result == TM_WouldBlock;
+	if (!idem_jobstore_insert_again(bulk->jobs, &bulk->log))
+	{
+		idem_history_warn_in_use(idem_row_int64(row, IDEM_JOB_LOG_JOB_ID));
+		return true;
+	}
+	if (idem_write_delete(&bulk->log, row, true) != TM_Ok)
+		elog(ERROR, "another transaction has removed a row that this transaction has locked");
+	idem_counters_add_queue(idem_queueref_get(bulk->queue.name), IDEM_QUEUE_COUNTER_RETRIED);
+	bulk->nchanged++;
 	return true;
 }
 
@@ -188,59 +179,75 @@ try_found(Bulk *bulk, int64 token)
 static void
 try_number(Bulk *bulk, int64 job_id, int64 token)
 {
-	bool found;
+	bool done = false;
 
-	do
+	while (!done)
 	{
+		IdemProbeResult probe;
 		IdemJob job;
 
-		found = idem_jobrow_find(bulk->jobs, job_id, &job, &bulk->queue);
-		if (!found && bulk->many->tokens != NULL)
-			(void) idem_holdstore_judge(NULL, token);
-	} while (found && !try_found(bulk, token));
-}
+		if (bulk->many->kind == IDEM_MANY_RETRY)
+		{
+			IdemLookup lookup = idem_jobtable_by_number(&bulk->log, job_id);
 
-static void
-change_by_number(Bulk *bulk, MemoryContext job_context)
-{
-	const IdemMany *many = bulk->many;
-
-	for (int i = 0; i < many->n; i++)
-	{
-		MemoryContext oldcontext = MemoryContextSwitchTo(job_context);
-
-		CHECK_FOR_INTERRUPTS();
-		try_number(bulk, DatumGetInt64(many->ids[i]),
-				   many->tokens != NULL ? DatumGetInt64(many->tokens[i]) : 0);
-		MemoryContextSwitchTo(oldcontext);
-		MemoryContextReset(job_context);
+			idem_probe_existing(&bulk->log, &lookup, &probe);
+			if (probe.found != IDEM_FOUND_ROW)
+				return;
+			idem_queuestore_use_of_row(&bulk->log, IDEM_JOB_LOG_QUEUE, &bulk->queue);
+			/* a job that is done stays */
+			done = !idem_row_bool(probe.row, IDEM_JOB_LOG_RETRYABLE) || try_ended(bulk, probe.row);
+		}
+		else if (idem_jobrow_find(bulk->jobs, job_id, &job, &bulk->queue))
+			done = try_live(bulk, job.row, token);
+		else
+		{
+			if (bulk->many->tokens != NULL)
+				(void) idem_holdstore_judge(NULL, token);
+			return;
+		}
 	}
 }
 
 /*
- * Walk over the queue.  The snapshot shows every job that was there when the call began in one
- * version, wherever its row moves, and nothing that the call itself writes.
+ * Walk over the queue: over its live jobs, or over those that can be retried and have this
+ * state, the first end first.  The snapshot shows every job that was there when the call began in
+ * one version, wherever its row moves, and nothing that the call itself writes.
  */
 static void
 change_by_queue(Bulk *bulk, MemoryContext job_context)
 {
-	IdemTable *jobs = bulk->jobs;
+	const IdemMany *many = bulk->many;
+	bool retries = many->kind == IDEM_MANY_RETRY;
+	IdemTable *table = retries ? &bulk->log : bulk->jobs;
 	const IdemShard *shard = idem_shard_get();
-	Datum queue = PointerGetDatum(bulk->many->queue);
+	Datum queue = PointerGetDatum(many->queue);
 	IdemLeafWalk walk;
 
-	idem_queuestore_use(bulk->many->queue, &bulk->queue);
-	idem_leaf_begin(&walk, jobs, idem_jobtable_fetch_index(jobs), bulk->snapshot, &(IdemLeafStart){.values = &queue, .n = 1, .nequal = 1});
-	while (bulk->nchanged < bulk->many->max_jobs && idem_leaf_next_row(&walk))
+	idem_queuestore_use(many->queue, &bulk->queue);
+	if (retries)
 	{
-		int64 job_id = idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID);
+		Datum values[] = {BoolGetDatum(true), queue, CStringGetTextDatum(many->state)};
+
+		idem_leaf_begin(&walk, table, idem_jobtable_retry_index(table), bulk->snapshot,
+						&(IdemLeafStart){.values = values, .n = lengthof(values), .nequal = lengthof(values)});
+	}
+	else
+		idem_leaf_begin(&walk, table, idem_jobtable_fetch_index(table), bulk->snapshot,
+						&(IdemLeafStart){.values = &queue, .n = 1, .nequal = 1});
+	while (bulk->nchanged < many->max_jobs && idem_leaf_next_row(&walk))
+	{
+		int64 job_id =
+			idem_row_int64(walk.row, retries ? IDEM_JOB_LOG_JOB_ID : IDEM_JOBS_JOB_ID);
 		MemoryContext oldcontext;
 
 		CHECK_FOR_INTERRUPTS();
 		if (!idem_shard_has_job(shard, job_id))
 			continue;
 		oldcontext = MemoryContextSwitchTo(job_context);
-		if (!try_found(bulk, 0))
+		/* a row of the history never changes: if it has been removed, so be it */
+		if (retries)
+			(void) try_ended(bulk, walk.row);
+		else if (!try_live(bulk, walk.row, 0))
 			try_number(bulk, job_id, 0);
 		MemoryContextSwitchTo(oldcontext);
 		MemoryContextReset(job_context);
@@ -256,12 +263,24 @@ idem_manystore_change(IdemTable *jobs, const IdemMany *many)
 		AllocSetContextCreate(CurrentMemoryContext, "idem job", ALLOCSET_DEFAULT_SIZES);
 	Bulk bulk = {.jobs = jobs, .many = many, .now = idem_clock_now()};
 
+	if (many->kind == IDEM_MANY_RETRY)
+		idem_jobtable_open_log(&bulk.log, RowExclusiveLock);
 	bulk.snapshot = RegisterSnapshot(GetLatestSnapshot());
-	if (many->n >= 0)
-		change_by_number(&bulk, job_context);
-	else
+	if (many->n < 0)
 		change_by_queue(&bulk, job_context);
+	for (int i = 0; i < many->n; i++)
+	{
+		MemoryContext oldcontext = MemoryContextSwitchTo(job_context);
+
+		CHECK_FOR_INTERRUPTS();
+		try_number(&bulk, DatumGetInt64(many->ids[i]),
+				   many->tokens != NULL ? DatumGetInt64(many->tokens[i]) : 0);
+		MemoryContextSwitchTo(oldcontext);
+		MemoryContextReset(job_context);
+	}
 	UnregisterSnapshot(bulk.snapshot);
+	if (many->kind == IDEM_MANY_RETRY)
+		idem_table_close(&bulk.log);
 	MemoryContextDelete(job_context);
 	return bulk.nchanged;
 }
