@@ -153,6 +153,7 @@ idem_fail_many(PG_FUNCTION_ARGS)
 	get_many(fcinfo, &pos, &many);
 	many.states = get_states(fcinfo, pos.state, &leased_states);
 	many.fail = idem_hold_get_failure(fcinfo, 2);
+	many.fail.nowait = true;
 	PG_RETURN_INT32(change_jobs(&many));
 }
 

@@ -78,9 +78,10 @@ static bool
 change_job(Bulk *bulk, const IdemJob *job)
 {
 	const IdemMany *many = bulk->many;
-	IdemQueueRef *queue = idem_queueref_get(bulk->queue.name);
+	IdemQueueRef *queue = bulk->queue.ref;
 	IdemRunTime unknown;
 	IdemRunTime *run_time = many->tokens != NULL ? NULL : &unknown;
+	IdemEnd end = {.state = "cancelled"};
 	TransactionId in_the_way;
 	bool is_dead;
 	TupleTableSlot *row;
@@ -88,13 +89,14 @@ change_job(Bulk *bulk, const IdemJob *job)
 	switch (many->kind)
 	{
 		case IDEM_MANY_CANCEL:
-			if (!idem_history_move(bulk->jobs, job, &bulk->queue, "cancelled", NULL, &in_the_way))
+			end.at = idem_clock_now();
+			if (!idem_history_move(bulk->jobs, job, &bulk->queue, &end, &in_the_way))
 				return false;
 			idem_counters_add_queue(queue, IDEM_QUEUE_COUNTER_CANCELLED);
 			return true;
 		case IDEM_MANY_FAIL:
-			if (!idem_holdstore_fail_found(bulk->jobs, job, &bulk->queue, &many->fail, &in_the_way,
-										   &is_dead, run_time))
+			if (!idem_holdstore_fail_found(bulk->jobs, job, &bulk->queue, &many->fail, &is_dead,
+										   run_time))
 				return false;
 			if (run_time != NULL)
 				idem_counters_add_queue(queue, IDEM_QUEUE_COUNTER_FAILED);
@@ -112,8 +114,7 @@ change_job(Bulk *bulk, const IdemJob *job)
 			if (job->token != 0)
 				idem_row_set(row, IDEM_JOBS_TOKEN,
 							 Int64GetDatum(idem_clock_next_token(job->token, idem_clock_now())));
-			(void) idem_jobrow_store(bulk->jobs, job, row);
-			idem_jobrow_note_job(row);
+			idem_jobrow_store(bulk->jobs, job, row, queue, IDEM_CHANGE_READY);
 			idem_counters_add_queue(queue, IDEM_QUEUE_COUNTER_RESCHEDULED);
 			return true;
 		default:
@@ -131,7 +132,7 @@ try_live(Bulk *bulk, TupleTableSlot *row, int64 token)
 	/* J2: all but reschedule may delete the row, so an absorbed duplicate must keep them from it */
 	LockTupleMode mode =
 		bulk->many->kind == IDEM_MANY_RESCHEDULE ? LockTupleNoKeyExclusive : LockTupleExclusive;
-	IdemQueueRef *queue = idem_queueref_get(bulk->queue.name);
+	IdemQueueRef *queue = bulk->queue.ref;
 	IdemJob job;
 	TM_Result result;
 
@@ -170,7 +171,7 @@ try_ended(Bulk *bulk, TupleTableSlot *row)
 	}
 	if (idem_write_delete(&bulk->log, row, true) != TM_Ok)
 		elog(ERROR, "another transaction has removed a row that this transaction has locked");
-	idem_counters_add_queue(idem_queueref_get(bulk->queue.name), IDEM_QUEUE_COUNTER_RETRIED);
+	idem_counters_add_queue(bulk->queue.ref, IDEM_QUEUE_COUNTER_RETRIED);
 	bulk->nchanged++;
 	return true;
 }

@@ -199,7 +199,7 @@ is_fetchable(IdemTable *jobs, const IdemJob *job, const SnapshotData *dirty, Tim
 static void
 set_fetches(Why *why)
 {
-	IdemQueueRef *ref = idem_queueref_get(why->queue.name);
+	IdemQueueRef *ref = why->queue.ref;
 	TimestampTz last = idem_skips_last_fetch(idem_queueref_skips(ref));
 
 	if (ref->is_pinned && !RecoveryInProgress())

@@ -142,7 +142,7 @@ insert_run(Bulk *bulk, IdemNewJob **run, int max)
 
 		if (!run[i]->holds_key)
 			continue;
-		idem_jobrow_note_place(enqueue->queue.name, run[i]->key_hash, &row->slot->tts_tid);
+		idem_jobrow_note_place(enqueue->queue.ref, run[i]->key_hash, &row->slot->tts_tid);
 		idem_table_unlock_hash(bulk->jobs, run[i]->key_hash);
 	}
 	if (with_keys)
@@ -164,8 +164,13 @@ finish_batch(Bulk *bulk)
 		idem_jobtable_refuse_number();
 	for (int i = 0; i < n; i++)
 	{
-		idem_jobrow_note_new(enqueue, bulk->news[ords[i]].job_id);
-		idem_counters_add_queue(idem_queueref_get(enqueue->queue.name), IDEM_QUEUE_COUNTER_ENQUEUED);
+		IdemPosition position = {
+			.priority = enqueue->priority,
+			.run_at = enqueue->run_at,
+			.job_id = bulk->news[ords[i]].job_id};
+
+		idem_jobrow_note_ready(enqueue->queue.ref, &position, enqueue->run_at, false);
+		idem_counters_add_queue(enqueue->queue.ref, IDEM_QUEUE_COUNTER_ENQUEUED);
 	}
 }
 

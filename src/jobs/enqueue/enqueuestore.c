@@ -228,7 +228,7 @@ static void
 begin_walk(KeyWalk *walk, const KeyedEnqueue *keyed, SnapshotData *dirty)
 {
 	IdemLookup lookup = idem_jobtable_by_key(keyed->jobs, keyed->index, keyed->job->key_hash);
-	IdemQueueRef *queue = idem_queueref_get(keyed->enqueue->queue.name);
+	IdemQueueRef *queue = keyed->enqueue->queue.ref;
 
 	walk->jobs = keyed->jobs;
 	walk->skips = idem_queueref_pin(queue) ? queue->entry.skips : NULL;
@@ -780,10 +780,12 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, IdemNewJob *job, int64 a
 	if (!idem_write_insert(jobs, row))
 		idem_jobtable_refuse_number();
 	if (job->holds_key)
-		idem_jobrow_note_place(enqueue->queue.name, job->key_hash, &row->tts_tid);
+		idem_jobrow_note_place(enqueue->queue.ref, job->key_hash, &row->tts_tid);
 	job->answer.job_id = job->job_id;
 	job->answer.outcome = after_job != 0 ? IDEM_OUTCOME_RERUN : IDEM_OUTCOME_ENQUEUED;
-	idem_jobrow_note_job(row);
+	idem_jobrow_note_ready(enqueue->queue.ref,
+						   &(IdemPosition){.priority = enqueue->priority, .run_at = enqueue->run_at, .job_id = job->job_id},
+						   enqueue->run_at, after_job != 0);
 }
 
 /*
@@ -803,7 +805,7 @@ make_spent_dead(const KeyedEnqueue *keyed, KeyScan *scan)
 	if (result == TM_Ok)
 	{
 		idem_job_read(&scan->job, row);
-		idem_touched_held(idem_queueref_get(queue->name), true);
+		idem_touched_held(queue->ref, true);
 		return idem_history_make_dead_if_spent(keyed->jobs, &scan->job, queue, &scan->in_the_way) !=
 			IDEM_DEAD_SKIPPED;
 	}
@@ -854,7 +856,7 @@ scan_or_insert(KeyedEnqueue *keyed, KeyScan *scan)
 				idem_job_read(&scan->job, row);
 				/* a row of this transaction was noted when it was written */
 				if (!idem_job_is_mine(&scan->job))
-					idem_touched_held(idem_queueref_get(keyed->enqueue->queue.name), true);
+					idem_touched_held(keyed->enqueue->queue.ref, true);
 			}
 		}
 		/* step 5: make the job dead, and go on as if it were gone */
@@ -955,8 +957,7 @@ absorb_waiting(const KeyedEnqueue *keyed, IdemJob *job)
 		row = change_waiting(keyed, job, &answer->outcome);
 		if (row != NULL)
 		{
-			(void) idem_jobrow_store(jobs, job, row);
-			idem_jobrow_note_absorbed(row);
+			idem_jobrow_store(jobs, job, row, keyed->enqueue->queue.ref, IDEM_CHANGE_ABSORBED);
 		}
 	}
 	note_absorbed(job->job_id);
@@ -971,7 +972,7 @@ refuse_duplicate(const KeyedEnqueue *keyed, const KeyScan *scan)
 	const text *queue = keyed->enqueue->queue.name;
 	bool is_done = scan->found == KIND_DONE;
 
-	idem_counters_add_queue(idem_queueref_get(queue), IDEM_QUEUE_COUNTER_REFUSED);
+	idem_counters_add_queue(keyed->enqueue->queue.ref, IDEM_QUEUE_COUNTER_REFUSED);
 	idem_counters_log_duplicate("enqueue", "refused", queue, keyed->job->key);
 	ereport(ERROR,
 			errcode(ERRCODE_IDEM_DUPLICATE_JOB),
@@ -1146,7 +1147,7 @@ idem_enqueuestore_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, IdemNewJo
 		enqueue_keyed(jobs, enqueue, job);
 	else
 		insert_job(jobs, enqueue, job, 0);
-	idem_counters_add_queue(idem_queueref_get(queue), (IdemQueueCounter) job->answer.outcome);
+	idem_counters_add_queue(enqueue->queue.ref, (IdemQueueCounter) job->answer.outcome);
 	if (job->answer.outcome != IDEM_OUTCOME_ENQUEUED)
 		idem_counters_log_duplicate("enqueue", idem_enqueuestore_outcome_names[job->answer.outcome],
 									queue, job->key);

@@ -149,10 +149,10 @@ register_walker(Walk *walk)
  * is due for another look, this fetch looks at it, unless there is another walker.
  */
 static void
-begin_walk(Walk *walk, const text *queue, TimestampTz now)
+begin_walk(Walk *walk, IdemQueueRef *ref, TimestampTz now)
 {
 	memset(walk, 0, offsetof(Walk, view));
-	walk->queue = idem_queueref_get(queue);
+	walk->queue = ref;
 	walk->skips = idem_queueref_skips(walk->queue);
 	walk->is_shared = walk->queue->is_pinned;
 	walk->now = now;
@@ -570,8 +570,7 @@ update_job(Fetch *fetch, const IdemJob *job, const IdemFetched *fetched)
 	else
 		idem_row_clear(slot, IDEM_JOBS_LEASED_AT);
 	idem_row_set_varlena(slot, IDEM_JOBS_WORKER, fetch->args->worker);
-	if (idem_jobrow_store(jobs, job, slot))
-		idem_jobrow_note_move(slot);
+	idem_jobrow_store(jobs, job, slot, fetch->args->queue.ref, IDEM_CHANGE_LEASED);
 }
 
 /*
@@ -607,7 +606,7 @@ take_job(Fetch *fetch, const IdemJob *job, IdemFetched *fetched)
 
 	if (idem_table_lock_row(fetch->jobs, job->tid, LockTupleExclusive, LockWaitSkip, row) != TM_Ok)
 		return false;
-	idem_touched_held(idem_queueref_get(fetch->args->queue.name), false);
+	idem_touched_held(fetch->args->queue.ref, false);
 	if (end_if_spent(fetch, job))
 		return false;
 	advance_clock(fetch);
@@ -624,7 +623,7 @@ take_job(Fetch *fetch, const IdemJob *job, IdemFetched *fetched)
 	fetched->headers = idem_row_jsonb(row, IDEM_JOBS_HEADERS);
 	fetched->links = idem_row_jsonb(row, IDEM_JOBS_LINKS);
 	update_job(fetch, job, fetched);
-	idem_touched_fetched(idem_queueref_get(fetched->queue), fetch->args->lease, fetch->now + fetch->args->lease);
+	idem_touched_fetched(fetch->args->queue.ref, fetch->args->lease, fetch->now + fetch->args->lease);
 	if (fetch->args->lease == 0)
 		idem_unfinished_add(IDEM_UNFINISHED_JOBS, 1);
 	/* J10: later than the commits of the absorbed enqueues */
@@ -658,7 +657,7 @@ take_or_look(Fetch *fetch, const IdemJob *job, void (*put)(const IdemFetched *jo
 		return OUTCOME_HELD;
 	put(&fetched, arg);
 	if (!fetch->is_counted)
-		idem_counters_add_queue_time(idem_queueref_get(fetched.queue), IDEM_QUEUE_COUNTER_FETCHED, IDEM_HISTOGRAM_WAIT,
+		idem_counters_add_queue_time(fetch->args->queue.ref, IDEM_QUEUE_COUNTER_FETCHED, IDEM_HISTOGRAM_WAIT,
 									 fetched.due_since, fetch->now);
 	return OUTCOME_TAKEN;
 }
@@ -770,7 +769,7 @@ static void
 scan_once(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
 {
 	fetch->now = idem_clock_now();
-	begin_walk(&fetch->walk, fetch->args->queue.name, fetch->now);
+	begin_walk(&fetch->walk, fetch->args->queue.ref, fetch->now);
 	scan_queue(fetch, put, arg);
 	/* without shared memory other sessions cannot note their jobs: scan the whole queue */
 	if (fetch->walk.has_jumped && !fetch->walk.is_shared && fetch->found < fetch->args->batch)

@@ -76,7 +76,7 @@ idem_fail(PG_FUNCTION_ARGS)
 	failure = idem_hold_get_failure(fcinfo, 2);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	hold = idem_holdstore_fail(&jobs, job_id, token, &failure, NULL, &dead, NULL);
+	hold = idem_holdstore_fail(&jobs, job_id, token, &failure, &dead, NULL);
 	idem_table_close(&jobs);
 	if (hold != IDEM_HOLD_OK)
 		idem_holdstore_refuse(hold, job_id);

@@ -41,6 +41,7 @@ typedef struct IdemFailure
 	text *error;	/* NULL: none was given */
 	int64 retry_in; /* negative: as the queue declares */
 	bool dead;		/* the job becomes dead, even if it has attempts left */
+	bool nowait;	/* do not wait for a transaction that keeps it from becoming dead */
 } IdemFailure;
 
 /* holdstore.c */
@@ -48,11 +49,9 @@ extern IdemHold idem_holdstore_complete(IdemTable *jobs, int64 job_id, int64 tok
 										IdemQueue *queue, IdemRunTime *run_time);
 extern IdemHold idem_holdstore_judge(const IdemJob *job, int64 token);
 extern bool idem_holdstore_fail_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
-									  const IdemFailure *failure, TransactionId *in_the_way,
-									  bool *is_dead, IdemRunTime *run_time);
+									  const IdemFailure *failure, bool *is_dead, IdemRunTime *run_time);
 extern IdemHold idem_holdstore_fail(IdemTable *jobs, int64 job_id, int64 token,
-									const IdemFailure *failure, TransactionId *in_the_way,
-									bool *is_dead, IdemRunTime *run_time);
+									const IdemFailure *failure, bool *is_dead, IdemRunTime *run_time);
 extern TimestampTz idem_holdstore_snooze_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, int64 delay,
 											   IdemRunTime *run_time);
 extern IdemHold idem_holdstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay,

@@ -53,7 +53,7 @@ lock_held(IdemTable *jobs, int64 job_id, int64 token, IdemJob *job, IdemQueue *q
 	} while (hold == IDEM_HOLD_OK &&
 			 idem_table_lock_row(jobs, job->tid, LockTupleNoKeyExclusive, LockWaitBlock, job->row) != TM_Ok);
 	if (hold == IDEM_HOLD_OK)
-		idem_touched_held(idem_queueref_get(queue->name), false);
+		idem_touched_held(queue->ref, false);
 	return hold;
 }
 
@@ -79,13 +79,13 @@ idem_holdstore_refuse(IdemHold hold, int64 job_id)
  * the worker has ended.
  */
 static void
-count_end(const text *queue, IdemQueueCounter counter, TimestampTz from, TimestampTz to,
+count_end(IdemQueueRef *ref, IdemQueueCounter counter, TimestampTz from, TimestampTz to,
 		  IdemRunTime *run_time)
 {
 	if (run_time != NULL)
 		*run_time = (IdemRunTime){.from = from, .to = to};
 	else
-		idem_counters_add_queue_time(idem_queueref_get(queue), counter, IDEM_HISTOGRAM_RUN, from, to);
+		idem_counters_add_queue_time(ref, counter, IDEM_HISTOGRAM_RUN, from, to);
 }
 
 /*
@@ -98,20 +98,20 @@ idem_holdstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *resul
 {
 	IdemJob job;
 	IdemHold hold;
-	TimestampTz now;
+	IdemEnd end = {.state = "done", .result = result};
 
 	do
 	{
 		hold = find_held(jobs, job_id, token, &job, queue);
 		if (hold != IDEM_HOLD_OK)
 			return hold;
-		idem_touched_held(idem_queueref_get(queue->name), false);
+		idem_touched_held(queue->ref, false);
 	} while (idem_write_delete(jobs, job.row, true) != TM_Ok);
-	now = idem_clock_now();
-	(void) idem_history_write(&job, "done", now, queue->keep, result, NULL, NULL);
-	idem_history_keep_key(&job, now, result);
-	idem_jobrow_note_end(jobs, &job, queue->name);
-	count_end(queue->name, IDEM_QUEUE_COUNTER_COMPLETED, idem_job_started_at(&job), now, run_time);
+	end.at = idem_clock_now();
+	(void) idem_history_write(&job, queue, &end, NULL);
+	idem_history_keep_key(&job, &end);
+	idem_jobrow_note_end(jobs, &job, queue->ref);
+	count_end(queue->ref, IDEM_QUEUE_COUNTER_COMPLETED, idem_job_started_at(&job), end.at, run_time);
 	return hold;
 }
 
@@ -120,21 +120,15 @@ idem_holdstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *resul
  * ends the token of the worker that had the job (J11).
  */
 static void
-give_back(IdemTable *jobs, const IdemJob *job, TimestampTz now, TimestampTz run_at, int attempt, Jsonb *errors)
+give_back(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, TupleTableSlot *new,
+		  TimestampTz now, TimestampTz run_at)
 {
-	TupleTableSlot *slot = idem_write_copy_row(jobs, idem_job_row(job));
-
-	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(run_at));
-	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(attempt));
-	idem_row_set(slot, IDEM_JOBS_TOKEN,
-				 Int64GetDatum(idem_clock_next_token(job->token, now)));
-	idem_row_clear(slot, IDEM_JOBS_LEASED_AT);
-	idem_row_clear(slot, IDEM_JOBS_LEASE_UNTIL);
-	idem_row_clear(slot, IDEM_JOBS_WORKER);
-	if (errors != NULL)
-		idem_row_set(slot, IDEM_JOBS_ERRORS, JsonbPGetDatum(errors));
-	(void) idem_jobrow_store(jobs, job, slot);
-	idem_jobrow_note_given_back(job, slot);
+	idem_row_set(new, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(run_at));
+	idem_row_set(new, IDEM_JOBS_TOKEN, Int64GetDatum(idem_clock_next_token(job->token, now)));
+	idem_row_clear(new, IDEM_JOBS_LEASED_AT);
+	idem_row_clear(new, IDEM_JOBS_LEASE_UNTIL);
+	idem_row_clear(new, IDEM_JOBS_WORKER);
+	idem_jobrow_store(jobs, job, new, queue->ref, IDEM_CHANGE_GIVEN_BACK);
 }
 
 /*
@@ -155,44 +149,46 @@ compute_retry_delay(const IdemQueue *queue, int attempt)
 
 /*
  * The attempt of the job, which this transaction has locked, has failed: give the job back
- * for a retry, or make it dead.  in_the_way, and the answer false, are those of
- * idem_history_make_dead(): then the job stays as it is.  run_time: see count_end().
+ * for a retry, or make it dead.  False: with nowait, another transaction is changing an older row
+ * of its number in the history, and the job stays as it is (J13).  run_time: see count_end().
  */
 bool
-idem_holdstore_fail_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, const IdemFailure *failure,
-						  TransactionId *in_the_way, bool *is_dead, IdemRunTime *run_time)
+idem_holdstore_fail_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
+						  const IdemFailure *failure, bool *is_dead, IdemRunTime *run_time)
 {
 	TimestampTz now = idem_clock_now();
-	int64 delay;
+	TransactionId in_the_way;
 
 	*is_dead = failure->dead || idem_job_has_no_attempts_left(job, queue);
 	if (!*is_dead)
 	{
-		delay = failure->retry_in >= 0 ? failure->retry_in : compute_retry_delay(queue, job->attempt);
-		give_back(jobs, job, now, now + delay, job->attempt,
-				  idem_history_add_error(idem_row_jsonb(idem_job_row(job), IDEM_JOBS_ERRORS), job->attempt,
-										 failure->error));
+		int64 delay = failure->retry_in >= 0 ? failure->retry_in : compute_retry_delay(queue, job->attempt);
+		TupleTableSlot *row = idem_job_row(job);
+		TupleTableSlot *new = idem_write_copy_row(jobs, row);
+
+		idem_row_set(new, IDEM_JOBS_ERRORS,
+					 JsonbPGetDatum(idem_history_add_error(idem_row_jsonb(row, IDEM_JOBS_ERRORS),
+														   job->attempt, failure->error)));
+		give_back(jobs, job, queue, new, now, now + delay);
 	}
-	else if (!idem_history_make_dead(jobs, job, queue, failure->error, in_the_way))
+	else if (!idem_history_make_dead(jobs, job, queue, failure->error,
+									 failure->nowait ? &in_the_way : NULL))
 		return false;
-	count_end(queue->name, IDEM_QUEUE_COUNTER_FAILED, idem_job_started_at(job), now, run_time);
+	count_end(queue->ref, IDEM_QUEUE_COUNTER_FAILED, idem_job_started_at(job), now, run_time);
 	return true;
 }
 
-/*
- * Give the job back for a retry, or make it dead.  in_the_way as in idem_holdstore_fail_found();
- * run_time: see count_end().
- */
+/* Give the job back for a retry, or make it dead; run_time: see count_end() */
 IdemHold
 idem_holdstore_fail(IdemTable *jobs, int64 job_id, int64 token, const IdemFailure *failure,
-					TransactionId *in_the_way, bool *is_dead, IdemRunTime *run_time)
+					bool *is_dead, IdemRunTime *run_time)
 {
 	IdemQueue queue = {0};
 	IdemJob job;
 	IdemHold hold = lock_held(jobs, job_id, token, &job, &queue);
 
 	if (hold == IDEM_HOLD_OK)
-		(void) idem_holdstore_fail_found(jobs, &job, &queue, failure, in_the_way, is_dead, run_time);
+		(void) idem_holdstore_fail_found(jobs, &job, &queue, failure, is_dead, run_time);
 	return hold;
 }
 
@@ -204,10 +200,12 @@ TimestampTz
 idem_holdstore_snooze_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
 							int64 delay, IdemRunTime *run_time)
 {
+	TupleTableSlot *new = idem_write_copy_row(jobs, idem_job_row(job));
 	TimestampTz now = idem_clock_now();
 
-	give_back(jobs, job, now, now + delay, job->attempt - 1, NULL);
-	count_end(queue->name, IDEM_QUEUE_COUNTER_SNOOZED, idem_job_started_at(job), now, run_time);
+	idem_row_set(new, IDEM_JOBS_ATTEMPT, Int32GetDatum(job->attempt - 1));
+	give_back(jobs, job, queue, new, now, now + delay);
+	count_end(queue->ref, IDEM_QUEUE_COUNTER_SNOOZED, idem_job_started_at(job), now, run_time);
 	return now + delay;
 }
 
@@ -256,22 +254,18 @@ has_nothing_to_renew(const IdemJob *job, int64 lease)
 
 /* Write the new row of the job with a lease that begins now; returns its end */
 static TimestampTz
-renew_found(IdemTable *jobs, const IdemJob *job, TupleTableSlot *slot, const IdemQueue *queue, int64 lease)
+renew_lease(IdemTable *jobs, const IdemJob *job, TupleTableSlot *new, const IdemQueue *queue,
+			int64 lease)
 {
 	TimestampTz now = idem_clock_now();
 	TimestampTz until = now + choose_lease(job, queue, lease);
-	bool has_moved;
-	bool is_shorter = until < job->lease_until;
 
-	idem_row_set(slot, IDEM_JOBS_LEASED_AT, TimestampTzGetDatum(now));
-	idem_row_set(slot, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(until));
-	has_moved = idem_jobrow_store(jobs, job, slot);
-	idem_touched_fetched(idem_queueref_get(queue->name), until - now, until);
+	idem_row_set(new, IDEM_JOBS_LEASED_AT, TimestampTzGetDatum(now));
+	idem_row_set(new, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(until));
+	idem_jobrow_store(jobs, job, new, queue->ref,
+					  until < job->lease_until ? IDEM_CHANGE_READY : IDEM_CHANGE_LEASED);
+	idem_touched_fetched(queue->ref, until - now, until);
 	idem_jobrow_note_unfetched(job);
-	if (is_shorter)
-		idem_jobrow_note_job(slot);
-	else if (has_moved)
-		idem_jobrow_note_move(slot);
 	return until;
 }
 
@@ -288,7 +282,7 @@ idem_holdstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease
 	*lease_until = 0;
 	if (has_nothing_to_renew(&job, lease))
 		return hold;
-	*lease_until = renew_found(jobs, &job, idem_write_copy_row(jobs, job.row), queue, lease);
+	*lease_until = renew_lease(jobs, &job, idem_write_copy_row(jobs, job.row), queue, lease);
 	return hold;
 }
 
@@ -307,8 +301,8 @@ idem_holdstore_progress(IdemTable *jobs, int64 job_id, int64 token, Jsonb *data,
 	slot = idem_write_copy_row(jobs, job.row);
 	idem_row_set(slot, IDEM_JOBS_PROGRESS, JsonbPGetDatum(data));
 	if (!has_nothing_to_renew(&job, lease))
-		*lease_until = renew_found(jobs, &job, slot, &queue, lease);
-	else if (idem_jobrow_store(jobs, &job, slot))
-		idem_jobrow_note_move(slot);
+		*lease_until = renew_lease(jobs, &job, slot, &queue, lease);
+	else
+		idem_jobrow_store(jobs, &job, slot, queue.ref, IDEM_CHANGE_LEASED);
 	return hold;
 }

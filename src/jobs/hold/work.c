@@ -162,16 +162,14 @@ idem_work_fail(IdemRun *run, const ErrorData *error)
 {
 	IdemTable jobs;
 	IdemFailure failure = {
-		.error = cstring_to_text(idem_subxact_describe(error)), .retry_in = -1};
+		.error = cstring_to_text(idem_subxact_describe(error)), .retry_in = -1, .nowait = run->nowait};
 	IdemHold hold;
-	TransactionId in_the_way;
 	bool is_dead = false;
 
 	run->result = NULL;
 	PushActiveSnapshot(GetTransactionSnapshot());
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	hold = idem_holdstore_fail(&jobs, run->fetched.job_id, run->fetched.token, &failure,
-							   run->nowait ? &in_the_way : NULL, &is_dead,
+	hold = idem_holdstore_fail(&jobs, run->fetched.job_id, run->fetched.token, &failure, &is_dead,
 							   run->counts_later ? &run->time : NULL);
 	idem_table_close(&jobs);
 	PopActiveSnapshot();

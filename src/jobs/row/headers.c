@@ -173,8 +173,7 @@ write_link(IdemTable *jobs, const NotedLink *link)
 		TupleTableSlot *slot = idem_write_copy_row(jobs, job.row);
 
 		idem_row_set(slot, IDEM_JOBS_LINKS, JsonbPGetDatum(links));
-		(void) idem_jobrow_store(jobs, &job, slot);
-		idem_jobrow_note_absorbed(slot);
+		idem_jobrow_store(jobs, &job, slot, idem_queueref_get(DatumGetTextPP(idem_row_datum(job.row, IDEM_JOBS_QUEUE).value)), IDEM_CHANGE_ABSORBED);
 	}
 	if (job.holds_key)
 		idem_table_unlock_hash(jobs, job.key_hash);

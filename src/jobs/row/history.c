@@ -150,8 +150,8 @@ warn_replaced(IdemTable *table, int64 job_id)
 }
 
 /* J13: fetch or cleanup has skipped a job without attempts left that it could not make dead */
-void
-idem_history_warn_skipped(int64 job_id)
+static void
+warn_skipped(int64 job_id)
 {
 	static int64 last_job = 0;
 
@@ -234,13 +234,13 @@ insert_over(IdemTable *table, TupleTableSlot *new, IdemLookup *lookup, int64 job
 
 /* Fill the row of the history for the job.  Every state but "done" can be retried. */
 static void
-fill_log(const IdemJob *job, TupleTableSlot *slot, const char *state, TimestampTz now, int64 keep)
+fill_log(const IdemJob *job, const IdemEnd *end, int64 keep, TupleTableSlot *slot)
 {
 	TupleTableSlot *row = idem_job_row(job);
 
 	idem_row_copy_column(row, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_LOG_JOB_ID);
-	idem_row_set(slot, IDEM_JOB_LOG_ENDED_AT, TimestampTzGetDatum(now));
-	idem_row_set(slot, IDEM_JOB_LOG_EXPIRES_AT, TimestampTzGetDatum(now + keep));
+	idem_row_set(slot, IDEM_JOB_LOG_ENDED_AT, TimestampTzGetDatum(end->at));
+	idem_row_set(slot, IDEM_JOB_LOG_EXPIRES_AT, TimestampTzGetDatum(end->at + keep));
 	idem_row_copy_column(row, IDEM_JOBS_ENQUEUED_AT, slot, IDEM_JOB_LOG_ENQUEUED_AT);
 	idem_row_copy_column(row, IDEM_JOBS_PRIORITY, slot, IDEM_JOB_LOG_PRIORITY);
 	idem_row_set(slot, IDEM_JOB_LOG_ATTEMPT,
@@ -254,30 +254,35 @@ fill_log(const IdemJob *job, TupleTableSlot *slot, const char *state, TimestampT
 		idem_row_set(slot, IDEM_JOB_LOG_TOOK_KEY, BoolGetDatum(true));
 	if (job->has_key)
 		idem_row_set(slot, IDEM_JOB_LOG_KEY_HASH, Int64GetDatum(job->holds_key ? job->key_hash : idem_jobrow_ignored_hash(job->key_hash)));
-	if (strcmp(state, "done") != 0)
+	if (strcmp(end->state, "done") != 0)
 		idem_row_set(slot, IDEM_JOB_LOG_RETRYABLE, BoolGetDatum(true));
-	idem_row_set(slot, IDEM_JOB_LOG_STATE, CStringGetTextDatum(state));
+	idem_row_set(slot, IDEM_JOB_LOG_STATE, CStringGetTextDatum(end->state));
 	idem_row_copy_column(row, IDEM_JOBS_QUEUE, slot, IDEM_JOB_LOG_QUEUE);
 	idem_row_copy_column(row, IDEM_JOBS_KEY, slot, IDEM_JOB_LOG_KEY);
 	idem_row_copy_column(row, IDEM_JOBS_WORKER, slot, IDEM_JOB_LOG_WORKER);
 	idem_row_copy_column(row, IDEM_JOBS_PAYLOAD, slot, IDEM_JOB_LOG_PAYLOAD);
 	idem_row_copy_column(row, IDEM_JOBS_HEADERS, slot, IDEM_JOB_LOG_HEADERS);
 	idem_row_copy_column(row, IDEM_JOBS_LINKS, slot, IDEM_JOB_LOG_LINKS);
-	idem_row_copy_column(row, IDEM_JOBS_ERRORS, slot, IDEM_JOB_LOG_ERRORS);
+	if (end->errors != NULL)
+		idem_row_set(slot, IDEM_JOB_LOG_ERRORS, JsonbPGetDatum(end->errors));
+	else
+		idem_row_copy_column(row, IDEM_JOBS_ERRORS, slot, IDEM_JOB_LOG_ERRORS);
+	if (end->result != NULL)
+		idem_row_set(slot, IDEM_JOB_LOG_RESULT, JsonbPGetDatum(end->result));
 	idem_row_copy_column(row, IDEM_JOBS_PROGRESS, slot, IDEM_JOB_LOG_PROGRESS);
 }
 
 /*
- * Write the job, which ends now, into the history, unless its queue keeps none (keep is
- * 0).  errors NULL: the list that the job has.
+ * Write the job, which ends now, into the history, unless its queue keeps none.
  * With in_the_way NULL, this waits for a transaction that is changing an older row
  * with the same number.  Else it does not wait: it writes nothing, sets
  * *in_the_way to that transaction, and returns false.
  */
 bool
-idem_history_write(const IdemJob *job, const char *state, TimestampTz now, int64 keep, Jsonb *result,
-				   Jsonb *errors, TransactionId *in_the_way)
+idem_history_write(const IdemJob *job, const IdemQueue *queue, const IdemEnd *end,
+				   TransactionId *in_the_way)
 {
+	int64 keep = strcmp(end->state, "done") == 0 ? queue->keep : queue->keep_dead;
 	IdemTable log;
 	IdemLookup lookup;
 	TupleTableSlot *slot;
@@ -287,11 +292,7 @@ idem_history_write(const IdemJob *job, const char *state, TimestampTz now, int64
 		return true;
 	idem_jobtable_open_log(&log, RowExclusiveLock);
 	slot = idem_write_new_row(&log);
-	fill_log(job, slot, state, now, keep);
-	if (errors != NULL)
-		idem_row_set(slot, IDEM_JOB_LOG_ERRORS, JsonbPGetDatum(errors));
-	if (result != NULL)
-		idem_row_set(slot, IDEM_JOB_LOG_RESULT, JsonbPGetDatum(result));
+	fill_log(job, end, keep, slot);
 	lookup = idem_jobtable_by_id(&log, job->job_id);
 	written = insert_over(&log, slot, &lookup, job->job_id, in_the_way);
 	idem_table_close(&log);
@@ -303,15 +304,14 @@ idem_history_write(const IdemJob *job, const char *state, TimestampTz now, int64
  * answer false, are those of idem_history_write(): then the job stays.
  */
 bool
-idem_history_move(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, const char *state,
-				  Jsonb *errors, TransactionId *in_the_way)
+idem_history_move(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, const IdemEnd *end,
+				  TransactionId *in_the_way)
 {
-	if (!idem_history_write(job, state, idem_clock_now(), queue->keep_dead, NULL, errors,
-							in_the_way))
+	if (!idem_history_write(job, queue, end, in_the_way))
 		return false;
-	if (idem_write_delete(jobs, jobs->found, true) != TM_Ok)
+	if (idem_write_delete(jobs, idem_job_row(job), true) != TM_Ok)
 		elog(ERROR, "another transaction has changed a job that this transaction has locked");
-	idem_jobrow_note_end(jobs, job, queue->name);
+	idem_jobrow_note_end(jobs, job, queue->ref);
 	return true;
 }
 
@@ -324,7 +324,7 @@ has_job_id(TupleTableSlot *row, IdemLookup *lookup)
 
 /* J5: keep the key of a job that is done, so that it absorbs duplicates until its ttl has passed */
 void
-idem_history_keep_key(const IdemJob *job, TimestampTz now, Jsonb *result)
+idem_history_keep_key(const IdemJob *job, const IdemEnd *end)
 {
 	TupleTableSlot *row = idem_job_row(job);
 	IdemTable keys;
@@ -332,7 +332,7 @@ idem_history_keep_key(const IdemJob *job, TimestampTz now, Jsonb *result)
 	TupleTableSlot *slot;
 
 	if (idem_row_isnull(row, IDEM_JOBS_KEY_UNTIL) ||
-		idem_row_timestamp(row, IDEM_JOBS_KEY_UNTIL) <= now)
+		idem_row_timestamp(row, IDEM_JOBS_KEY_UNTIL) <= end->at)
 		return;
 	idem_jobtable_open_keys(&keys, RowExclusiveLock);
 	slot = idem_write_new_row(&keys);
@@ -341,8 +341,8 @@ idem_history_keep_key(const IdemJob *job, TimestampTz now, Jsonb *result)
 	idem_row_copy_column(row, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_KEYS_JOB_ID);
 	idem_row_copy_column(row, IDEM_JOBS_QUEUE, slot, IDEM_JOB_KEYS_QUEUE);
 	idem_row_copy_column(row, IDEM_JOBS_KEY, slot, IDEM_JOB_KEYS_KEY);
-	if (result != NULL)
-		idem_row_set(slot, IDEM_JOB_KEYS_RESULT, JsonbPGetDatum(result));
+	if (end->result != NULL)
+		idem_row_set(slot, IDEM_JOB_KEYS_RESULT, JsonbPGetDatum(end->result));
 	lookup = idem_jobtable_by_key(&keys, keys.pkey, job->key_hash);
 	lookup.matches = has_job_id;
 	lookup.key = &job->job_id;
@@ -359,11 +359,15 @@ bool
 idem_history_make_dead(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, text *error,
 					   TransactionId *in_the_way)
 {
-	Jsonb *errors = idem_history_add_error(idem_row_jsonb(idem_job_row(job), IDEM_JOBS_ERRORS), job->attempt, error);
+	IdemEnd end = {
+		.state = "dead",
+		.at = idem_clock_now(),
+		.errors = idem_history_add_error(idem_row_jsonb(idem_job_row(job), IDEM_JOBS_ERRORS),
+										 job->attempt, error)};
 
-	if (!idem_history_move(jobs, job, queue, "dead", errors, in_the_way))
+	if (!idem_history_move(jobs, job, queue, &end, in_the_way))
 		return false;
-	idem_counters_add_queue(idem_queueref_get(queue->name), IDEM_QUEUE_COUNTER_DEAD);
+	idem_counters_add_queue(queue->ref, IDEM_QUEUE_COUNTER_DEAD);
 	return true;
 }
 
@@ -385,13 +389,13 @@ idem_history_make_dead_if_spent(IdemTable *jobs, const IdemJob *job, const IdemQ
 	if (!job->is_leased || !idem_job_has_no_attempts_left(job, queue))
 		return IDEM_DEAD_NOT_SPENT;
 	/* A2: if the job is skipped, the commit lets it go, too */
-	idem_touched_held(idem_queueref_get(queue->name), true);
+	idem_touched_held(queue->ref, true);
 	if (idem_history_make_dead(jobs, job, queue, cstring_to_text("The lease of the last attempt ran out."),
 							   &changer))
 		return IDEM_DEAD_MADE;
 	if (in_the_way != NULL)
 		*in_the_way = changer;
 	else
-		idem_history_warn_skipped(job->job_id);
+		warn_skipped(job->job_id);
 	return IDEM_DEAD_SKIPPED;
 }

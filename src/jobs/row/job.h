@@ -146,7 +146,8 @@ typedef enum IdemMayEnqueue
 typedef struct IdemQueue
 {
 	text *name;
-	Oid owner; /* invalid: any role may use the queue */
+	IdemQueueRef *ref; /* its counters, skip ranges and waiters; until the transaction ends */
+	Oid owner;		   /* invalid: any role may use the queue */
 	bool paused;
 	IdemPolicy policy;
 	int64 debounce_max;
@@ -240,6 +241,15 @@ typedef struct IdemJob
 	TimestampTz lease_until; /* 0: no worker has the job */
 } IdemJob;
 
+/* What an update of a job means to fetches (J14) and to sessions that wait (A2) */
+typedef enum IdemChange
+{
+	IDEM_CHANGE_LEASED,		/* a worker has it, for as long as before or longer */
+	IDEM_CHANGE_READY,		/* it waits, or its lease ends earlier than before */
+	IDEM_CHANGE_GIVEN_BACK, /* its worker has given it back: it waits again */
+	IDEM_CHANGE_ABSORBED	/* it waited and waits, and has absorbed a duplicate */
+} IdemChange;
+
 /* Is a follow-up job blocked by the job that it follows (J4)? */
 typedef enum IdemBlocked
 {
@@ -257,6 +267,15 @@ typedef enum IdemJobState
 	IDEM_JOB_RUNNING,
 	IDEM_JOB_EXPIRED
 } IdemJobState;
+
+/* How a job ends */
+typedef struct IdemEnd
+{
+	const char *state; /* "done", "dead" or "cancelled" */
+	TimestampTz at;
+	Jsonb *result; /* NULL: none */
+	Jsonb *errors; /* NULL: those that the job has */
+} IdemEnd;
 
 /* Answer of idem_history_make_dead_if_spent() */
 typedef enum IdemDeadOutcome
@@ -327,8 +346,9 @@ extern IdemBlocked idem_jobrow_is_blocked(IdemTable *jobs, const IdemJob *job);
 extern const char *const idem_jobrow_state_words[];
 extern IdemJobState idem_jobrow_state(IdemTable *jobs, const IdemJob *job, Snapshot snapshot,
 									  TimestampTz now);
-extern void idem_jobrow_note_place(const text *queue, int64 key_hash, ItemPointer place);
-extern bool idem_jobrow_store(IdemTable *jobs, const IdemJob *job, TupleTableSlot *new);
+extern void idem_jobrow_note_place(IdemQueueRef *ref, int64 key_hash, ItemPointer place);
+extern void idem_jobrow_store(IdemTable *jobs, const IdemJob *job, TupleTableSlot *new,
+							  IdemQueueRef *ref, IdemChange change);
 extern bool idem_jobrow_find(IdemTable *jobs, int64 job_id, IdemJob *job, IdemQueue *queue);
 
 /* queuestore.c */
@@ -348,26 +368,22 @@ extern bool idem_queuestore_drop(IdemTable *queues, text *name);
 extern bool idem_queuestore_pause(IdemTable *queues, text *name, bool pause);
 extern TimestampTz idem_queuestore_paused_at(text *name);
 
-extern void idem_jobrow_note_job(TupleTableSlot *new);
-extern void idem_jobrow_note_move(TupleTableSlot *new);
+extern void idem_jobrow_note_ready(IdemQueueRef *ref, const IdemPosition *position, TimestampTz due,
+								   bool follows);
 extern void idem_jobrow_note_unfetched(const IdemJob *job);
-extern void idem_jobrow_note_given_back(const IdemJob *job, TupleTableSlot *new);
-extern void idem_jobrow_note_absorbed(TupleTableSlot *new);
-extern void idem_jobrow_note_new(const IdemEnqueue *enqueue, int64 job_id);
 extern void idem_jobrow_note_found(const IdemJob *job);
-extern void idem_jobrow_note_end(IdemTable *jobs, const IdemJob *job, const text *queue);
+extern void idem_jobrow_note_end(IdemTable *jobs, const IdemJob *job, IdemQueueRef *ref);
 
 /* history.c */
 extern Jsonb *idem_history_add_error(Jsonb *errors, int attempt, const text *error);
 extern text *idem_history_last_error(Jsonb *errors);
 extern bool idem_history_has_error_since(Jsonb *errors, TimestampTz time);
 
-extern bool idem_history_write(const IdemJob *job, const char *state, TimestampTz now, int64 keep,
-							   Jsonb *result, Jsonb *errors, TransactionId *in_the_way);
+extern bool idem_history_write(const IdemJob *job, const IdemQueue *queue, const IdemEnd *end,
+							   TransactionId *in_the_way);
 extern bool idem_history_move(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
-							  const char *state, Jsonb *errors, TransactionId *in_the_way);
-extern void idem_history_keep_key(const IdemJob *job, TimestampTz now, Jsonb *result);
-extern void idem_history_warn_skipped(int64 job_id);
+							  const IdemEnd *end, TransactionId *in_the_way);
+extern void idem_history_keep_key(const IdemJob *job, const IdemEnd *end);
 extern void idem_history_warn_in_use(int64 job_id);
 
 extern bool idem_history_make_dead(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, text *error,

@@ -155,44 +155,6 @@ idem_jobrow_is_blocked(IdemTable *jobs, const IdemJob *job)
 }
 
 /*
- * J14: this transaction has written a row with a hash at this place, and the entry of the
- * row is in the index on the hash.  The caller holds the lock on the hash.
- */
-void
-idem_jobrow_note_place(const text *queue, int64 key_hash, ItemPointer place)
-{
-	IdemQueueRef *ref = idem_queueref_get(queue);
-
-	if (idem_queueref_pin(ref))
-		idem_keyskips_note(ref->entry.skips, key_hash, place);
-}
-
-/*
- * Update the row of the job, which this transaction has locked; returns whether its new version
- * has entries of its own in indexes.  A job that holds its key is
- * updated under the lock on its hash, so that a concurrent enqueue of the key
- * does not miss the job while its row moves.
- */
-bool
-idem_jobrow_store(IdemTable *jobs, const IdemJob *job, TupleTableSlot *new)
-{
-	TupleTableSlot *row = idem_job_row(job);
-	bool has_moved;
-
-	if (job->holds_key)
-	{
-		idem_write_update_locked(jobs, row, new, job->key_hash, &has_moved);
-		if (has_moved)
-			idem_jobrow_note_place(DatumGetTextPP(new->tts_values[IDEM_JOBS_QUEUE - 1]),
-								   job->key_hash, &new->tts_tid);
-		idem_table_unlock_hash(jobs, job->key_hash);
-	}
-	else if (idem_write_update(jobs, row, new, &has_moved) != TM_Ok)
-		elog(ERROR, "another transaction has changed a job that this transaction has locked");
-	return has_moved;
-}
-
-/*
  * The state, as the views show it.  A job that runs in an open transaction has the state that
  * it had before, because its fetch is not visible.  The snapshot tells whether a job that this
  * one follows is still there.
@@ -228,71 +190,34 @@ idem_jobrow_find(IdemTable *jobs, int64 job_id, IdemJob *job, IdemQueue *queue)
 /* A key with more entries in the index may have many jobs that have ended: do not read them all */
 #define MAX_FOLLOWERS 32
 
+/*
+ * J14: this transaction has written a row with a hash at this place, and the entry of the
+ * row is in the index on the hash.  The caller holds the lock on the hash.
+ */
+void
+idem_jobrow_note_place(IdemQueueRef *ref, int64 key_hash, ItemPointer place)
+{
+	if (idem_queueref_pin(ref))
+		idem_keyskips_note(ref->entry.skips, key_hash, place);
+}
+
 /* Fetches must look at the position again from the time due on */
 static void
-note_position(const text *queue, const IdemPosition *position, TimestampTz due)
+note_position(IdemQueueRef *ref, const IdemPosition *position, TimestampTz due)
 {
-	idem_skips_note(idem_queueref_skips(idem_queueref_get(queue)), position, due, idem_clock_now());
+	idem_skips_note(idem_queueref_skips(ref), position, due, idem_clock_now());
 }
 
 /*
- * A job of the queue can be fetched from the time due on: for fetches, and for waiters (A2).
- * follows: it is a follow-up job (J4).
- */
-static void
-note_change(const text *queue, const IdemPosition *position, TimestampTz due, bool follows)
-{
-	note_position(queue, position, due);
-	idem_touched_job(idem_queueref_get(queue), due, follows);
-}
-
-/* The time from which on the job can be fetched that this transaction has written */
-static TimestampTz
-get_written(TupleTableSlot *new, IdemPosition *position)
-{
-	const Datum *values = new->tts_values;
-
-	position->priority = DatumGetInt32(values[IDEM_JOBS_PRIORITY - 1]);
-	position->run_at = DatumGetTimestampTz(values[IDEM_JOBS_RUN_AT - 1]);
-	position->job_id = DatumGetInt64(values[IDEM_JOBS_JOB_ID - 1]);
-	if (!new->tts_isnull[IDEM_JOBS_LEASE_UNTIL - 1])
-		return Max(position->run_at,
-				   DatumGetTimestampTz(values[IDEM_JOBS_LEASE_UNTIL - 1]));
-	return position->run_at;
-}
-
-static text *
-get_written_queue(TupleTableSlot *new)
-{
-	return DatumGetTextPP(new->tts_values[IDEM_JOBS_QUEUE - 1]);
-}
-
-/*
- * J14: this transaction has written the job in this row: the job waits, or its
- * lease ends earlier than before.  Its entry is in the index already.
+ * J14: this transaction has written a job, whose entries are in the indexes already.  It can be
+ * fetched from the time due on: for fetches, and for waiters (A2).  follows: it is a follow-up
+ * job (J4).
  */
 void
-idem_jobrow_note_job(TupleTableSlot *new)
+idem_jobrow_note_ready(IdemQueueRef *ref, const IdemPosition *position, TimestampTz due, bool follows)
 {
-	IdemPosition position;
-	TimestampTz due = get_written(new, &position);
-
-	note_change(get_written_queue(new), &position, due,
-				!new->tts_isnull[IDEM_JOBS_AFTER_JOB - 1]);
-}
-
-/*
- * J14: this transaction has written the job, which is leased now, and it has new entries in
- * indexes: a fetch may have met the old entry too late and the new one too early, and
- * would take the job for ended.
- */
-void
-idem_jobrow_note_move(TupleTableSlot *new)
-{
-	IdemPosition position;
-	TimestampTz due = get_written(new, &position);
-
-	note_position(get_written_queue(new), &position, due);
+	note_position(ref, position, due);
+	idem_touched_job(ref, due, follows);
 }
 
 /* K14: this transaction has ended, given back or leased the job, which it was in this version */
@@ -303,37 +228,60 @@ idem_jobrow_note_unfetched(const IdemJob *job)
 		idem_unfinished_add(IDEM_UNFINISHED_JOBS, -1);
 }
 
-/* A2: this transaction has given back the job: it waits again */
-void
-idem_jobrow_note_given_back(const IdemJob *job, TupleTableSlot *new)
-{
-	idem_touched_done(idem_queueref_get(get_written_queue(new)), false, idem_job_was_fetched_here(job));
-	idem_jobrow_note_unfetched(job);
-	idem_jobrow_note_job(new);
-}
-
 /*
- * J14, A4: this transaction has written a waiting job, which has absorbed a duplicate.  It is
- * not a new one (A2).
+ * Update the row of the job, which this transaction has locked, and note what that changes (J14).
+ *
+ * A job that holds its key is updated under the lock on its hash, so that a concurrent enqueue of
+ * the key does not miss the job while its row moves.
  */
 void
-idem_jobrow_note_absorbed(TupleTableSlot *new)
+idem_jobrow_store(IdemTable *jobs, const IdemJob *job, TupleTableSlot *new, IdemQueueRef *ref,
+				  IdemChange change)
 {
-	IdemPosition position;
-	TimestampTz due = get_written(new, &position);
-
-	note_position(get_written_queue(new), &position, due);
-	idem_touched_due(idem_queueref_get(get_written_queue(new)), due);
-}
-
-/* J14: this transaction has enqueued the job, whose entries are in the indexes already */
-void
-idem_jobrow_note_new(const IdemEnqueue *enqueue, int64 job_id)
-{
+	TupleTableSlot *row = idem_job_row(job);
+	const Datum *values = new->tts_values - 1;
 	IdemPosition position = {
-		.priority = enqueue->priority, .run_at = enqueue->run_at, .job_id = job_id};
+		.priority = DatumGetInt32(values[IDEM_JOBS_PRIORITY]),
+		.run_at = DatumGetTimestampTz(values[IDEM_JOBS_RUN_AT]),
+		.job_id = job->job_id};
+	TimestampTz due = position.run_at;
+	bool has_moved;
 
-	note_change(enqueue->queue.name, &position, position.run_at, false);
+	if (!new->tts_isnull[IDEM_JOBS_LEASE_UNTIL - 1])
+		due = Max(due, DatumGetTimestampTz(values[IDEM_JOBS_LEASE_UNTIL]));
+	if (job->holds_key)
+	{
+		idem_write_update_locked(jobs, row, new, job->key_hash, &has_moved);
+		if (has_moved)
+			idem_jobrow_note_place(ref, job->key_hash, &new->tts_tid);
+		idem_table_unlock_hash(jobs, job->key_hash);
+	}
+	else if (idem_write_update(jobs, row, new, &has_moved) != TM_Ok)
+		elog(ERROR, "another transaction has changed a job that this transaction has locked");
+
+	switch (change)
+	{
+		case IDEM_CHANGE_LEASED:
+			/*
+			 * With new entries in indexes, a fetch may have met the old entry too late and the new
+			 * one too early, and would take the job for ended.
+			 */
+			if (has_moved)
+				note_position(ref, &position, due);
+			break;
+		case IDEM_CHANGE_GIVEN_BACK:
+			idem_touched_done(ref, false, idem_job_was_fetched_here(job));
+			idem_jobrow_note_unfetched(job);
+			/* FALLTHROUGH */
+		case IDEM_CHANGE_READY:
+			idem_jobrow_note_ready(ref, &position, due, job->after_job != 0);
+			break;
+		case IDEM_CHANGE_ABSORBED:
+			/* A4: it is not a new one (A2) */
+			note_position(ref, &position, due);
+			idem_touched_due(ref, due);
+			break;
+	}
 }
 
 /*
@@ -344,11 +292,12 @@ void
 idem_jobrow_note_found(const IdemJob *job)
 {
 	text *queue = idem_row_text(idem_job_row(job), IDEM_JOBS_QUEUE);
+	IdemQueueRef *ref = idem_queueref_get(queue);
 	IdemPosition position = idem_job_position(job);
 
 	if (job->holds_key)
-		idem_jobrow_note_place(queue, job->key_hash, &job->row->tts_tid);
-	note_change(queue, &position, Max(job->run_at, job->lease_until), job->after_job != 0);
+		idem_jobrow_note_place(ref, job->key_hash, &job->row->tts_tid);
+	idem_jobrow_note_ready(ref, &position, Max(job->run_at, job->lease_until), job->after_job != 0);
 	pfree(queue);
 }
 
@@ -359,9 +308,9 @@ idem_jobrow_note_found(const IdemJob *job)
  * every fetch that looks at it there finds that the job before it has ended.
  */
 static bool
-note_followers(IdemTable *jobs, const text *queue, int64 job_id, int64 key_hash)
+note_followers(IdemTable *jobs, const IdemJob *job, IdemQueueRef *ref)
 {
-	Datum value = Int64GetDatum(key_hash);
+	Datum value = Int64GetDatum(job->key_hash);
 	IdemLeafWalk walk;
 	SnapshotData dirty;
 	int n = 0;
@@ -379,10 +328,10 @@ note_followers(IdemTable *jobs, const text *queue, int64 job_id, int64 key_hash)
 			if (!idem_leaf_fetch(&walk))
 				continue;
 			idem_job_read(&follower, jobs->found);
-			if (follower.after_job != job_id)
+			if (follower.after_job != job->job_id)
 				continue;
 			position = idem_job_position(&follower);
-			note_position(queue, &position, position.run_at);
+			note_position(ref, &position, position.run_at);
 		} while (walk.again);
 	}
 	idem_leaf_end(&walk);
@@ -394,17 +343,17 @@ note_followers(IdemTable *jobs, const text *queue, int64 job_id, int64 key_hash)
  * have the same key, can be fetched if it commits.
  */
 void
-idem_jobrow_note_end(IdemTable *jobs, const IdemJob *job, const text *queue)
+idem_jobrow_note_end(IdemTable *jobs, const IdemJob *job, IdemQueueRef *ref)
 {
 	IdemSkips *skips;
 
-	idem_touched_done(idem_queueref_get(queue), job->holds_key, idem_job_was_fetched_here(job));
+	idem_touched_done(ref, job->holds_key, idem_job_was_fetched_here(job));
 	idem_jobrow_note_unfetched(job);
 	idem_touched_end(idem_waiters_job(job->job_id));
 	if (!job->holds_key)
 		return;
-	skips = idem_queueref_skips(idem_queueref_get(queue));
+	skips = idem_queueref_skips(ref);
 	if (idem_skips_has_blocked(skips) &&
-		!note_followers(jobs, queue, job->job_id, job->key_hash))
+		!note_followers(jobs, job, ref))
 		idem_skips_drop_blocked(skips);
 }

@@ -24,6 +24,7 @@ bool
 idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 {
 	IdemQueue queue = {0};
+	IdemEnd end = {.state = "cancelled"};
 	IdemJob job;
 	bool found;
 
@@ -32,15 +33,15 @@ idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 	{
 		found = idem_jobrow_find(jobs, job_id, &job, &queue);
 		if (found)
-			idem_touched_held(idem_queueref_get(queue.name), false);
+			idem_touched_held(queue.ref, false);
 	} while (found && idem_write_delete(jobs, jobs->found, true) != TM_Ok);
 	idem_jobtable_unmark_cancel(job_id);
 	if (!found)
 		return false;
-	(void) idem_history_write(&job, "cancelled", idem_clock_now(), queue.keep_dead, NULL, NULL,
-							  NULL);
-	idem_jobrow_note_end(jobs, &job, queue.name);
-	idem_counters_add_queue(idem_queueref_get(queue.name), IDEM_QUEUE_COUNTER_CANCELLED);
+	end.at = idem_clock_now();
+	(void) idem_history_write(&job, &queue, &end, NULL);
+	idem_jobrow_note_end(jobs, &job, queue.ref);
+	idem_counters_add_queue(queue.ref, IDEM_QUEUE_COUNTER_CANCELLED);
 	return true;
 }
 
@@ -56,6 +57,7 @@ idem_jobstore_insert_again(IdemTable *jobs, IdemTable *log)
 	TimestampTz now = idem_clock_now();
 	bool takes_key = idem_row_bool(log->found, IDEM_JOB_LOG_TOOK_KEY);
 	text *queue = idem_row_text(log->found, IDEM_JOB_LOG_QUEUE);
+	IdemQueueRef *ref = idem_queueref_get(queue);
 	text *key = idem_row_text(log->found, IDEM_JOB_LOG_KEY);
 	int64 key_hash = key != NULL ? idem_hash_name(queue, key) : 0;
 	TupleTableSlot *slot = idem_write_new_row(jobs);
@@ -87,11 +89,18 @@ idem_jobstore_insert_again(IdemTable *jobs, IdemTable *log)
 	inserted = idem_write_insert(jobs, slot);
 	if (takes_key)
 	{
-		idem_jobrow_note_place(queue, key_hash, &slot->tts_tid);
+		idem_jobrow_note_place(ref, key_hash, &slot->tts_tid);
 		idem_table_unlock_hash(jobs, key_hash);
 	}
 	if (inserted)
-		idem_jobrow_note_job(slot);
+	{
+		IdemPosition position = {
+			.priority = idem_row_int32(log->found, IDEM_JOB_LOG_PRIORITY),
+			.run_at = now,
+			.job_id = idem_row_int64(log->found, IDEM_JOB_LOG_JOB_ID)};
+
+		idem_jobrow_note_ready(ref, &position, now, false);
+	}
 	return inserted;
 }
 
@@ -128,7 +137,7 @@ idem_jobstore_retry(IdemTable *jobs, int64 job_id)
 					errmsg("number of the job is in use again"),
 					errdetail("Another job with the number " INT64_FORMAT " is live; the job in the history is older.", job_id),
 					errhint("Enqueue the payload of the older job in idem.job_log as a new job; idem_doctor() shows how to correct the sequence."));
-		idem_counters_add_queue(idem_queueref_get(queue.name), IDEM_QUEUE_COUNTER_RETRIED);
+		idem_counters_add_queue(queue.ref, IDEM_QUEUE_COUNTER_RETRIED);
 	}
 	idem_table_close(&log);
 	return removed;

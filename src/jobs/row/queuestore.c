@@ -33,6 +33,7 @@
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
+#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
@@ -147,100 +148,48 @@ read_queue(text *name, IdemQueue *queue)
 	idem_table_close(&table);
 }
 
-/* How long an entry is used, in microseconds */
+/* How long settings are used, in microseconds */
 #define MAX_AGE USECS_PER_SEC
 
-typedef struct CachedQueue
+struct IdemQueueSettings
 {
-	int64 good_until; /* expiry by the steady clock; 0: the slot is free */
+	int64 good_until; /* by the steady clock */
 	uint64 version;	  /* of idem.queues, before the settings were read */
-	int name_len;
-	char name[IDEM_MAX_QUEUE_LEN];
-	IdemQueue queue; /* without its name */
-} CachedQueue;
-
-static CachedQueue entries[64];
-
-/* The entry of the queue, or NULL */
-static CachedQueue *
-find_entry(const text *name)
-{
-	int len = VARSIZE_ANY_EXHDR(name);
-
-	for (int i = 0; i < (int) lengthof(entries); i++)
-	{
-		if (entries[i].good_until != 0 && entries[i].name_len == len &&
-			memcmp(entries[i].name, VARDATA_ANY(name), len) == 0)
-			return &entries[i];
-	}
-	return NULL;
-}
-
-/* Get the settings of the queue; false: read them from the table */
-static bool
-find_cached(text *name, uint64 version, IdemQueue *queue)
-{
-	const CachedQueue *entry = find_entry(name);
-
-	if (entry == NULL || entry->version != version || entry->good_until <= idem_clock_steady())
-		return false;
-	*queue = entry->queue;
-	queue->name = name;
-	return true;
-}
-
-/* The slot for a queue: the slot that it has, else the one that expires first */
-static CachedQueue *
-choose_slot(const text *name)
-{
-	CachedQueue *slot = find_entry(name);
-
-	if (slot != NULL)
-		return slot;
-	slot = &entries[0];
-	for (int i = 1; i < (int) lengthof(entries); i++)
-	{
-		if (entries[i].good_until < slot->good_until)
-			slot = &entries[i];
-	}
-	return slot;
-}
-
-/*
- * Cache settings.  The version is that of idem.queues before the snapshot that shows them was
- * taken: if an invalidation has arrived since then, the entry is out of date at once.
- */
-static void
-set_cached(const IdemQueue *queue, uint64 version)
-{
-	int len = VARSIZE_ANY_EXHDR(queue->name);
-	CachedQueue *entry;
-
-	/* a row that was not enqueued by idem may have a longer name */
-	if (len > IDEM_MAX_QUEUE_LEN)
-		return;
-	entry = choose_slot(queue->name);
-	entry->good_until = idem_clock_steady() + MAX_AGE;
-	entry->version = version;
-	entry->name_len = len;
-	memcpy(entry->name, VARDATA_ANY(queue->name), len);
-	entry->queue = *queue;
-	entry->queue.name = NULL;
-}
+	IdemQueue queue;  /* without its name */
+};
 
 /*
  * Settings of a queue, without a check of privileges.  SERIALIZABLE reads the table, because
- * its conflict checks need to know about the read.
+ * its conflict checks need to know about the read.  The version is that of idem.queues before the
+ * snapshot that shows the settings is taken: if an invalidation arrives after that, they are out
+ * of date at once.
  */
 void
 idem_queuestore_get(text *name, IdemQueue *queue)
 {
+	IdemQueueRef *ref = idem_queueref_get(name);
+	struct IdemQueueSettings *known = ref->settings;
 	uint64 version = idem_table_version(&idem_queuestore_def);
 
-	if (!IsolationIsSerializable() && find_cached(name, version, queue))
+	if (known != NULL && known->version == version && !IsolationIsSerializable() &&
+		known->good_until > idem_clock_steady())
+	{
+		*queue = known->queue;
+		queue->name = name;
 		return;
+	}
 	read_queue(name, queue);
-	set_cached(queue, version);
+	queue->ref = ref;
+	/* a handle without a name stands for several queues */
+	if (ref->name == NULL)
+		return;
+	if (known == NULL)
+		known = ref->settings =
+			MemoryContextAlloc(GetMemoryChunkContext(ref), sizeof(struct IdemQueueSettings));
+	known->good_until = idem_clock_steady() + MAX_AGE;
+	known->version = version;
+	known->queue = *queue;
+	known->queue.name = NULL;
 }
 
 /* May the role use a queue of this owner?  InvalidOid: every role may. */
