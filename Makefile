@@ -79,11 +79,9 @@ OBJS = \
 	src/cleanup/worker.o \
 	src/cleanup/launcher.o \
 	src/admin/privileges.o \
-	src/admin/members.o \
 	src/admin/queue.o \
 	src/admin/doctor.o \
 	src/admin/map.o \
-	src/admin/citus.o \
 	src/xact.o \
 	src/idem.o
 # The install script, in this order: what a part uses comes before it.

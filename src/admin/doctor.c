@@ -1,9 +1,8 @@
 /*
  * doctor.c
- *		SQL function idem_stat_tables(), for idem_doctor(): which tables the functions refuse, and
- *		why.
+ *		SQL functions for idem_doctor(): idem_stat_tables, idem_citus_table.
  *
- * It applies the checks of table/check.c, and raises no error for what they find.
+ * They apply the checks of table/check.c, and raise no error for what they find.
  */
 #include "postgres.h"
 
@@ -17,6 +16,7 @@
 #include "schedules/schedules.h"
 
 IDEM_FUNCTION(idem_stat_tables);
+IDEM_FUNCTION(idem_citus_table);
 
 static const IdemTableDef *const defs[] = {
 	&idem_keyrow_def, &idem_jobtable_def, &idem_jobtable_keys_def, &idem_jobtable_log_def,
@@ -61,4 +61,18 @@ idem_stat_tables(PG_FUNCTION_ARGS)
 		idem_answer_put(&answer);
 	}
 	return (Datum) 0;
+}
+
+/* What Citus has made of a table (M7); null if nothing, also for a null argument */
+Datum
+idem_citus_table(PG_FUNCTION_ARGS)
+{
+	const char *kind = NULL;
+
+	idem_fn_begin(fcinfo, &idem_citus_table_signature, NULL);
+	if (!PG_ARGISNULL(0))
+		kind = idem_check_citus_kind(PG_GETARG_OID(0));
+	if (kind == NULL)
+		PG_RETURN_NULL();
+	PG_RETURN_TEXT_P(cstring_to_text(kind));
 }

@@ -68,69 +68,55 @@ typedef struct Leaving
 	TimestampTz now;
 } Leaving;
 
-/* Does the row found leave?  If so, *slot is its slot, or IDEM_NO_SLOT if that is not known. */
-typedef bool (*LeavesFunction)(IdemTable *table, const Leaving *leaving, int *slot);
-
-static bool
-does_key_leave(IdemTable *keys, const Leaving *leaving, int *slot)
-{
-	IdemKeyRow key;
-
-	idem_keyrow_read(keys->found, 0, &key);
-	if (key.status == IDEM_KEY_GONE)
-		return false;
-	*slot = idem_shard_slot(leaving->to, idem_row_text(keys->found, IDEM_KEYS_SCOPE),
-							idem_row_text(keys->found, IDEM_KEYS_KEY));
-	return leaving->gone[*slot];
-}
-
 /*
- * Does the job with this number leave?  If the number carries no slot (M6), a key that absorbs
- * duplicates may belong to any slot.
+ * Does the row found leave?  If so, *slot is its slot, or IDEM_NO_SLOT if that is not known:
+ * the number of a job may carry none (M6), and a key that absorbs duplicates may then belong to
+ * any slot.
  */
 static bool
-does_number_leave(int64 job_id, bool has_key, const Leaving *leaving, int *slot)
+does_row_leave(IdemTable *table, const Leaving *leaving, int *slot)
 {
+	int64 job_id;
+	bool has_key;
+
+	if (table->def == &idem_keyrow_def)
+	{
+		IdemKeyRow key;
+
+		idem_keyrow_read(table->found, 0, &key);
+		if (key.status == IDEM_KEY_GONE)
+			return false;
+		*slot = idem_shard_slot(leaving->to, idem_row_text(table->found, IDEM_KEYS_SCOPE),
+								idem_row_text(table->found, IDEM_KEYS_KEY));
+		return leaving->gone[*slot];
+	}
+	if (table->def == &idem_jobtable_def)
+	{
+		job_id = idem_row_int64(table->found, IDEM_JOBS_JOB_ID);
+		has_key = !idem_row_isnull(table->found, IDEM_JOBS_KEY_HASH);
+	}
+	else if (table->def == &idem_jobtable_keys_def)
+	{
+		if (idem_row_timestamp(table->found, IDEM_JOB_KEYS_EXPIRES_AT) <= leaving->now)
+			return false;
+		job_id = idem_row_int64(table->found, IDEM_JOB_KEYS_JOB_ID);
+		has_key = true;
+	}
+	else
+	{
+		Assert(table->def == &idem_jobtable_log_def);
+		if (idem_row_timestamp(table->found, IDEM_JOB_LOG_EXPIRES_AT) <= leaving->now)
+			return false;
+		job_id = idem_row_int64(table->found, IDEM_JOB_LOG_JOB_ID);
+		has_key = false;
+	}
 	*slot = idem_shard_slot_of_job(&leaving->numbered, job_id);
 	return *slot == IDEM_NO_SLOT ? has_key : leaving->gone[*slot];
 }
 
-static bool
-does_job_leave(IdemTable *jobs, const Leaving *leaving, int *slot)
-{
-	return does_number_leave(idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID),
-							 !idem_row_isnull(jobs->found, IDEM_JOBS_KEY_HASH), leaving, slot);
-}
-
-static bool
-does_job_key_leave(IdemTable *keys, const Leaving *leaving, int *slot)
-{
-	return idem_row_timestamp(keys->found, IDEM_JOB_KEYS_EXPIRES_AT) > leaving->now &&
-		does_number_leave(idem_row_int64(keys->found, IDEM_JOB_KEYS_JOB_ID), true, leaving, slot);
-}
-
-static bool
-does_history_leave(IdemTable *log, const Leaving *leaving, int *slot)
-{
-	return idem_row_timestamp(log->found, IDEM_JOB_LOG_EXPIRES_AT) > leaving->now &&
-		does_number_leave(idem_row_int64(log->found, IDEM_JOB_LOG_JOB_ID), false, leaving, slot);
-}
-
-pg_noreturn static void
-refuse_leaving(IdemTable *table, const Leaving *leaving, int slot)
-{
-	ereport(ERROR,
-			errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			errmsg("slots that the map leaves out have rows"),
-			slot != IDEM_NO_SLOT ? errdetail("Table idem.%s has a row of slot %d that has not expired.", table->def->name, slot) :
-								   errdetail("Table idem.%s has the key of a job whose number carries no slot, so its slot is not known.", table->def->name),
-			leaving->is_move ? errhint("Wait until the jobs with a key from before the map have ended, and their keys have expired.") :
-							   errhint("Move the rows first, or wait until they have expired. With force => true they stay behind, where no function finds them."));
-}
-
 /* M5: raise an error if a row of the table leaves.  Reads the table up to the first such row. */
 static void
-check_table(IdemTable *table, const Leaving *leaving, LeavesFunction does_leave)
+check_table(IdemTable *table, const Leaving *leaving)
 {
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	TableScanDesc scan = table_beginscan_strat(table->heap, snapshot, 0, NULL, true, true);
@@ -142,8 +128,14 @@ check_table(IdemTable *table, const Leaving *leaving, LeavesFunction does_leave)
 	while (table_scan_getnextslot(scan, ForwardScanDirection, table->found))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (does_leave(table, leaving, &slot))
-			refuse_leaving(table, leaving, slot);
+		if (does_row_leave(table, leaving, &slot))
+			ereport(ERROR,
+					errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("slots that the map leaves out have rows"),
+					slot != IDEM_NO_SLOT ? errdetail("Table idem.%s has a row of slot %d that has not expired.", table->def->name, slot) :
+										   errdetail("Table idem.%s has the key of a job whose number carries no slot, so its slot is not known.", table->def->name),
+					leaving->is_move ? errhint("Wait until the jobs with a key from before the map have ended, and their keys have expired.") :
+									   errhint("Move the rows first, or wait until they have expired. With force => true they stay behind, where no function finds them."));
 		MemoryContextReset(context);
 	}
 	MemoryContextSwitchTo(oldcontext);
@@ -158,18 +150,8 @@ check_job_keys(const Leaving *leaving)
 	IdemTable job_keys;
 
 	idem_jobtable_open_keys(&job_keys, AccessShareLock);
-	check_table(&job_keys, leaving, does_job_key_leave);
+	check_table(&job_keys, leaving);
 	idem_table_close(&job_keys);
-}
-
-static void
-check_history(const Leaving *leaving)
-{
-	IdemTable log;
-
-	idem_jobtable_open_log(&log, AccessShareLock);
-	check_table(&log, leaving, does_history_leave);
-	idem_table_close(&log);
 }
 
 /* M5: raise an error if rows of the slots that go away would stay behind */
@@ -180,6 +162,7 @@ check_rows(Change *change, const IdemShard *to)
 	Leaving leaving = {.to = to, .now = idem_clock_now()};
 	bool same_rule = from->by_scope == to->by_scope;
 	int ngone = 0;
+	IdemTable log;
 
 	/* with another rule all rows have other slots */
 	for (int slot = 0; slot < IDEM_SLOTS; slot++)
@@ -193,24 +176,12 @@ check_rows(Change *change, const IdemShard *to)
 		return;
 	if (same_rule)
 		leaving.numbered = *from;
-	check_table(&change->keys, &leaving, does_key_leave);
-	check_table(&change->jobs, &leaving, does_job_leave);
+	check_table(&change->keys, &leaving);
+	check_table(&change->jobs, &leaving);
 	check_job_keys(&leaving);
-	check_history(&leaving);
-}
-
-/*
- * M8: raise an error if a job with a key may be one of a slot that is given up, although its
- * number does not tell: it would stay behind, and duplicates of it would run elsewhere.
- */
-static void
-check_unnumbered(Change *change, const IdemShard *to)
-{
-	Leaving leaving = {
-		.is_move = true, .to = to, .numbered = change->from, .now = idem_clock_now()};
-
-	check_table(&change->jobs, &leaving, does_job_leave);
-	check_job_keys(&leaving);
+	idem_jobtable_open_log(&log, AccessShareLock);
+	check_table(&log, &leaving);
+	idem_table_close(&log);
 }
 
 static int64
@@ -346,30 +317,6 @@ refuse_copy(const Identity *identity)
 			errhint("If this database replaces that one for good, as after pg_upgrade, run SELECT pg_catalog.idem_shard_set(slots, by, number, keep_id => database_id) FROM idem.shard. If it is a copy, give it slots of its own with pg_catalog.idem_shard_set()."));
 }
 
-/*
- * M8: this database replaces the one that has stored the row, so it keeps its id.  The caller
- * passes the id to say so.
- */
-static void
-check_kept_id(const Change *change, const pg_uuid_t *id)
-{
-	const Identity *identity = &change->identity;
-
-	if (!change->from.exists || !is_same_id(&identity->id, id))
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid value of \"%s\"", "keep_id"),
-				errdetail("It is not the id in table idem.shard."),
-				errhint("Pass column \"database_id\" of idem.shard if this database replaces the one that has stored it, or leave it out."));
-	if (is_copy(identity) && identity->system_identifier == (int64) GetSystemIdentifier() &&
-		get_database_name(identity->database_oid) != NULL)
-		ereport(ERROR,
-				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("the database that has this id still exists"),
-				errdetail("It is database \"%s\" of this server.", get_database_name(identity->database_oid)),
-				errhint("Leave \"keep_id\" out: this database then gets an id of its own."));
-}
-
 /* Slots that are on their way, and the other database; nulls if there are none */
 static void
 set_moving(TupleTableSlot *row, AttrNumber attno, const bool *slots, AttrNumber other_attno,
@@ -379,34 +326,6 @@ set_moving(TupleTableSlot *row, AttrNumber attno, const bool *slots, AttrNumber 
 		return;
 	idem_row_set(row, attno, make_ranges(slots));
 	idem_row_set(row, other_attno, UUIDPGetDatum(other));
-}
-
-/*
- * Write the row.  The invalidation comes first, so that it applies in this session with the
- * end of the write; other sessions get it before this transaction releases its locks (M4).
- */
-static void
-store_map(Change *change, const IdemShard *to)
-{
-	IdemTable *table = &change->table;
-	TupleTableSlot *slot = idem_write_new_row(table);
-
-	idem_row_set(slot, IDEM_SHARD_ID, Int16GetDatum(IDEM_SHARD_ROW));
-	idem_row_set(slot, IDEM_SHARD_JOBS_FROM, Int64GetDatum(to->jobs_from));
-	idem_row_set(slot, IDEM_SHARD_SYSTEM_IDENTIFIER, Int64GetDatum(GetSystemIdentifier()));
-	idem_row_set(slot, IDEM_SHARD_DATABASE_OID, ObjectIdGetDatum(MyDatabaseId));
-	idem_row_set(slot, IDEM_SHARD_DATABASE_ID, UUIDPGetDatum(&change->identity.id));
-	idem_row_set(slot, IDEM_SHARD_BY, CStringGetTextDatum(to->by_scope ? "scope" : "key"));
-	if (to->is_mapped)
-		idem_row_set(slot, IDEM_SHARD_SLOTS, make_ranges(to->has));
-	if (to->number >= 0)
-		idem_row_set(slot, IDEM_SHARD_NUMBER, Int32GetDatum(to->number));
-	set_moving(slot, IDEM_SHARD_GIVEN, to->given, IDEM_SHARD_RECEIVER, change->receiver);
-	set_moving(slot, IDEM_SHARD_TAKEN, to->taken, IDEM_SHARD_SENDER, change->sender);
-	CacheInvalidateRelcache(table->heap);
-	if (change->from.exists ? idem_write_update(table, table->found, slot, NULL) != TM_Ok :
-							  !idem_write_insert(table, slot))
-		elog(ERROR, "could not store the map of slots");
 }
 
 /*
@@ -433,27 +352,35 @@ begin_change(Change *change)
 	change->sender = idem_row_uuid(row, IDEM_SHARD_SENDER);
 }
 
+/*
+ * M4: write the row.  The invalidation comes first, so that it applies in this session with the
+ * end of the write; other sessions get it before this transaction releases its locks.
+ */
 static void
 end_change(Change *change, const IdemShard *to)
 {
-	store_map(change, to);
+	IdemTable *table = &change->table;
+	TupleTableSlot *slot = idem_write_new_row(table);
+
+	idem_row_set(slot, IDEM_SHARD_ID, Int16GetDatum(IDEM_SHARD_ROW));
+	idem_row_set(slot, IDEM_SHARD_JOBS_FROM, Int64GetDatum(to->jobs_from));
+	idem_row_set(slot, IDEM_SHARD_SYSTEM_IDENTIFIER, Int64GetDatum(GetSystemIdentifier()));
+	idem_row_set(slot, IDEM_SHARD_DATABASE_OID, ObjectIdGetDatum(MyDatabaseId));
+	idem_row_set(slot, IDEM_SHARD_DATABASE_ID, UUIDPGetDatum(&change->identity.id));
+	idem_row_set(slot, IDEM_SHARD_BY, CStringGetTextDatum(to->by_scope ? "scope" : "key"));
+	if (to->is_mapped)
+		idem_row_set(slot, IDEM_SHARD_SLOTS, make_ranges(to->has));
+	if (to->number >= 0)
+		idem_row_set(slot, IDEM_SHARD_NUMBER, Int32GetDatum(to->number));
+	set_moving(slot, IDEM_SHARD_GIVEN, to->given, IDEM_SHARD_RECEIVER, change->receiver);
+	set_moving(slot, IDEM_SHARD_TAKEN, to->taken, IDEM_SHARD_SENDER, change->sender);
+	CacheInvalidateRelcache(table->heap);
+	if (change->from.exists ? idem_write_update(table, table->found, slot, NULL) != TM_Ok :
+							  !idem_write_insert(table, slot))
+		elog(ERROR, "could not store the map of slots");
 	idem_table_close(&change->jobs);
 	idem_table_close(&change->keys);
 	idem_table_close(&change->table);
-}
-
-static int
-get_number(FunctionCallInfo fcinfo, int arg)
-{
-	if (PG_ARGISNULL(arg))
-		return -1;
-	if (PG_GETARG_INT32(arg) < 0)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid value of \"%s\"", "number"),
-				errdetail("The number of the shard is %d; it must not be negative.", PG_GETARG_INT32(arg)),
-				errhint("Number the shards from 0 on, or leave it out."));
-	return PG_GETARG_INT32(arg);
 }
 
 pg_noreturn static void
@@ -496,20 +423,44 @@ check_moves(const Change *change, const IdemShard *to, bool same_rule)
 	}
 }
 
-/* M8: the id that the row gets; a copy gets an id of its own, and takes no part in a move */
+/*
+ * M8: the id that the row gets.  The caller passes keep_id to say that this database replaces the
+ * one that has stored the row; otherwise a copy gets an id of its own, and takes no part in a
+ * move.
+ */
 static void
-choose_id(Change *change, bool force)
+choose_id(Change *change, const pg_uuid_t *keep_id, bool force)
 {
-	if (change->from.exists && !is_copy(&change->identity))
-		return;
-	if (has_any(change->from.given) || has_any(change->from.taken))
+	Identity *identity = &change->identity;
+	char *original;
+
+	if (keep_id == NULL)
 	{
-		if (!force)
-			refuse_copy(&change->identity);
-		memset(change->from.given, 0, sizeof(change->from.given));
-		memset(change->from.taken, 0, sizeof(change->from.taken));
+		if (change->from.exists && !is_copy(identity))
+			return;
+		if (has_any(change->from.given) || has_any(change->from.taken))
+		{
+			if (!force)
+				refuse_copy(identity);
+			memset(change->from.given, 0, sizeof(change->from.given));
+			memset(change->from.taken, 0, sizeof(change->from.taken));
+		}
+		identity->id = *DatumGetUUIDP(DirectFunctionCall1(gen_random_uuid, (Datum) 0));
+		return;
 	}
-	change->identity.id = *DatumGetUUIDP(DirectFunctionCall1(gen_random_uuid, (Datum) 0));
+	if (!change->from.exists || !is_same_id(&identity->id, keep_id))
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid value of \"%s\"", "keep_id"),
+				errdetail("It is not the id in table idem.shard."),
+				errhint("Pass column \"database_id\" of idem.shard if this database replaces the one that has stored it, or leave it out."));
+	if (is_copy(identity) && identity->system_identifier == (int64) GetSystemIdentifier() &&
+		(original = get_database_name(identity->database_oid)) != NULL)
+		ereport(ERROR,
+				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("the database that has this id still exists"),
+				errdetail("It is database \"%s\" of this server.", original),
+				errhint("Leave \"keep_id\" out: this database then gets an id of its own."));
 }
 
 Datum
@@ -526,14 +477,17 @@ idem_shard_set(PG_FUNCTION_ARGS)
 		idem_shard_mark(to.has, PG_GETARG_DATUM(0));
 	to.by_scope = idem_args_word(PG_ARGISNULL(1) ? NULL : PG_GETARG_TEXT_PP(1), "by", words,
 								 "Use \"key\" to spread single keys, \"scope\" to keep all keys of a scope together.") != 0;
-	to.number = get_number(fcinfo, 2);
+	to.number = PG_ARGISNULL(2) ? -1 : PG_GETARG_INT32(2);
+	if (to.number < 0 && !PG_ARGISNULL(2))
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid value of \"%s\"", "number"),
+				errdetail("The number of the shard is %d; it must not be negative.", to.number),
+				errhint("Number the shards from 0 on, or leave it out."));
 
 	begin_change(&change);
 	same_rule = change.from.exists && change.from.by_scope == to.by_scope;
-	if (PG_ARGISNULL(4))
-		choose_id(&change, force);
-	else
-		check_kept_id(&change, PG_GETARG_UUID_P(4));
+	choose_id(&change, PG_ARGISNULL(4) ? NULL : PG_GETARG_UUID_P(4), force);
 	if (!force)
 	{
 		check_moves(&change, &to, same_rule);
@@ -599,20 +553,6 @@ check_other(const bool *moving, const pg_uuid_t *before, const pg_uuid_t *now, c
 			errhint("Finish that move first: run idem_move with the same databases until it says \"moved\"."));
 }
 
-/* M8: a slot goes if this database has it, and the database that had it before has no rows left */
-static void
-check_slot(const IdemShard *shard, int slot)
-{
-	if (shard->taken[slot])
-		refuse_taken(slot);
-	if (!shard->has[slot] && !shard->given[slot])
-		ereport(ERROR,
-				errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("slots do not belong to this database"),
-				errdetail("The map does not have slot %d, and this database has not given it up.", slot),
-				errhint("Call the database that has the slot."));
-}
-
 /* M8: give up slots whose rows another database will copy */
 Datum
 idem_shard_give(PG_FUNCTION_ARGS)
@@ -621,6 +561,7 @@ idem_shard_give(PG_FUNCTION_ARGS)
 	Change change;
 	IdemShard to;
 	pg_uuid_t *receiver;
+	Leaving leaving = {.is_move = true, .to = &to};
 
 	idem_fn_begin(fcinfo, &idem_shard_give_signature, "idem_shard_give()");
 	idem_args_require(fcinfo, 1, "receiver", "Pass what pg_catalog.idem_shard_id() returns in the database that will take the slots.");
@@ -634,11 +575,27 @@ idem_shard_give(PG_FUNCTION_ARGS)
 	{
 		if (!slots[slot])
 			continue;
-		check_slot(&to, slot);
+		/* the database that had it before may have rows of it left */
+		if (to.taken[slot])
+			refuse_taken(slot);
+		if (!to.has[slot] && !to.given[slot])
+			ereport(ERROR,
+					errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("slots do not belong to this database"),
+					errdetail("The map does not have slot %d, and this database has not given it up.", slot),
+					errhint("Call the database that has the slot."));
 		to.has[slot] = false;
 		to.given[slot] = true;
 	}
-	check_unnumbered(&change, &to);
+
+	/*
+	 * A job with a key may be one of these slots although its number does not tell: it would
+	 * stay behind, and duplicates of it would run elsewhere.
+	 */
+	leaving.numbered = change.from;
+	leaving.now = idem_clock_now();
+	check_table(&change.jobs, &leaving);
+	check_job_keys(&leaving);
 	end_change(&change, &to);
 	PG_RETURN_INT64(idem_jobtable_last_value());
 }
@@ -669,22 +626,6 @@ note_jobs(IdemTable *jobs, const IdemShard *shard, const bool *slots)
 	UnregisterSnapshot(snapshot);
 }
 
-static int64
-get_above(FunctionCallInfo fcinfo, int arg)
-{
-	int64 above;
-
-	idem_args_require(fcinfo, arg, "above", "Pass what idem_shard_give() has returned.");
-	above = PG_GETARG_INT64(arg);
-	if (above < 0 || above >= PG_INT64_MAX / IDEM_SLOTS)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid value of \"%s\"", "above"),
-				errdetail("The value is %lld, which no sequence of job numbers can reach.", (long long) above),
-				errhint("Pass what idem_shard_give() has returned."));
-	return above;
-}
-
 /* M8: take slots back that were given up; the caller names the database that may have them */
 static void
 take_back(const Change *change, IdemShard *to, const bool *slots, const pg_uuid_t *sender)
@@ -697,20 +638,6 @@ take_back(const Change *change, IdemShard *to, const bool *slots, const pg_uuid_
 			refuse_back(slot, "Run idem_move --abort, which keeps that database from taking the slots. If you are sure that it has not taken them and never will, pass its id as \"sender\".");
 		to->given[slot] = false;
 		to->has[slot] = true;
-	}
-}
-
-/* M8: take slots that come from another database, which may still have their rows */
-static void
-take_new(FunctionCallInfo fcinfo, const Change *change, IdemShard *to, const bool *slots)
-{
-	for (int slot = 0; slot < IDEM_SLOTS; slot++)
-	{
-		if (!slots[slot] || to->has[slot])
-			continue;
-		idem_args_require(fcinfo, 2, "sender", "Pass what pg_catalog.idem_shard_id() returns in the database that had the slots.");
-		check_other(change->from.taken, change->sender, PG_GETARG_UUID_P(2), "sender");
-		to->taken[slot] = to->has[slot] = true;
 	}
 }
 
@@ -728,13 +655,28 @@ idem_shard_take(PG_FUNCTION_ARGS)
 	pg_uuid_t *sender = PG_ARGISNULL(2) ? NULL : PG_GETARG_UUID_P(2);
 
 	idem_fn_begin(fcinfo, &idem_shard_take_signature, "idem_shard_take()");
-	above = get_above(fcinfo, 1);
+	idem_args_require(fcinfo, 1, "above", "Pass what idem_shard_give() has returned.");
+	above = PG_GETARG_INT64(1);
+	if (above < 0 || above >= PG_INT64_MAX / IDEM_SLOTS)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid value of \"%s\"", "above"),
+				errdetail("The value is %lld, which no sequence of job numbers can reach.", (long long) above),
+				errhint("Pass what idem_shard_give() has returned."));
 	begin_move(fcinfo, &change, slots);
 	if (sender != NULL)
 		check_is_other(&change, sender, "sender");
 	to = change.from;
 	take_back(&change, &to, slots, sender);
-	take_new(fcinfo, &change, &to, slots);
+	/* the others come from another database, which may still have their rows */
+	for (int slot = 0; slot < IDEM_SLOTS; slot++)
+	{
+		if (!slots[slot] || to.has[slot])
+			continue;
+		idem_args_require(fcinfo, 2, "sender", "Pass what pg_catalog.idem_shard_id() returns in the database that had the slots.");
+		check_other(change.from.taken, change.sender, sender, "sender");
+		to.taken[slot] = to.has[slot] = true;
+	}
 	if (memcmp(to.taken, change.from.taken, sizeof(to.taken)) != 0)
 		change.sender = sender;
 	idem_jobtable_lift_sequence(above);

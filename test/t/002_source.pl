@@ -70,6 +70,14 @@ my @sources = map { s/\.c$/.o/r } grep { /\.c$/ } @extension;
 
 is("@{[ sort @objects ]}", "@{[ sort @sources ]}", 'OBJS lists every C file');
 
+# No two files have one name: an error message or a profile names a file without its folder.
+{
+	my %files;
+
+	push @{ $files{ s{.*/}{}r } }, $_ foreach @extension;
+	is(join(' ', map { @$_ > 1 ? @$_ : () } values %files), '', 'names of files are unique');
+}
+
 SKIP:
 {
 	my ($has_nm) = eval { run_command([ 'nm', '--version' ]) };
