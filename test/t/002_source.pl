@@ -5,6 +5,7 @@ use strict;
 use warnings FATAL => 'all';
 
 use File::Basename qw(dirname);
+use File::Find qw(find);
 use PostgreSQL::Test::Utils;
 use Test::More;
 
@@ -241,6 +242,82 @@ while ($sql =~ /^CREATE (FUNCTION|PROCEDURE) pg_catalog\.(\w+)\((.*?)\)\n(?:RETU
 		is($shown_columns // $columns, $columns, "doc/reference.md: columns of $name()") if $columns ne '';
 	}
 }
+
+# Every name in backticks exists: a file or folder as the end of a path, any other word in
+# the code, not in a comment only.  For src/README.md, the code is that of src.
+
+my %exception = (
+	(map { $_ => 'a run makes it' } 'build/', 'src/declared.h', 'regression.diffs', 'output_iso/regression.diffs',
+		'tmp_check/log/', 'pg_stat/idem.stat', 'contrib_regression'),
+	(map { $_ => 'of PostgreSQL or another program' } '--without-icu', '--enable-tap-tests', 'src/test/isolation', '/tmp',
+		'callgrind_annotate', 'git', 'grep'),
+	(map { $_ => 'stands for other names' } 'idem--OLD--NEW.sql', 'line_NAME', 'idem_<file>_<verb>'),
+	(map { $_ => 'the end of names' } '.spec', '.pl', '*store.c', '*.sql'));
+my (%path_end, %word, %word_of_src, @dead);
+
+find({ no_chdir => 1,
+	preprocess => sub { grep { !/^(?:\.git|node_modules|tmp_check.*|\.cache|results)$/ } @_ },
+	wanted => sub {
+		my $path = s{^\./}{}r;
+
+		for (my $end = $path;; )
+		{
+			$path_end{$end} = $path_end{"$end/"} = 1;
+			$end =~ s{^[^/]+/}{} or last;
+		}
+		return if !-f || $path !~ m{^(?:(?:src|sql|test)/.*\.(?:c|h|def|sql|awk|p[lm]|sh|spec)|Makefile)$} || $path =~ /002_source/;
+		my $text = slurp_file($path);
+
+		$text =~ s{/\*.*?\*/}{}sg if $path =~ /\.[ch]$/;
+		$text =~ s{(?:^|\s)(?:--|#) [^\n]*}{}sg if $path !~ /\.[ch]$/;
+		foreach my $name ($text =~ /\w+/g)
+		{
+			$word{$name} = 1;
+			$word_of_src{$name} = 1 if $path =~ m{^src/|^Makefile};
+		}
+	} }, '.');
+
+foreach my $page ('src/README.md', 'CONTRIBUTING.md', 'doc/protocol.md', glob('doc/*-protocol.md'))
+{
+	my $text = slurp_file($page) =~ s/^```.*?^```//msgr;
+	my $words = $page eq 'src/README.md' ? \%word_of_src : \%word;
+
+	foreach my $span ($text =~ /`([^`]+)`/g)
+	{
+		next if $exception{$span};
+		if ($span =~ m{^[\w./-]+$} && $span =~ m{/|\.(?:c|h|sql|p[lm]|sh|spec|md|awk)$})
+		{
+			push @dead, "$page: $span" if !$path_end{$span};
+		}
+		else
+		{
+			push @dead, map { "$page: $_" } grep { !$words->{$_} && !$exception{$_} && !/^[A-Z]\d+$/ } $span =~ /[A-Za-z_]\w*/g;
+		}
+	}
+}
+is(join("\n", @dead), '', 'the pages for developers name what exists');
+
+# The table of files in src/README.md has every C file, and each flow begins in the file that it says.
+
+my $readme = slurp_file('src/README.md');
+my (@listed, @wrong, $folder);
+
+while ($readme =~ /^\| (?:`([\w.\/]+)` )?\| ((?:`[\w.]+`(?:, )?)+) \|/mg)
+{
+	my $files = $2;
+
+	$folder = $1 if defined $1;
+	push @listed, map { "$folder/$_" =~ s{^\./}{}r } grep { /\.c$/ } $files =~ /`([^`]+)`/g;
+}
+my %times = map { s{^src/}{}r => 1 } grep { /\.c$/ } @extension, @programs;
+
+$times{$_}-- foreach @listed;
+is(join(' ', grep { $times{$_} } sort keys %times), '', 'the table of files lists every C file once, and no other');
+while ($readme =~ /`(\w+)\(\)` in `([\w\/]+\.c)`/g)
+{
+	push @wrong, "$1 in $2" if !-f "src/$2" || slurp_file("src/$2") !~ /^(?:IDEM_FUNCTION\()?$1\b/m;
+}
+is("@wrong", '', 'each flow begins where src/README.md says');
 
 # Every rule of the contract stands in the source, in a test, and in the table
 # of src/README.md.  The functions that the table names have the rule in the
