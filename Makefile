@@ -23,7 +23,6 @@ OBJS = \
 	src/shmem/queueref.o \
 	src/table/check.o \
 	src/table/table.o \
-	src/table/write.o \
 	src/table/row.o \
 	src/table/leaf.o \
 	src/table/probe.o \

@@ -360,7 +360,7 @@ static void
 end_change(Change *change, const IdemShard *to)
 {
 	IdemTable *table = &change->table;
-	TupleTableSlot *slot = idem_write_new_row(table);
+	TupleTableSlot *slot = idem_table_new_row(table);
 
 	idem_row_set(slot, IDEM_SHARD_ID, Int16GetDatum(IDEM_SHARD_ROW));
 	idem_row_set(slot, IDEM_SHARD_JOBS_FROM, Int64GetDatum(to->jobs_from));
@@ -375,8 +375,8 @@ end_change(Change *change, const IdemShard *to)
 	set_moving(slot, IDEM_SHARD_GIVEN, to->given, IDEM_SHARD_RECEIVER, change->receiver);
 	set_moving(slot, IDEM_SHARD_TAKEN, to->taken, IDEM_SHARD_SENDER, change->sender);
 	CacheInvalidateRelcache(table->heap);
-	if (change->from.exists ? idem_write_update(table, table->found, slot, NULL) != TM_Ok :
-							  !idem_write_insert(table, slot))
+	if (change->from.exists ? idem_table_update(table, table->found, slot, NULL) != TM_Ok :
+							  !idem_table_insert(table, slot))
 		elog(ERROR, "could not store the map of slots");
 	idem_table_close(&change->jobs);
 	idem_table_close(&change->keys);

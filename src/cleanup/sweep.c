@@ -108,7 +108,7 @@ remove_row(const IdemSweep *sweep, IdemTable *table, TupleTableSlot *row)
 			return false;
 		abandoned = key.lease_until != 0 && key.finished_at == 0;
 	}
-	if (idem_write_delete(table, row, false) != TM_Ok)
+	if (idem_table_delete(table, row, false) != TM_Ok)
 		return false;
 	idem_counters_add(sweep->counter);
 	if (abandoned)

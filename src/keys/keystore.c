@@ -178,7 +178,7 @@ fill_claim(TupleTableSlot *new, const IdemClaim *claim, TimestampTz now, const I
 static TupleTableSlot *
 start_row(IdemTable *table, int64 key_hash, int nth)
 {
-	TupleTableSlot *new = idem_write_new_row(table);
+	TupleTableSlot *new = idem_table_new_row(table);
 	bytea *no_request = palloc(VARHDRSZ);
 
 	SET_VARSIZE(no_request, VARHDRSZ);
@@ -192,7 +192,7 @@ start_row(IdemTable *table, int64 key_hash, int nth)
 static void
 update_locked(IdemTable *table, TupleTableSlot *row, TupleTableSlot *new)
 {
-	idem_write_update_hashed(table, row, new, idem_row_int64(row, IDEM_KEYS_KEY_HASH));
+	idem_table_update_hashed(table, row, new, idem_row_int64(row, IDEM_KEYS_KEY_HASH));
 }
 
 StaticAssertDecl(IDEM_MAX_KEY_LEN + IDEM_MAX_SCOPE_LEN + IDEM_MAX_WORKER_LEN + IDEM_HANDLER_LEN +
@@ -243,7 +243,7 @@ take_over(IdemTable *table, TupleTableSlot *row, const IdemClaim *claim, IdemKey
 		IdemKeyRow lease = *key;
 
 		idem_keyrow_copy_values(key);
-		new = idem_write_copy_row(table, row);
+		new = idem_table_copy_row(table, row);
 		grant_key(claim, now, key);
 		if (claim->lease == NULL)
 		{
@@ -338,7 +338,7 @@ probe_or_insert(IdemTable *table, const IdemClaim *claim, IdemProbeResult *probe
 		new = start_row(table, hash, idem_keyrow_free_nth(&lookup));
 		fill_claim(new, claim, now, key);
 		/* not if the unique index reports that the key exists */
-		inserted = idem_write_insert(table, new);
+		inserted = idem_table_insert(table, new);
 		if (inserted)
 			last_claim = new->tts_tid;
 	}
@@ -539,7 +539,7 @@ reject_finished(const IdemKeyRow *key, const char *hint)
 static TupleTableSlot *
 start_finished(IdemTable *table, TupleTableSlot *row, Jsonb *result, TimestampTz now)
 {
-	TupleTableSlot *new = idem_write_copy_row(table, row);
+	TupleTableSlot *new = idem_table_copy_row(table, row);
 
 	idem_row_set(new, IDEM_KEYS_FINISHED_AT, TimestampTzGetDatum(now));
 	if (result != NULL)
@@ -559,7 +559,7 @@ idem_keystore_finish(IdemTable *table, const IdemKey *name, Jsonb *result)
 	find_held_key(table, name, &key);
 	if (check_finished(&key, result))
 		return false;
-	if (idem_write_update(table, key.row, start_finished(table, key.row, result, idem_clock_now()),
+	if (idem_table_update(table, key.row, start_finished(table, key.row, result, idem_clock_now()),
 						  NULL) != TM_Ok)
 		elog(ERROR, "another transaction has changed a key that this transaction holds");
 	idem_unfinished_add(IDEM_UNFINISHED_KEYS, -1);
@@ -581,7 +581,7 @@ idem_keystore_release(IdemTable *table, const IdemKey *name)
 	reject_finished(&key, "Roll back to undo the work together with its key.");
 	if (!idem_row_isnull(key.row, IDEM_KEYS_PRIOR_LEASE_UNTIL))
 	{
-		TupleTableSlot *new = idem_write_copy_row(table, key.row);
+		TupleTableSlot *new = idem_table_copy_row(table, key.row);
 
 		idem_row_copy_column(key.row, IDEM_KEYS_PRIOR_LEASE_UNTIL, new, IDEM_KEYS_LEASE_UNTIL);
 		idem_row_copy_column(key.row, IDEM_KEYS_PRIOR_EXPIRES_AT, new, IDEM_KEYS_EXPIRES_AT);
@@ -589,7 +589,7 @@ idem_keystore_release(IdemTable *table, const IdemKey *name)
 		idem_row_clear(new, IDEM_KEYS_PRIOR_EXPIRES_AT);
 		update_locked(table, key.row, new);
 	}
-	else if (idem_write_delete(table, key.row, true) != TM_Ok)
+	else if (idem_table_delete(table, key.row, true) != TM_Ok)
 		elog(ERROR, "another transaction has changed a key that this transaction holds");
 	idem_unfinished_add(IDEM_UNFINISHED_KEYS, -1);
 }
@@ -632,7 +632,7 @@ idem_keystore_forget(IdemTable *table, const IdemKey *name)
 		else
 		{
 			idem_keyrow_check_serializable(table, key.row);
-			if (idem_write_delete(table, key.row, true) != TM_Ok)
+			if (idem_table_delete(table, key.row, true) != TM_Ok)
 				continue;
 			note_end(name);
 			if (key.status == IDEM_KEY_HELD)
@@ -829,7 +829,7 @@ idem_keystore_finish_lease(IdemTable *table, const IdemKey *name, int64 token, J
 		}
 		new = start_finished(table, key.row, result, now);
 		if (key.lease_until >= now)
-			done = idem_write_update(table, key.row, new, NULL) == TM_Ok;
+			done = idem_table_update(table, key.row, new, NULL) == TM_Ok;
 		else
 		{
 			idem_row_set(new, IDEM_KEYS_EXPIRES_AT, TimestampTzGetDatum(now + compute_ttl(&key)));
@@ -854,7 +854,7 @@ idem_keystore_release_lease(IdemTable *table, const IdemKey *name, int64 token)
 	TimestampTz until;
 
 	idem_keystore_fence(table, name, token, &key);
-	new = idem_write_copy_row(table, key.row);
+	new = idem_table_copy_row(table, key.row);
 	if (key.status == IDEM_KEY_PARKED)
 		idem_row_set(new, IDEM_KEYS_ATTEMPT, Int32GetDatum(key.attempt - 1));
 	until = restart_lease(&key, new, 0);
@@ -874,7 +874,7 @@ idem_keystore_renew(IdemTable *table, const IdemKey *name, int64 token, int64 le
 	TimestampTz until;
 
 	idem_keystore_fence(table, name, token, &key);
-	new = idem_write_copy_row(table, key.row);
+	new = idem_table_copy_row(table, key.row);
 	until = restart_lease(&key, new, length);
 	update_locked(table, key.row, new);
 	/* a session that waits for the key sleeps until the time before */
@@ -892,7 +892,7 @@ idem_keystore_checkpoint(IdemTable *table, const IdemKey *name, int64 token, Jso
 	TimestampTz until;
 
 	idem_keystore_fence(table, name, token, &key);
-	new = idem_write_copy_row(table, key.row);
+	new = idem_table_copy_row(table, key.row);
 	until = restart_lease(&key, new,
 						  key.lease_until - idem_row_timestamp(key.row, IDEM_KEYS_LEASED_AT));
 	idem_row_set(new, IDEM_KEYS_CHECKPOINT, JsonbPGetDatum(data));

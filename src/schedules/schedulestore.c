@@ -267,7 +267,7 @@ insert_schedule(IdemTable *schedules, TupleTableSlot *row)
 				errmsg("too many schedules"),
 				errdetail("This database has %d schedules, and may not have more.", IDEM_MAX_SCHEDULES),
 				errhint("Remove schedules with idem_unschedule(), or let one schedule do the work of many."));
-	inserted = idem_write_insert(schedules, row);
+	inserted = idem_table_insert(schedules, row);
 	idem_table_unlock_hash(schedules, 0);
 	return inserted;
 }
@@ -277,7 +277,7 @@ static void
 update_schedule(IdemTable *schedules, TupleTableSlot *old, TupleTableSlot *new, TimestampTz next)
 {
 	set_time(new, IDEM_SCHEDULES_NEXT_TICK, next);
-	if (idem_write_update(schedules, old, new, NULL) != TM_Ok)
+	if (idem_table_update(schedules, old, new, NULL) != TM_Ok)
 		elog(ERROR, "could not change a schedule that this transaction has locked");
 }
 
@@ -298,7 +298,7 @@ idem_schedulestore_set(IdemTable *schedules, const IdemSchedule *schedule)
 
 		if (old != NULL && !idem_row_isnull(old, IDEM_SCHEDULES_PAUSED_AT))
 			next = DT_NOEND;
-		row = old != NULL ? idem_write_copy_row(schedules, old) : idem_write_new_row(schedules);
+		row = old != NULL ? idem_table_copy_row(schedules, old) : idem_table_new_row(schedules);
 		idem_row_set(row, IDEM_SCHEDULES_NAME, PointerGetDatum(schedule->name));
 		idem_row_set(row, IDEM_SCHEDULES_QUEUE, PointerGetDatum(schedule->queue));
 		idem_row_set(row, IDEM_SCHEDULES_OWNER, ObjectIdGetDatum(schedule->owner));
@@ -335,7 +335,7 @@ idem_schedulestore_drop(IdemTable *schedules, text *name)
 
 	if (row == NULL)
 		return false;
-	if (idem_write_delete(schedules, row, true) != TM_Ok)
+	if (idem_table_delete(schedules, row, true) != TM_Ok)
 		elog(ERROR, "could not remove a schedule that this transaction has locked");
 	return true;
 }
@@ -349,7 +349,7 @@ idem_schedulestore_pause(IdemTable *schedules, text *name)
 
 	if (!idem_row_isnull(old, IDEM_SCHEDULES_PAUSED_AT))
 		return false;
-	new = idem_write_copy_row(schedules, old);
+	new = idem_table_copy_row(schedules, old);
 	set_time(new, IDEM_SCHEDULES_PAUSED_AT, idem_clock_now());
 	update_schedule(schedules, old, new, DT_NOEND);
 	return true;
@@ -372,7 +372,7 @@ idem_schedulestore_resume(IdemTable *schedules, text *name)
 	if (idem_row_isnull(old, IDEM_SCHEDULES_PAUSED_AT) &&
 		get_time(old, IDEM_SCHEDULES_NEXT_TICK, DT_NOBEGIN) <= next)
 		return false;
-	new = idem_write_copy_row(schedules, old);
+	new = idem_table_copy_row(schedules, old);
 	idem_row_clear(new, IDEM_SCHEDULES_PAUSED_AT);
 	update_schedule(schedules, old, new, next);
 	note_tick(next);
@@ -603,7 +603,7 @@ idem_schedulestore_tick(text *name, TimestampTz now, bool tell_launcher, int *nj
 	if (ticks.njobs > 0)
 		idem_table_close(&jobs);
 
-	new = idem_write_copy_row(&schedules, row);
+	new = idem_table_copy_row(&schedules, row);
 	idem_row_set(new, IDEM_SCHEDULES_MISSED_TICKS,
 				 Int64GetDatum(idem_row_int64(row, IDEM_SCHEDULES_MISSED_TICKS) + ticks.n - ticks.njobs));
 	if (ticks.njobs > 0)

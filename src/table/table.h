@@ -97,7 +97,7 @@ typedef struct IdemBatchRow
 
 /*
  * Rows that are written together: first all rows, then their entries index by index.  See
- * write.c.
+ * table.c.
  */
 typedef struct IdemBatch
 {
@@ -264,32 +264,28 @@ extern void idem_table_open_indexes(IdemTable *table);
 extern Relation idem_table_find_index(IdemTable *table, const AttrNumber *columns, int ncolumns,
 									  const char *missing, const char *hint);
 extern void idem_table_lock_toast(IdemTable *table);
-extern TupleTableSlot *idem_table_row_slot(IdemTable *table, int natts);
 extern TupleTableSlot *idem_table_row(IdemTable *table);
-extern struct IndexInfo *idem_table_index_info(IdemTable *table, int i);
 extern const BTScanInsertData *idem_table_search_key(IdemTable *table, Relation index);
 extern void idem_table_lock_hash(IdemTable *table, int64 hash);
 extern bool idem_table_try_lock_hash(IdemTable *table, int64 hash);
 extern void idem_table_unlock_hash(IdemTable *table, int64 hash);
 extern TM_Result idem_table_lock_row(IdemTable *table, ItemPointerData tid, LockTupleMode mode,
 									 LockWaitPolicy policy, TupleTableSlot *row);
-
-/* write.c */
-extern TupleTableSlot *idem_write_new_row(IdemTable *table);
-extern TupleTableSlot *idem_write_copy_row(IdemTable *table, TupleTableSlot *row);
-extern bool idem_write_insert(IdemTable *table, TupleTableSlot *new);
-extern IdemBatch *idem_write_begin_batch(IdemTable *table);
-extern Size idem_write_add(IdemBatch *batch, TupleTableSlot *new, int ord);
-extern void idem_write_rows(IdemBatch *batch, AttrNumber attno);
-extern bool idem_write_other_entries(IdemBatch *batch, AttrNumber attno, int *ord);
-extern void idem_write_end_batch(IdemBatch *batch);
-extern TM_Result idem_write_update(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new,
+extern TupleTableSlot *idem_table_new_row(IdemTable *table);
+extern TupleTableSlot *idem_table_copy_row(IdemTable *table, TupleTableSlot *row);
+extern bool idem_table_insert(IdemTable *table, TupleTableSlot *new);
+extern IdemBatch *idem_table_begin_batch(IdemTable *table);
+extern Size idem_table_add(IdemBatch *batch, TupleTableSlot *new, int ord);
+extern void idem_table_write_rows(IdemBatch *batch, AttrNumber attno);
+extern bool idem_table_write_entries(IdemBatch *batch, AttrNumber attno, int *ord);
+extern void idem_table_end_batch(IdemBatch *batch);
+extern TM_Result idem_table_update(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new,
 								   bool *has_moved);
-extern void idem_write_update_locked(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new,
+extern void idem_table_update_locked(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new,
 									 int64 hash, bool *has_moved);
-extern void idem_write_update_hashed(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new,
+extern void idem_table_update_hashed(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new,
 									 int64 hash);
-extern TM_Result idem_write_delete(IdemTable *table, TupleTableSlot *row, bool wait);
+extern TM_Result idem_table_delete(IdemTable *table, TupleTableSlot *row, bool wait);
 
 /* row.c */
 extern bool idem_row_varlena_equals(TupleTableSlot *row, AttrNumber attno, struct varlena *value);

@@ -150,7 +150,7 @@ empty_table(void (*open)(IdemTable *table, LOCKMODE lockmode))
 			is_held = key.status == IDEM_KEY_HELD;
 		}
 		/* only this transaction can have locked the row; for that there is no wait */
-		if (idem_write_delete(&table, row, true) != TM_Ok)
+		if (idem_table_delete(&table, row, true) != TM_Ok)
 			elog(ERROR, "could not delete a row of idem.%s", table.def->name);
 		if (open == idem_jobtable_open)
 		{

@@ -107,7 +107,7 @@ change_job(Bulk *bulk, const IdemJob *job)
 				idem_counters_add_queue(queue, IDEM_QUEUE_COUNTER_SNOOZED);
 			return true;
 		case IDEM_MANY_RESCHEDULE:
-			row = idem_write_copy_row(bulk->jobs, idem_job_row(job));
+			row = idem_table_copy_row(bulk->jobs, idem_job_row(job));
 			idem_row_set(row, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(choose_run_at(bulk, job)));
 			idem_row_set(row, IDEM_JOBS_PRIORITY, Int32GetDatum(choose_priority(bulk, job)));
 			/* tells idem_why that this came after the last attempt; no worker has a token of the job */
@@ -169,7 +169,7 @@ try_ended(Bulk *bulk, TupleTableSlot *row)
 		idem_history_warn_in_use(idem_row_int64(row, IDEM_JOB_LOG_JOB_ID));
 		return true;
 	}
-	if (idem_write_delete(&bulk->log, row, true) != TM_Ok)
+	if (idem_table_delete(&bulk->log, row, true) != TM_Ok)
 		elog(ERROR, "another transaction has removed a row that this transaction has locked");
 	idem_counters_add_queue(bulk->queue.ref, IDEM_QUEUE_COUNTER_RETRIED);
 	bulk->nchanged++;

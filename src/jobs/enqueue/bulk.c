@@ -13,7 +13,7 @@
  * key that ended the run is then enqueued alone (enqueuestore.c), which may wait.  At that time
  * all jobs before it in the order are enqueued, and none after it.
  *
- * The entries in the other indexes follow later (write.c), in the order of the job
+ * The entries in the other indexes follow later (table.c), in the order of the job
  * numbers, so that they go to the right end of the index.  They are inserted before a
  * job is enqueued alone, because that may change a job of the batch.
  */
@@ -132,10 +132,10 @@ insert_run(Bulk *bulk, IdemNewJob **run, int max)
 				break;
 			}
 		}
-		size += idem_write_add(bulk->batch, idem_enqueuestore_form_row(bulk->jobs, enqueue, job, 0), *bulk->ord);
+		size += idem_table_add(bulk->batch, idem_enqueuestore_form_row(bulk->jobs, enqueue, job, 0), *bulk->ord);
 		job->answer.job_id = job->job_id;
 	}
-	idem_write_rows(bulk->batch, IDEM_JOBS_KEY_HASH);
+	idem_table_write_rows(bulk->batch, IDEM_JOBS_KEY_HASH);
 	for (int i = 0; i < n; i++)
 	{
 		const IdemBatchRow *row = &bulk->batch->rows[bulk->batch->n - n + i];
@@ -160,7 +160,7 @@ finish_batch(Bulk *bulk)
 
 	for (int i = 0; i < n; i++)
 		ords[i] = bulk->batch->rows[i].ord;
-	if (!idem_write_other_entries(bulk->batch, IDEM_JOBS_KEY_HASH, bulk->ord))
+	if (!idem_table_write_entries(bulk->batch, IDEM_JOBS_KEY_HASH, bulk->ord))
 		idem_jobtable_refuse_number();
 	for (int i = 0; i < n; i++)
 	{
@@ -191,7 +191,7 @@ idem_bulk_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, IdemNewJob *news,
 	/* acquire every lock that may block before the locks on the hashes */
 	idem_table_open_indexes(jobs);
 	order_jobs(&bulk);
-	bulk.batch = idem_write_begin_batch(jobs);
+	bulk.batch = idem_table_begin_batch(jobs);
 	oldcontext = MemoryContextSwitchTo(context);
 	while (done < n)
 	{
@@ -217,5 +217,5 @@ idem_bulk_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, IdemNewJob *news,
 	finish_batch(&bulk);
 	MemoryContextSwitchTo(oldcontext);
 	MemoryContextDelete(context);
-	idem_write_end_batch(bulk.batch);
+	idem_table_end_batch(bulk.batch);
 }

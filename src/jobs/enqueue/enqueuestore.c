@@ -745,7 +745,7 @@ TupleTableSlot *
 idem_enqueuestore_form_row(IdemTable *jobs, const IdemEnqueue *enqueue, const IdemNewJob *job,
 						   int64 after_job)
 {
-	TupleTableSlot *slot = idem_write_new_row(jobs);
+	TupleTableSlot *slot = idem_table_new_row(jobs);
 
 	idem_row_set(slot, IDEM_JOBS_JOB_ID, Int64GetDatum(job->job_id));
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(enqueue->run_at));
@@ -777,7 +777,7 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, IdemNewJob *job, int64 a
 	if (job->job_id == 0)
 		job->job_id = idem_jobtable_next_id(job->slot);
 	row = idem_enqueuestore_form_row(jobs, enqueue, job, after_job);
-	if (!idem_write_insert(jobs, row))
+	if (!idem_table_insert(jobs, row))
 		idem_jobtable_refuse_number();
 	if (job->holds_key)
 		idem_jobrow_note_place(enqueue->queue.ref, job->key_hash, &row->tts_tid);
@@ -906,7 +906,7 @@ change_waiting(const KeyedEnqueue *keyed, const IdemJob *job, IdemOutcome *outco
 	if (*outcome == IDEM_OUTCOME_ABSORBED && run_at == job->run_at && priority == job->priority)
 		return NULL;
 
-	row = idem_write_copy_row(keyed->jobs, idem_job_row(job));
+	row = idem_table_copy_row(keyed->jobs, idem_job_row(job));
 	idem_row_set(row, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(run_at));
 	idem_row_set(row, IDEM_JOBS_PRIORITY, Int32GetDatum(priority));
 	if (*outcome != IDEM_OUTCOME_ABSORBED)

@@ -555,7 +555,7 @@ static void
 update_job(Fetch *fetch, const IdemJob *job, const IdemFetched *fetched)
 {
 	IdemTable *jobs = fetch->jobs;
-	TupleTableSlot *slot = idem_write_copy_row(jobs, idem_job_row(job));
+	TupleTableSlot *slot = idem_table_copy_row(jobs, idem_job_row(job));
 
 	if (job->is_leased)
 		idem_row_set(slot, IDEM_JOBS_ERRORS,

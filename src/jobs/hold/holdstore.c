@@ -106,7 +106,7 @@ idem_holdstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *resul
 		if (hold != IDEM_HOLD_OK)
 			return hold;
 		idem_touched_held(queue->ref, false);
-	} while (idem_write_delete(jobs, job.row, true) != TM_Ok);
+	} while (idem_table_delete(jobs, job.row, true) != TM_Ok);
 	end.at = idem_clock_now();
 	(void) idem_history_write(&job, queue, &end, NULL);
 	idem_history_keep_key(&job, &end);
@@ -164,7 +164,7 @@ idem_holdstore_fail_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *
 	{
 		int64 delay = failure->retry_in >= 0 ? failure->retry_in : compute_retry_delay(queue, job->attempt);
 		TupleTableSlot *row = idem_job_row(job);
-		TupleTableSlot *new = idem_write_copy_row(jobs, row);
+		TupleTableSlot *new = idem_table_copy_row(jobs, row);
 
 		idem_row_set(new, IDEM_JOBS_ERRORS,
 					 JsonbPGetDatum(idem_history_add_error(idem_row_jsonb(row, IDEM_JOBS_ERRORS),
@@ -200,7 +200,7 @@ TimestampTz
 idem_holdstore_snooze_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
 							int64 delay, IdemRunTime *run_time)
 {
-	TupleTableSlot *new = idem_write_copy_row(jobs, idem_job_row(job));
+	TupleTableSlot *new = idem_table_copy_row(jobs, idem_job_row(job));
 	TimestampTz now = idem_clock_now();
 
 	idem_row_set(new, IDEM_JOBS_ATTEMPT, Int32GetDatum(job->attempt - 1));
@@ -282,7 +282,7 @@ idem_holdstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease
 	*lease_until = 0;
 	if (has_nothing_to_renew(&job, lease))
 		return hold;
-	*lease_until = renew_lease(jobs, &job, idem_write_copy_row(jobs, job.row), queue, lease);
+	*lease_until = renew_lease(jobs, &job, idem_table_copy_row(jobs, job.row), queue, lease);
 	return hold;
 }
 
@@ -298,7 +298,7 @@ idem_holdstore_progress(IdemTable *jobs, int64 job_id, int64 token, Jsonb *data,
 
 	if (hold != IDEM_HOLD_OK)
 		return hold;
-	slot = idem_write_copy_row(jobs, job.row);
+	slot = idem_table_copy_row(jobs, job.row);
 	idem_row_set(slot, IDEM_JOBS_PROGRESS, JsonbPGetDatum(data));
 	if (!has_nothing_to_renew(&job, lease))
 		*lease_until = renew_lease(jobs, &job, slot, &queue, lease);

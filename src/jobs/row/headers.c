@@ -170,7 +170,7 @@ write_link(IdemTable *jobs, const NotedLink *link)
 		return;
 	if (idem_table_lock_row(jobs, job.tid, LockTupleNoKeyExclusive, LockWaitSkip, job.row) == TM_Ok)
 	{
-		TupleTableSlot *slot = idem_write_copy_row(jobs, job.row);
+		TupleTableSlot *slot = idem_table_copy_row(jobs, job.row);
 
 		idem_row_set(slot, IDEM_JOBS_LINKS, JsonbPGetDatum(links));
 		idem_jobrow_store(jobs, &job, slot, idem_queueref_get(DatumGetTextPP(idem_row_datum(job.row, IDEM_JOBS_QUEUE).value)), IDEM_CHANGE_ABSORBED);

@@ -206,7 +206,7 @@ make_room(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_
 	/* lock it first: a delete that does not wait refuses a row that this transaction has locked */
 	result = idem_table_lock_row(table, table->found->tts_tid, LockTupleExclusive,
 								 wait ? LockWaitBlock : LockWaitSkip, table->found);
-	if (result == TM_Ok && idem_write_delete(table, table->found, true) == TM_Ok)
+	if (result == TM_Ok && idem_table_delete(table, table->found, true) == TM_Ok)
 		warn_replaced(table, job_id);
 	if (result != TM_WouldBlock)
 		return true;
@@ -223,7 +223,7 @@ static bool
 insert_over(IdemTable *table, TupleTableSlot *new, IdemLookup *lookup, int64 job_id,
 			TransactionId *in_the_way)
 {
-	while (!idem_write_insert(table, new))
+	while (!idem_table_insert(table, new))
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (!make_room(table, lookup, job_id, in_the_way))
@@ -291,7 +291,7 @@ idem_history_write(const IdemJob *job, const IdemQueue *queue, const IdemEnd *en
 	if (keep == 0)
 		return true;
 	idem_jobtable_open_log(&log, RowExclusiveLock);
-	slot = idem_write_new_row(&log);
+	slot = idem_table_new_row(&log);
 	fill_log(job, end, keep, slot);
 	lookup = idem_jobtable_by_id(&log, job->job_id);
 	written = insert_over(&log, slot, &lookup, job->job_id, in_the_way);
@@ -309,7 +309,7 @@ idem_history_move(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, c
 {
 	if (!idem_history_write(job, queue, end, in_the_way))
 		return false;
-	if (idem_write_delete(jobs, idem_job_row(job), true) != TM_Ok)
+	if (idem_table_delete(jobs, idem_job_row(job), true) != TM_Ok)
 		elog(ERROR, "another transaction has changed a job that this transaction has locked");
 	idem_jobrow_note_end(jobs, job, queue->ref);
 	return true;
@@ -335,7 +335,7 @@ idem_history_keep_key(const IdemJob *job, const IdemEnd *end)
 		idem_row_timestamp(row, IDEM_JOBS_KEY_UNTIL) <= end->at)
 		return;
 	idem_jobtable_open_keys(&keys, RowExclusiveLock);
-	slot = idem_write_new_row(&keys);
+	slot = idem_table_new_row(&keys);
 	idem_row_copy_column(row, IDEM_JOBS_KEY_HASH, slot, IDEM_JOB_KEYS_KEY_HASH);
 	idem_row_copy_column(row, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_KEYS_EXPIRES_AT);
 	idem_row_copy_column(row, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_KEYS_JOB_ID);

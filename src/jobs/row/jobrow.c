@@ -251,12 +251,12 @@ idem_jobrow_store(IdemTable *jobs, const IdemJob *job, TupleTableSlot *new, Idem
 		due = Max(due, DatumGetTimestampTz(values[IDEM_JOBS_LEASE_UNTIL]));
 	if (job->holds_key)
 	{
-		idem_write_update_locked(jobs, row, new, job->key_hash, &has_moved);
+		idem_table_update_locked(jobs, row, new, job->key_hash, &has_moved);
 		if (has_moved)
 			idem_jobrow_note_place(ref, job->key_hash, &new->tts_tid);
 		idem_table_unlock_hash(jobs, job->key_hash);
 	}
-	else if (idem_write_update(jobs, row, new, &has_moved) != TM_Ok)
+	else if (idem_table_update(jobs, row, new, &has_moved) != TM_Ok)
 		elog(ERROR, "another transaction has changed a job that this transaction has locked");
 
 	switch (change)

@@ -34,7 +34,7 @@ idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 		found = idem_jobrow_find(jobs, job_id, &job, &queue);
 		if (found)
 			idem_touched_held(queue.ref, false);
-	} while (found && idem_write_delete(jobs, jobs->found, true) != TM_Ok);
+	} while (found && idem_table_delete(jobs, jobs->found, true) != TM_Ok);
 	idem_jobtable_unmark_cancel(job_id);
 	if (!found)
 		return false;
@@ -60,7 +60,7 @@ idem_jobstore_insert_again(IdemTable *jobs, IdemTable *log)
 	IdemQueueRef *ref = idem_queueref_get(queue);
 	text *key = idem_row_text(log->found, IDEM_JOB_LOG_KEY);
 	int64 key_hash = key != NULL ? idem_hash_name(queue, key) : 0;
-	TupleTableSlot *slot = idem_write_new_row(jobs);
+	TupleTableSlot *slot = idem_table_new_row(jobs);
 	bool inserted;
 
 	idem_row_copy_column(log->found, IDEM_JOB_LOG_JOB_ID, slot, IDEM_JOBS_JOB_ID);
@@ -86,7 +86,7 @@ idem_jobstore_insert_again(IdemTable *jobs, IdemTable *log)
 		idem_table_lock_toast(jobs);
 		idem_table_lock_hash(jobs, key_hash);
 	}
-	inserted = idem_write_insert(jobs, slot);
+	inserted = idem_table_insert(jobs, slot);
 	if (takes_key)
 	{
 		idem_jobrow_note_place(ref, key_hash, &slot->tts_tid);
@@ -127,7 +127,7 @@ idem_jobstore_retry(IdemTable *jobs, int64 job_id)
 			idem_queuestore_use_of_row(&log, IDEM_JOB_LOG_QUEUE, &queue);
 			found = idem_row_bool(log.found, IDEM_JOB_LOG_RETRYABLE);
 		}
-		removed = found && idem_write_delete(&log, log.found, true) == TM_Ok;
+		removed = found && idem_table_delete(&log, log.found, true) == TM_Ok;
 	} while (found && !removed);
 	if (removed)
 	{

@@ -282,8 +282,8 @@ static void
 store_settings(IdemTable *table, bool exists, TupleTableSlot *new)
 {
 	CacheInvalidateRelcache(table->heap);
-	if (exists ? idem_write_update(table, table->found, new, NULL) != TM_Ok :
-				 !idem_write_insert(table, new))
+	if (exists ? idem_table_update(table, table->found, new, NULL) != TM_Ok :
+				 !idem_table_insert(table, new))
 		elog(ERROR, "could not store the settings of a queue");
 }
 
@@ -292,7 +292,7 @@ static TupleTableSlot *
 begin_change(IdemTable *table, text *name, bool exists)
 {
 	TupleTableSlot *slot =
-		exists ? idem_write_copy_row(table, table->found) : idem_write_new_row(table);
+		exists ? idem_table_copy_row(table, table->found) : idem_table_new_row(table);
 
 	idem_row_set(slot, IDEM_QUEUES_QUEUE, PointerGetDatum(name));
 	return slot;
@@ -419,7 +419,7 @@ idem_queuestore_drop(IdemTable *queues, text *name)
 	if (exists)
 	{
 		CacheInvalidateRelcache(queues->heap);
-		if (idem_write_delete(queues, queues->found, true) != TM_Ok)
+		if (idem_table_delete(queues, queues->found, true) != TM_Ok)
 			elog(ERROR, "could not remove the settings of a queue");
 	}
 	return exists;
