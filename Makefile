@@ -61,7 +61,6 @@ OBJS = \
 	src/jobs/hold/holdstore.o \
 	src/jobs/hold/hold.o \
 	src/jobs/hold/work.o \
-	src/jobs/admin/bykeystore.o \
 	src/jobs/admin/manystore.o \
 	src/jobs/admin/job.o \
 	src/jobs/admin/many.o \

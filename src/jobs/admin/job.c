@@ -127,7 +127,7 @@ idem_cancel_by_key(PG_FUNCTION_ARGS)
 	key = get_job_key(fcinfo, 2);
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	cancelled = idem_bykeystore_cancel(&jobs, &key);
+	cancelled = idem_jobstore_cancel_by_key(&jobs, &key);
 	idem_table_close(&jobs);
 	PG_RETURN_INT32(cancelled);
 }
@@ -146,7 +146,7 @@ idem_job_by_key(PG_FUNCTION_ARGS)
 	max_jobs = idem_args_max_jobs(fcinfo, 2, MAX_JOBS);
 
 	idem_jobtable_open(&jobs, AccessShareLock);
-	idem_bykeystore_list(&jobs, &key, max_jobs, put_job, &answer);
+	idem_jobstore_list_by_key(&jobs, &key, max_jobs, put_job, &answer);
 	idem_table_close(&jobs);
 	return (Datum) 0;
 }

@@ -8,14 +8,6 @@
 #include "jobs/enqueue/enqueue.h"
 #include "jobs/hold/hold.h"
 
-/* A key of jobs */
-typedef struct IdemJobKey
-{
-	text *queue;
-	text *key;
-	text *scope; /* for the slot of the key */
-} IdemJobKey;
-
 /* What a bulk call does with each of its jobs */
 typedef enum IdemManyKind
 {
@@ -45,11 +37,6 @@ typedef struct IdemMany
 	TimestampTz run_at;
 	int priority;
 } IdemMany;
-
-/* bykeystore.c */
-extern int idem_bykeystore_cancel(IdemTable *jobs, const IdemJobKey *key);
-extern void idem_bykeystore_list(IdemTable *jobs, const IdemJobKey *key, int max_jobs,
-								 void (*put)(const IdemJobInfo *info, void *arg), void *arg);
 
 /* manystore.c */
 extern int idem_manystore_change(IdemTable *jobs, const IdemMany *many);

@@ -285,6 +285,14 @@ typedef enum IdemDeadOutcome
 	IDEM_DEAD_SKIPPED	 /* another transaction is changing an older row of its number */
 } IdemDeadOutcome;
 
+/* A key of jobs */
+typedef struct IdemJobKey
+{
+	text *queue;
+	text *key;
+	text *scope; /* for the slot of the key */
+} IdemJobKey;
+
 /* What idem_job() returns about a job, live or in the history */
 typedef struct IdemJobInfo
 {
@@ -395,8 +403,10 @@ extern IdemDeadOutcome idem_history_make_dead_if_spent(IdemTable *jobs, const Id
 extern bool idem_jobstore_cancel(IdemTable *jobs, int64 job_id);
 extern bool idem_jobstore_insert_again(IdemTable *jobs, IdemTable *log);
 extern bool idem_jobstore_retry(IdemTable *jobs, int64 job_id);
-extern void idem_jobstore_read_log(IdemTable *log, const IdemQueue *queue, IdemJobInfo *info);
 extern bool idem_jobstore_get(IdemTable *jobs, int64 job_id, IdemJobInfo *info);
+extern int idem_jobstore_cancel_by_key(IdemTable *jobs, const IdemJobKey *key);
+extern void idem_jobstore_list_by_key(IdemTable *jobs, const IdemJobKey *key, int max_jobs,
+									  void (*put)(const IdemJobInfo *info, void *arg), void *arg);
 
 /* headers.c */
 extern Jsonb *idem_headers_defaults(void);

@@ -1,6 +1,6 @@
 /*
  * jobstore.c
- *		Cancel, retry and show a job by its number.
+ *		Cancel, retry and show a job by its number; cancel and show the jobs of a key (J19).
  *
  * These need no token.  Cancel and retry wait for a transaction that is changing
  * the job, as long as lock_timeout allows.
@@ -8,7 +8,10 @@
 #include "postgres.h"
 
 #include "access/genam.h"
+#include "lib/binaryheap.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
@@ -189,8 +192,8 @@ read_job(IdemTable *jobs, const IdemQueue *queue, IdemJobInfo *info)
 }
 
 /* Read the row found in the history; queue: the settings of its queue */
-void
-idem_jobstore_read_log(IdemTable *log, const IdemQueue *queue, IdemJobInfo *info)
+static void
+read_log(IdemTable *log, const IdemQueue *queue, IdemJobInfo *info)
 {
 	int max_attempts = idem_row_int32(log->found, IDEM_JOB_LOG_MAX_ATTEMPTS);
 
@@ -230,7 +233,174 @@ idem_jobstore_get(IdemTable *jobs, int64 job_id, IdemJobInfo *info)
 	idem_jobtable_open_log(&log, AccessShareLock);
 	found = find_visible(&log, job_id, IDEM_JOB_LOG_QUEUE, &queue);
 	if (found)
-		idem_jobstore_read_log(&log, &queue, info);
+		read_log(&log, &queue, info);
 	idem_table_close(&log);
 	return found;
+}
+
+/* Numbers of jobs.  If only the newest ones are wanted, the heap has the oldest of them on top. */
+typedef struct Numbers
+{
+	int n;
+	int max;
+	int64 *ids;
+	binaryheap *newest; /* NULL: all are wanted, in ids */
+} Numbers;
+
+static void
+add_number(Numbers *numbers, int64 job_id)
+{
+	binaryheap *newest = numbers->newest;
+
+	if (newest != NULL)
+	{
+		if (newest->bh_size < newest->bh_space)
+			binaryheap_add(newest, Int64GetDatum(job_id));
+		else if (DatumGetInt64(binaryheap_first(newest)) < job_id)
+			binaryheap_replace_first(newest, Int64GetDatum(job_id));
+		return;
+	}
+	if (numbers->n == numbers->max)
+	{
+		numbers->max = Max(2 * numbers->max, 64);
+		numbers->ids = numbers->ids == NULL ?
+			palloc_array(int64, numbers->max) :
+			repalloc_huge(numbers->ids, numbers->max * sizeof(int64));
+	}
+	numbers->ids[numbers->n++] = job_id;
+}
+
+/*
+ * Add the live jobs of the key that the snapshot shows.  Jobs that ignore their key belong to it,
+ * too: they are found at the complement of the hash (J8).  A job that belongs to another shard was
+ * left behind, and may be live there: it is neither shown nor cancelled (M2).  A key of another
+ * shard, or of one that was not here, is refused (M2, M4).
+ */
+static void
+find_live(IdemTable *jobs, const IdemJobKey *key, Snapshot snapshot, Numbers *numbers)
+{
+	const IdemShard *shard;
+	int64 key_hash = idem_hash_name(key->queue, key->key);
+	int64 hashes[] = {key_hash, idem_jobrow_ignored_hash(key_hash)};
+
+	(void) idem_shard_choose_slot(key->scope, key->key);
+	idem_shard_check_key_shown(key->scope, key->key, snapshot);
+	shard = idem_shard_get();
+	for (int i = 0; i < (int) lengthof(hashes); i++)
+	{
+		IdemLookup lookup = idem_jobtable_by_key(jobs, idem_jobtable_key_index(jobs), hashes[i]);
+		IndexScanDesc scan = idem_probe_begin(jobs, &lookup, snapshot);
+		TupleTableSlot *row = idem_table_row(jobs);
+
+		while (index_getnext_slot(scan, ForwardScanDirection, row))
+		{
+			int64 job_id = idem_row_int64(row, IDEM_JOBS_JOB_ID);
+
+			CHECK_FOR_INTERRUPTS();
+			if (idem_shard_has_job(shard, job_id) &&
+				idem_jobrow_has_key(jobs, IDEM_JOBS_QUEUE, key->queue, key->key, NULL))
+				add_number(numbers, job_id);
+		}
+		index_endscan(scan);
+	}
+}
+
+static int
+compare_numbers(const void *a, const void *b)
+{
+	int64 ia = *(const int64 *) a;
+	int64 ib = *(const int64 *) b;
+
+	return ia < ib ? -1 : ia > ib;
+}
+
+/*
+ * J19: cancel the jobs of the key that are live when the call begins, one after the other,
+ * each as idem_jobstore_cancel() does.  All calls take them in the same order, so that two
+ * of them do not deadlock.  Returns how many were cancelled.
+ */
+int
+idem_jobstore_cancel_by_key(IdemTable *jobs, const IdemJobKey *key)
+{
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	MemoryContext job_context =
+		AllocSetContextCreate(CurrentMemoryContext, "idem job", ALLOCSET_DEFAULT_SIZES);
+	Numbers numbers = {0};
+	int n = 0;
+
+	find_live(jobs, key, snapshot, &numbers);
+	UnregisterSnapshot(snapshot);
+	if (numbers.n > 0)
+		qsort(numbers.ids, numbers.n, sizeof(int64), compare_numbers);
+	for (int i = 0; i < numbers.n; i++)
+	{
+		MemoryContext oldcontext = MemoryContextSwitchTo(job_context);
+
+		CHECK_FOR_INTERRUPTS();
+		n += idem_jobstore_cancel(jobs, numbers.ids[i]);
+		MemoryContextSwitchTo(oldcontext);
+		MemoryContextReset(job_context);
+	}
+	return n;
+}
+
+/* The oldest job goes on top of the heap */
+static int
+compare_for_heap(Datum a, Datum b, void *arg)
+{
+	int64 ids[] = {DatumGetInt64(a), DatumGetInt64(b)};
+
+	return compare_numbers(&ids[1], &ids[0]);
+}
+
+/*
+ * J19: pass the jobs of the key to put(), as the snapshot of the statement shows them: first
+ * the live ones, newest number first, then the ended ones, last end first; at most so many.
+ */
+void
+idem_jobstore_list_by_key(IdemTable *jobs, const IdemJobKey *key, int max_jobs,
+						  void (*put)(const IdemJobInfo *info, void *arg), void *arg)
+{
+	Numbers numbers = {.newest = binaryheap_allocate(max_jobs, compare_for_heap, NULL)};
+	const IdemShard *shard;
+	IdemJobInfo info;
+	IdemQueue queue;
+	IdemTable log;
+	IdemLookup lookup;
+	IndexScanDesc scan;
+
+	find_live(jobs, key, GetActiveSnapshot(), &numbers);
+	numbers.n = numbers.newest->bh_size;
+	numbers.ids = palloc_array(int64, numbers.n);
+	for (int i = numbers.n - 1; i >= 0; i--)
+		numbers.ids[i] = DatumGetInt64(binaryheap_remove_first(numbers.newest));
+	for (int i = 0; i < numbers.n; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		/* the same snapshot shows it again */
+		if (idem_jobstore_get(jobs, numbers.ids[i], &info))
+			put(&info, arg);
+	}
+	max_jobs -= numbers.n;
+	if (max_jobs == 0)
+		return;
+
+	shard = idem_shard_get();
+	idem_queuestore_use(key->queue, &queue);
+	idem_jobtable_open_log(&log, AccessShareLock);
+	lookup = idem_jobtable_by_key(&log, idem_jobtable_log_key_index(&log),
+								  idem_hash_name(key->queue, key->key));
+	scan = idem_probe_begin(&log, &lookup, GetActiveSnapshot());
+	while (max_jobs > 0 && index_getnext_slot(scan, BackwardScanDirection, log.found))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!idem_shard_has_job(shard, idem_row_int64(log.found, IDEM_JOB_LOG_JOB_ID)) ||
+			!idem_jobrow_has_key(&log, IDEM_JOB_LOG_QUEUE, key->queue, key->key, NULL))
+			continue;
+		read_log(&log, &queue, &info);
+		put(&info, arg);
+		max_jobs--;
+	}
+	index_endscan(scan);
+	idem_table_close(&log);
 }
