@@ -16,8 +16,6 @@ OBJS = \
 	src/version.o \
 	src/shmem/exchange.o \
 	src/shmem/skips.o \
-	src/shmem/keyskips.o \
-	src/shmem/histogram.o \
 	src/shmem/entries.o \
 	src/shmem/waiters.o \
 	src/shmem/queueref.o \
@@ -35,7 +33,6 @@ OBJS = \
 	src/fn/handler.o \
 	src/fn/procxact.o \
 	src/fn/unfinished.o \
-	src/stats/statsfile.o \
 	src/stats/counters.o \
 	src/stats/views.o \
 	src/stats/holders.o \

@@ -34,7 +34,7 @@ static void
 save_counters(int code, Datum arg)
 {
 	if (code == 0 && idem_entries_exist())
-		idem_statsfile_save();
+		idem_counters_save();
 }
 
 static void
@@ -47,7 +47,7 @@ attach_shmem(void)
 	is_new = idem_entries_attach();
 	idem_waiters_attach();
 	if (is_new && !IsBinaryUpgrade)
-		idem_statsfile_load();
+		idem_counters_load();
 	if (!IsUnderPostmaster && !IsBinaryUpgrade)
 		on_shmem_exit(save_counters, (Datum) 0);
 }

@@ -161,7 +161,17 @@ init_shared(LWLock *lock)
 	{
 		pg_atomic_init_u64(&entries[i].version, 0);
 		for (int j = 0; j < NSTRIPES; j++)
+		{
 			pg_atomic_init_u64(&get_stripes(&entries[i])[j].pins, 0);
+			for (int k = 0; k < IDEM_NCOUNTERS; k++)
+				pg_atomic_init_u64(&get_stripes(&entries[i])[j].values[k], 0);
+		}
+		for (int j = 0; j < IDEM_HISTOGRAM_N; j++)
+		{
+			for (int k = 0; k < IDEM_HISTOGRAM_BUCKETS; k++)
+				pg_atomic_init_u64(&entries[i].histograms[j].counts[k], 0);
+			pg_atomic_init_u64(&entries[i].histograms[j].usecs, 0);
+		}
 		dlist_push_tail(&shared->free, &entries[i].node);
 	}
 }
@@ -321,6 +331,23 @@ make_room(StatsEntry *database)
 	return give_way(fullest) || (fullest != database && give_way(database));
 }
 
+/* The counters and histograms begin at zero, also while other processes add to them */
+static void
+zero_entry(StatsEntry *entry)
+{
+	for (int i = 0; i < NSTRIPES; i++)
+	{
+		for (int j = 0; j < IDEM_NCOUNTERS; j++)
+			pg_atomic_write_u64(&get_stripes(entry)[i].values[j], 0);
+	}
+	for (int i = 0; i < IDEM_HISTOGRAM_N; i++)
+	{
+		for (int j = 0; j < IDEM_HISTOGRAM_BUCKETS; j++)
+			pg_atomic_write_u64(&entry->histograms[i].counts[j], 0);
+		pg_atomic_write_u64(&entry->histograms[i].usecs, 0);
+	}
+}
+
 /* Put an entry that is free into use; NULL: there is none */
 static StatsEntry *
 take_entry(const EntryKey *key, TimestampTz stats_reset)
@@ -334,16 +361,11 @@ take_entry(const EntryKey *key, TimestampTz stats_reset)
 		return NULL;
 	}
 	entry = get_entry_of_node(dlist_pop_head_node(&shared->free));
-	for (int i = 0; i < NSTRIPES; i++)
-	{
-		for (int j = 0; j < IDEM_NCOUNTERS; j++)
-			pg_atomic_init_u64(&get_stripes(entry)[i].values[j], 0);
-	}
+	zero_entry(entry);
 	memset(&entry->progress, 0, sizeof(entry->progress));
 	entry->progress.backlog = -1;
 	entry->next_tick = DT_NOEND;
 	idem_skips_init(&entry->skips);
-	idem_histogram_init(entry->histograms);
 	entry->nqueues = 0;
 	dlist_init(&entry->queues);
 	entry->stats_reset = stats_reset;
@@ -549,7 +571,12 @@ copy_entry(StatsEntry *entry, IdemStatsSnapshot *snapshot)
 		for (int j = 0; j < IDEM_NCOUNTERS; j++)
 			snapshot->counters[j] += pg_atomic_read_u64(&get_stripes(entry)[i].values[j]);
 	}
-	idem_histogram_copy(entry->histograms, snapshot->histograms);
+	for (int i = 0; i < IDEM_HISTOGRAM_N; i++)
+	{
+		for (int j = 0; j < IDEM_HISTOGRAM_BUCKETS; j++)
+			snapshot->histograms[i].counts[j] = pg_atomic_read_u64(&entry->histograms[i].counts[j]);
+		snapshot->histograms[i].usecs = pg_atomic_read_u64(&entry->histograms[i].usecs);
+	}
 }
 
 /*
@@ -606,19 +633,12 @@ idem_entries_restore_counters(const IdemStatsSnapshot *snapshot)
 		return;
 	for (int i = 0; i < IDEM_NCOUNTERS; i++)
 		pg_atomic_write_u64(&get_stripes(entry)[0].values[i], snapshot->counters[i]);
-	idem_histogram_set(entry->histograms, snapshot->histograms);
-}
-
-static void
-reset_entry(StatsEntry *entry, TimestampTz now)
-{
-	for (int i = 0; i < NSTRIPES; i++)
+	for (int i = 0; i < IDEM_HISTOGRAM_N; i++)
 	{
-		for (int j = 0; j < IDEM_NCOUNTERS; j++)
-			pg_atomic_write_u64(&get_stripes(entry)[i].values[j], 0);
+		for (int j = 0; j < IDEM_HISTOGRAM_BUCKETS; j++)
+			pg_atomic_write_u64(&entry->histograms[i].counts[j], snapshot->histograms[i].counts[j]);
+		pg_atomic_write_u64(&entry->histograms[i].usecs, snapshot->histograms[i].usecs);
 	}
-	idem_histogram_set(entry->histograms, NULL);
-	entry->stats_reset = now;
 }
 
 /*
@@ -636,13 +656,16 @@ idem_entries_reset_counters(void)
 	database = find_database(MyDatabaseId);
 	if (database != NULL)
 	{
-		reset_entry(database, now);
+		zero_entry(database);
+		database->stats_reset = now;
 		dlist_foreach_modify(iter, &database->queues)
 		{
 			StatsEntry *entry = get_entry_of_node(iter.cur);
 
-			if (!remove_unpinned(entry))
-				reset_entry(entry, now);
+			if (remove_unpinned(entry))
+				continue;
+			zero_entry(entry);
+			entry->stats_reset = now;
 		}
 	}
 	shared->is_full = false;

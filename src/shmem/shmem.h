@@ -85,7 +85,7 @@ typedef struct IdemSkipRange
 
 #define IDEM_MAX_SKIPS 12
 
-/* From the first place to the last, all entries of the hash are of ended jobs; see keyskips.c */
+/* From the first place to the last, all entries of the hash are of ended jobs; see skips.c */
 typedef struct IdemKeySkip
 {
 	int64 key_hash;
@@ -144,7 +144,7 @@ typedef enum IdemHistogramKind
 
 #define IDEM_HISTOGRAM_BUCKETS 31
 
-/* See histogram.c */
+/* The times of jobs; see stats/counters.c */
 typedef struct IdemHistogram
 {
 	pg_atomic_uint64 counts[IDEM_HISTOGRAM_BUCKETS];
@@ -425,21 +425,11 @@ extern void idem_skips_note(IdemSkips *skips, const IdemPosition *position, Time
 							TimestampTz now);
 extern bool idem_skips_has_blocked(IdemSkips *skips);
 extern void idem_skips_drop_blocked(IdemSkips *skips);
-extern bool idem_keyskips_get(IdemSkips *skips, int64 key_hash, Oid storage, int64 steady,
-							  IdemKeySkip *skip);
-extern void idem_keyskips_publish(IdemSkips *skips, const IdemKeySkip *skip, int64 steady);
-extern void idem_keyskips_note(IdemSkips *skips, int64 key_hash, ItemPointer place);
-extern bool idem_keyskips_contains(const IdemKeySkip *skip, ItemPointer place);
-
-/* histogram.c */
-extern double idem_histogram_bound(int bucket);
-extern void idem_histogram_add(IdemHistogram *histogram, TimestampTz from, TimestampTz to);
-extern void idem_histogram_init(IdemHistogram *histograms);
-extern void idem_histogram_merge(IdemHistogram *histograms, IdemHistogram *added);
-extern void idem_histogram_copy(IdemHistogram *histograms, IdemHistogramCopy *copies);
-extern void idem_histogram_set(IdemHistogram *histograms, const IdemHistogramCopy *copies);
-extern uint64 idem_histogram_count(const IdemHistogramCopy *copy);
-extern double idem_histogram_quantile(const IdemHistogramCopy *copy, double part);
+extern bool idem_skips_key_get(IdemSkips *skips, int64 key_hash, Oid storage, int64 steady,
+							   IdemKeySkip *skip);
+extern void idem_skips_key_publish(IdemSkips *skips, const IdemKeySkip *skip, int64 steady);
+extern void idem_skips_key_note(IdemSkips *skips, int64 key_hash, ItemPointer place);
+extern bool idem_skips_key_contains(const IdemKeySkip *skip, ItemPointer place);
 
 /* entries.c */
 extern void idem_entries_request(void);

@@ -1,6 +1,7 @@
 /*
  * skips.c
- *		Skip ranges of a queue: parts of the index that no fetch needs to look at.
+ *		Skip ranges of a queue: parts of the index that no fetch needs to look at.  And key
+ *		skips: rows of a key that have ended, which no enqueue of the key needs to look at.
  *
  * doc/jobs-protocol.md has the protocol.  The ranges lie in shared memory, in the entry of
  * the queue, or in the memory of a backend if there is no such entry.  This file knows
@@ -10,6 +11,13 @@
  * A spinlock protects all but the flags, which are also read without it.  A process
  * holds the lock for moments: nothing under it allocates memory or raises an error.
  * The ranges are sorted, and no two of them overlap.
+ *
+ * Key skips (J14): entries of jobs that have ended stay in the index on the hash of the key until
+ * VACUUM, and longer while a transaction holds an old snapshot.  An enqueue that has passed many of
+ * them publishes from which TID to which one all of them were of rows that have ended: those stay
+ * ended.  A transaction that inserts an entry of the hash there drops this again.  A backend that
+ * reads, publishes or drops the key skip of a hash holds the lock on the hash; the spinlock only
+ * protects against backends that do the same for another hash.
  */
 #include "postgres.h"
 
@@ -512,4 +520,89 @@ idem_skips_drop_blocked(IdemSkips *skips)
 		skips->walker = 0;
 	set_flags(skips);
 	SpinLockRelease(&skips->lock);
+}
+
+/* The key skip of the hash, or NULL; the caller holds the spinlock */
+static IdemKeySkip *
+find_key_skip(IdemSkips *skips, int64 key_hash)
+{
+	for (int i = 0; i < IDEM_MAX_KEY_SKIPS; i++)
+	{
+		if (skips->keys[i].n > 0 && skips->keys[i].key_hash == key_hash)
+			return &skips->keys[i];
+	}
+	return NULL;
+}
+
+/* Key skips are used for as long as ranges are (J14): rows may bypass the library */
+static bool
+is_key_skip_old(const IdemKeySkip *skip, int64 steady)
+{
+	return steady - skip->looked_at >= idem_skips_life(skip->cost) || steady < skip->looked_at;
+}
+
+/* Get the rows that an enqueue of the hash skips; false: none.  storage: of the table. */
+bool
+idem_skips_key_get(IdemSkips *skips, int64 key_hash, Oid storage, int64 steady, IdemKeySkip *skip)
+{
+	const IdemKeySkip *found;
+	bool is_good;
+
+	if (likely(pg_atomic_read_u32(&skips->nkeys) == 0))
+		return false;
+	SpinLockAcquire(&skips->lock);
+	found = find_key_skip(skips, key_hash);
+	is_good = found != NULL && found->storage == storage && !is_key_skip_old(found, steady);
+	if (is_good)
+		*skip = *found;
+	SpinLockRelease(&skips->lock);
+	return is_good;
+}
+
+/* Publish a key skip; that of another hash gives way if it is old or has fewer entries */
+void
+idem_skips_key_publish(IdemSkips *skips, const IdemKeySkip *skip, int64 steady)
+{
+	IdemKeySkip *target;
+
+	SpinLockAcquire(&skips->lock);
+	target = find_key_skip(skips, skip->key_hash);
+	for (int i = 0; i < IDEM_MAX_KEY_SKIPS && target == NULL; i++)
+	{
+		if (skips->keys[i].n == 0 || is_key_skip_old(&skips->keys[i], steady))
+			target = &skips->keys[i];
+	}
+	for (int i = 0; i < IDEM_MAX_KEY_SKIPS && target == NULL; i++)
+	{
+		if (skips->keys[i].n < skip->n)
+			target = &skips->keys[i];
+	}
+	if (target != NULL)
+		*target = *skip;
+	pg_atomic_write_u32(&skips->nkeys, 1);
+	SpinLockRelease(&skips->lock);
+}
+
+/* J14: an entry of the hash has come, of the row with this TID */
+void
+idem_skips_key_note(IdemSkips *skips, int64 key_hash, ItemPointer tid)
+{
+	IdemKeySkip *skip;
+
+	if (likely(pg_atomic_read_u32(&skips->nkeys) == 0))
+		return;
+	SpinLockAcquire(&skips->lock);
+	skip = find_key_skip(skips, key_hash);
+	if (skip != NULL && idem_skips_key_contains(skip, tid))
+		skip->n = 0;
+	SpinLockRelease(&skips->lock);
+}
+
+bool
+idem_skips_key_contains(const IdemKeySkip *skip, ItemPointer tid)
+{
+	ItemPointerData first = skip->first;
+	ItemPointerData last = skip->last;
+
+	return ItemPointerCompare(&first, tid) <= 0 && ItemPointerCompare(tid, &last) <= 0;
 }

@@ -1,6 +1,7 @@
 /*
  * counters.c
- *		Count answers and times of jobs, and log duplicates.
+ *		Count answers and times of jobs, save the counts when the server stops, and log
+ *		duplicates.
  *
  * Each answer is counted once, when it is given (S1).  The answer to a claim that is
  * rolled back later stays counted, as pg_stat_all_tables counts rows of an INSERT
@@ -14,13 +15,30 @@
  *
  * The background worker repeats work that has failed.  So all its counts are pending until its
  * transaction has committed.
+ *
+ * Histograms have the times of jobs (S5).  The bounds of the buckets are powers of two, from
+ * 2^-10 s (1 ms) to 2^19 s (6 days).  A bucket counts the times up to its bound that are longer than
+ * the bound before it; the last bucket has no bound.  Sessions add to a histogram without a lock: a
+ * copy that is made meanwhile may have a time in its bucket that is not yet in the sum.
+ *
+ * The postmaster writes counters and histograms to a file when it stops and all other processes
+ * have ended.  It reads the file when it starts, and then removes it, so after a crash they begin
+ * at zero (S2).  The file is used as a whole or not at all; if it cannot be read, or is damaged, the
+ * log says so.
  */
 #include "postgres.h"
+
+#include <unistd.h>
 
 #include "access/xact.h"
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
+#include "pgstat.h"
 #include "port/atomics.h"
+#include "port/pg_bitutils.h"
+#include "port/pg_crc32c.h"
+#include "storage/fd.h"
+#include "utils/float.h"
 #include "utils/memutils.h"
 
 #include "stats/stats.h"
@@ -28,6 +46,22 @@
 StaticAssertDecl(IDEM_DATABASE_COUNTER_N <= IDEM_NCOUNTERS &&
 					 IDEM_QUEUE_COUNTER_N <= IDEM_NCOUNTERS,
 				 "there is a place for every counter");
+
+/* The bound of the first bucket of a histogram is a unit */
+#define UNITS_PER_SEC 1024
+
+/* Longer times, which only rows that idem has not written can have, count as this one: 285 years */
+#define MAX_USECS (PG_INT64_MAX / UNITS_PER_SEC)
+
+#define STATS_FILE	PGSTAT_STAT_PERMANENT_DIRECTORY "/idem.stat"
+#define STATS_MAGIC UINT64CONST(0x6964656d00000600) /* changes with the format of the file */
+
+typedef struct SavedFile
+{
+	uint64 magic;
+	int nentries;
+	IdemStatsSnapshot entries[FLEXIBLE_ARRAY_MEMBER];
+} SavedFile;
 
 /* What counts for a queue if the transaction commits */
 typedef struct IdemPending
@@ -93,7 +127,20 @@ add_pending(IdemQueueRef *queue)
 		if (queue->pending->counts[i] != 0)
 			pg_atomic_fetch_add_u64(&queue->entry.counters->values[i], queue->pending->counts[i]);
 	}
-	idem_histogram_merge(queue->entry.histograms, queue->pending->histograms);
+	for (int i = 0; i < IDEM_HISTOGRAM_N; i++)
+	{
+		IdemHistogram *added = &queue->pending->histograms[i];
+		IdemHistogram *histogram = &queue->entry.histograms[i];
+
+		for (int j = 0; j < IDEM_HISTOGRAM_BUCKETS; j++)
+		{
+			uint64 n = pg_atomic_read_u64(&added->counts[j]);
+
+			if (n != 0)
+				pg_atomic_fetch_add_u64(&histogram->counts[j], n);
+		}
+		pg_atomic_fetch_add_u64(&histogram->usecs, pg_atomic_read_u64(&added->usecs));
+	}
 	queue->pending = NULL;
 }
 
@@ -118,7 +165,12 @@ add_to_queue(IdemQueueRef *queue, IdemQueueCounter counter)
 	if (queue->pending == NULL)
 	{
 		queue->pending = MemoryContextAllocZero(TopTransactionContext, sizeof(IdemPending));
-		idem_histogram_init(queue->pending->histograms);
+		for (int i = 0; i < IDEM_HISTOGRAM_N; i++)
+		{
+			for (int j = 0; j < IDEM_HISTOGRAM_BUCKETS; j++)
+				pg_atomic_init_u64(&queue->pending->histograms[i].counts[j], 0);
+			pg_atomic_init_u64(&queue->pending->histograms[i].usecs, 0);
+		}
 		if (queue->used_by == InvalidSubTransactionId)
 			queue->used_by = GetCurrentSubTransactionId();
 	}
@@ -133,6 +185,38 @@ idem_counters_add_queue(IdemQueueRef *queue, IdemQueueCounter counter)
 	(void) add_to_queue(queue, counter);
 }
 
+/*
+ * S5: add the time between the two.  If the clock was set back, it is zero.  Not inlined, so that
+ * the bench sees what it costs.
+ */
+static pg_noinline void
+add_time(IdemHistogram *histogram, TimestampTz from, TimestampTz to)
+{
+	/* as unsigned numbers the difference cannot overflow */
+	uint64 usecs = from < to ? Min((uint64) to - (uint64) from, MAX_USECS) : 0;
+	int bucket = 0;
+
+	if (usecs > 0)
+	{
+		/* the time is longer than so many units, and not longer than one more */
+		uint64 units = (usecs * UNITS_PER_SEC - 1) / USECS_PER_SEC;
+
+		if (units > 0)
+			bucket = Min(pg_leftmost_one_pos64(units) + 1, IDEM_HISTOGRAM_BUCKETS - 1);
+	}
+	pg_atomic_fetch_add_u64(&histogram->counts[bucket], 1);
+	pg_atomic_fetch_add_u64(&histogram->usecs, usecs);
+}
+
+/* The largest time that a bucket counts, in seconds */
+double
+idem_counters_bound(int bucket)
+{
+	if (bucket == IDEM_HISTOGRAM_BUCKETS - 1)
+		return get_float8_infinity();
+	return (double) (1 << bucket) / UNITS_PER_SEC;
+}
+
 /* Add one to a counter of a queue, and the time between the two to a histogram of it (S1, S5) */
 void
 idem_counters_add_queue_time(IdemQueueRef *queue, IdemQueueCounter counter, IdemHistogramKind kind,
@@ -141,7 +225,7 @@ idem_counters_add_queue_time(IdemQueueRef *queue, IdemQueueCounter counter, Idem
 	IdemHistogram *histograms = add_to_queue(queue, counter);
 
 	if (histograms != NULL)
-		idem_histogram_add(&histograms[kind], from, to);
+		add_time(&histograms[kind], from, to);
 }
 
 /* The counts of the transaction that has begun are pending until it commits */
@@ -244,4 +328,146 @@ idem_counters_log_duplicate(const char *kind, const char *outcome, const text *n
 			errmsg("idem duplicate: kind=%s outcome=%s key_hash=%s", kind, outcome, hex),
 			errhidestmt(true),
 			errhidecontext(true));
+}
+
+static pg_crc32c
+compute_checksum(const SavedFile *saved, Size size)
+{
+	pg_crc32c crc;
+
+	INIT_CRC32C(crc);
+	COMP_CRC32C(crc, saved, size);
+	FIN_CRC32C(crc);
+	return crc;
+}
+
+/*
+ * What is saved: entries without counts are left out; what adds to a histogram counts, too.
+ * Databases come first: they must find room at the next start even if idem.stats_max is lower then
+ * (S2).
+ */
+static SavedFile *
+make_content(Size *size)
+{
+	IdemStatsSnapshot *copies[2];
+	int n[2];
+	SavedFile *saved;
+
+	for (int of_queues = 0; of_queues < 2; of_queues++)
+		copies[of_queues] = idem_entries_copy_counters(of_queues, &n[of_queues]);
+	saved = palloc0(offsetof(SavedFile, entries) + (n[0] + n[1]) * sizeof(IdemStatsSnapshot));
+	saved->magic = STATS_MAGIC;
+	for (int of_queues = 0; of_queues < 2; of_queues++)
+	{
+		for (int i = 0; i < n[of_queues]; i++)
+		{
+			const IdemStatsSnapshot *copy = &copies[of_queues][i];
+			uint64 any = 0;
+
+			for (int j = 0; j < IDEM_NCOUNTERS; j++)
+				any |= copy->counters[j];
+			if (any != 0)
+				saved->entries[saved->nentries++] = *copy;
+		}
+		pfree(copies[of_queues]);
+	}
+	*size = offsetof(SavedFile, entries) + saved->nentries * sizeof(IdemStatsSnapshot);
+	return saved;
+}
+
+/* The postmaster calls this when it stops and all other processes have ended (S2) */
+void
+idem_counters_save(void)
+{
+	FILE *file = AllocateFile(STATS_FILE ".tmp", PG_BINARY_W);
+	bool written = file != NULL;
+
+	if (file != NULL)
+	{
+		Size size;
+		SavedFile *saved = make_content(&size);
+		pg_crc32c crc = compute_checksum(saved, size);
+
+		written = fwrite(saved, size, 1, file) == 1 && fwrite(&crc, sizeof(crc), 1, file) == 1;
+		pfree(saved);
+		if (FreeFile(file) != 0)
+			written = false;
+	}
+	if (!written)
+	{
+		ereport(LOG,
+				errcode_for_file_access(),
+				errmsg("could not write file \"%s\": %m", STATS_FILE ".tmp"),
+				errdetail("The statistics of idem will begin at zero at the next start."));
+		unlink(STATS_FILE ".tmp");
+		return;
+	}
+	(void) durable_rename(STATS_FILE ".tmp", STATS_FILE, LOG);
+}
+
+/* False: the file is damaged, or could not be read */
+static bool
+read_content(FILE *file)
+{
+	SavedFile header;
+	SavedFile *saved;
+	Size size;
+	pg_crc32c crc;
+	bool is_good;
+
+	if (fread(&header, offsetof(SavedFile, entries), 1, file) != 1 || header.magic != STATS_MAGIC ||
+		header.nentries < 0 || header.nentries > IDEM_MAX_STATS)
+		return false;
+	size = offsetof(SavedFile, entries) + header.nentries * sizeof(IdemStatsSnapshot);
+	saved = palloc(size);
+	memcpy(saved, &header, offsetof(SavedFile, entries));
+	is_good = fread(saved->entries, sizeof(IdemStatsSnapshot), header.nentries, file) ==
+			(size_t) header.nentries &&
+		fread(&crc, sizeof(crc), 1, file) == 1 && getc(file) == EOF && !ferror(file) &&
+		EQ_CRC32C(crc, compute_checksum(saved, size));
+	/* the checksum does not prove that this library has written the file */
+	for (int i = 0; i < saved->nentries && is_good; i++)
+		is_good = OidIsValid(saved->entries[i].database) && saved->entries[i].queue_len >= -1 &&
+			saved->entries[i].queue_len <= IDEM_MAX_QUEUE_LEN;
+	for (int i = 0; is_good && i < saved->nentries; i++)
+		idem_entries_restore_counters(&saved->entries[i]);
+	pfree(saved);
+	return is_good;
+}
+
+static void
+report_unreadable(const char *problem)
+{
+	ereport(LOG,
+			errcode_for_file_access(),
+			errmsg("could not %s file \"%s\": %m", problem, STATS_FILE),
+			errdetail("The statistics of idem begin at zero."));
+}
+
+/* The postmaster calls this when it starts, before there are other processes (S2) */
+void
+idem_counters_load(void)
+{
+	FILE *file = AllocateFile(STATS_FILE, PG_BINARY_R);
+
+	if (file == NULL)
+	{
+		if (errno != ENOENT)
+			report_unreadable("open");
+		return;
+	}
+	errno = 0;
+	if (!read_content(file))
+	{
+		if (ferror(file))
+			report_unreadable("read");
+		else
+			ereport(LOG,
+					errcode(ERRCODE_DATA_CORRUPTED),
+					errmsg("ignoring damaged file \"%s\"", STATS_FILE),
+					errdetail("The statistics of idem begin at zero."));
+	}
+	FreeFile(file);
+	if (unlink(STATS_FILE) != 0)
+		report_unreadable("remove");
 }

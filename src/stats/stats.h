@@ -8,10 +8,6 @@
 #include "fn/fn.h"
 #include "shmem/shmem.h"
 
-/* statsfile.c */
-extern void idem_statsfile_save(void);
-extern void idem_statsfile_load(void);
-
 /* counters.c */
 extern void idem_counters_note_use(void);
 extern void idem_counters_add(IdemDatabaseCounter counter);
@@ -19,9 +15,12 @@ extern void idem_counters_add_queue(IdemQueueRef *queue, IdemQueueCounter counte
 extern void idem_counters_add_queue_time(IdemQueueRef *queue, IdemQueueCounter counter,
 										 IdemHistogramKind kind, TimestampTz from,
 										 TimestampTz to);
+extern double idem_counters_bound(int bucket);
 extern void idem_counters_buffer(void);
 extern void idem_counters_end_transaction(bool counts);
 extern void idem_counters_abort_sub(SubTransactionId subid);
+extern void idem_counters_save(void);
+extern void idem_counters_load(void);
 extern void idem_counters_log_duplicate(const char *kind, const char *outcome,
 										const text *name_space, const text *key);
 

@@ -202,6 +202,40 @@ idem_stat_queues(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
+static uint64
+count_times(const IdemHistogramCopy *copy)
+{
+	uint64 count = 0;
+
+	for (int i = 0; i < IDEM_HISTOGRAM_BUCKETS; i++)
+		count += copy->counts[i];
+	return count;
+}
+
+/*
+ * S5: estimate the time, in seconds, that this part of all times does not exceed, as
+ * histogram_quantile() of Prometheus does: the times of a bucket are spread evenly over it, and
+ * for the last bucket the answer is the bound before it.  The copy must not be empty.
+ */
+static double
+estimate_quantile(const IdemHistogramCopy *copy, double part)
+{
+	double rank = part * count_times(copy);
+	double lower = 0;
+	uint64 below = 0;
+
+	for (int i = 0; i < IDEM_HISTOGRAM_BUCKETS - 1; i++)
+	{
+		double upper = idem_counters_bound(i);
+
+		if (copy->counts[i] != 0 && below + copy->counts[i] >= rank)
+			return lower + (upper - lower) * (rank - below) / copy->counts[i];
+		below += copy->counts[i];
+		lower = upper;
+	}
+	return lower;
+}
+
 /* The bounds of all buckets, as an array */
 static Datum
 make_bounds(void)
@@ -209,7 +243,7 @@ make_bounds(void)
 	Datum bounds[IDEM_HISTOGRAM_BUCKETS];
 
 	for (int i = 0; i < IDEM_HISTOGRAM_BUCKETS; i++)
-		bounds[i] = Float8GetDatum(idem_histogram_bound(i));
+		bounds[i] = Float8GetDatum(idem_counters_bound(i));
 	return PointerGetDatum(construct_array(bounds, IDEM_HISTOGRAM_BUCKETS, FLOAT8OID,
 										   sizeof(float8), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
 }
@@ -235,7 +269,7 @@ put_latency(IdemAnswer *answer, const IdemStatsSnapshot *snapshot, IdemHistogram
 			Datum bounds)
 {
 	const IdemHistogramCopy *histogram = &snapshot->histograms[kind];
-	uint64 count = idem_histogram_count(histogram);
+	uint64 count = count_times(histogram);
 
 	idem_answer_set(answer, Anum_idem_stat_latency_datid, OIDOID,
 					ObjectIdGetDatum(snapshot->database));
@@ -247,11 +281,11 @@ put_latency(IdemAnswer *answer, const IdemStatsSnapshot *snapshot, IdemHistogram
 	if (count > 0)
 	{
 		idem_answer_float8(answer, Anum_idem_stat_latency_p50_seconds,
-						   idem_histogram_quantile(histogram, 0.5));
+						   estimate_quantile(histogram, 0.5));
 		idem_answer_float8(answer, Anum_idem_stat_latency_p90_seconds,
-						   idem_histogram_quantile(histogram, 0.9));
+						   estimate_quantile(histogram, 0.9));
 		idem_answer_float8(answer, Anum_idem_stat_latency_p99_seconds,
-						   idem_histogram_quantile(histogram, 0.99));
+						   estimate_quantile(histogram, 0.99));
 	}
 	idem_answer_set(answer, Anum_idem_stat_latency_bounds, FLOAT8ARRAYOID, bounds);
 	idem_answer_set(answer, Anum_idem_stat_latency_counts, INT8ARRAYOID, make_counts(histogram));

@@ -52,7 +52,7 @@ counts_of() {
 				lw += calls["LockBufferInternal"] + calls["ConditionalLockBuffer"]
 			print name "_lw", lw / n
 			print name "_lock", calls["LockAcquireExtended"] / n
-			print name "_times", (spent["idem_histogram_add"] + spent["idem_jobrow_due_since"] \
+			print name "_times", (spent["add_time"] + spent["idem_jobrow_due_since"] \
 				+ spent["idem_jobrow_started_at"]) / n
 		}' "$1"
 }

@@ -238,7 +238,7 @@ begin_walk(KeyWalk *walk, const KeyedEnqueue *keyed, SnapshotData *dirty)
 	walk->most = walk->run;
 	walk->began = idem_clock_steady();
 	walk->has_known = walk->skips != NULL &&
-		idem_keyskips_get(walk->skips, walk->run.key_hash, walk->run.storage, walk->began,
+		idem_skips_key_get(walk->skips, walk->run.key_hash, walk->run.storage, walk->began,
 						  &walk->known);
 	InitDirtySnapshot(*dirty);
 	idem_probe_walk(&walk->leaf, keyed->jobs, &lookup, dirty);
@@ -273,7 +273,7 @@ next_row(KeyWalk *walk)
 	{
 		bool is_first = !leaf->again; /* of the row versions that the entry points to */
 
-		if (is_first && walk->has_known && idem_keyskips_contains(&walk->known, place))
+		if (is_first && walk->has_known && idem_skips_key_contains(&walk->known, place))
 		{
 			add_ended(walk, &walk->known);
 			idem_leaf_skip(leaf, &walk->known.last);
@@ -303,7 +303,7 @@ end_walk(KeyWalk *walk)
 		return;
 	cost += Max(idem_clock_steady() - walk->began, 0);
 	walk->most.cost = Min(cost, PG_INT32_MAX);
-	idem_keyskips_publish(walk->skips, &walk->most, walk->began);
+	idem_skips_key_publish(walk->skips, &walk->most, walk->began);
 }
 
 static bool

@@ -198,7 +198,7 @@ void
 idem_jobrow_note_place(IdemQueueRef *ref, int64 key_hash, ItemPointer place)
 {
 	if (idem_queueref_pin(ref))
-		idem_keyskips_note(ref->entry.skips, key_hash, place);
+		idem_skips_key_note(ref->entry.skips, key_hash, place);
 }
 
 /* Fetches must look at the position again from the time due on */
