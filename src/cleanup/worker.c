@@ -287,7 +287,7 @@ others_are_due(TimestampTz *next)
  * Enqueue the jobs of the schedules that are due (T6), until this time by the steady clock, or
  * until the turn ends (T10).  What is left then is due again at once, but after other databases
  * that are due.  Then look for the earliest tick of this database, at which the launcher starts
- * a worker again.  The caller has called idem_entries_forget_tick().
+ * a worker again.  The caller has called idem_entries_begin_visit().
  */
 static void
 run_ticks(Visit *visit, int64 until)
@@ -469,8 +469,7 @@ visit_database(Visit *visit)
 	TimestampTz next;
 
 	(void) idem_entries_get_progress(MyDatabaseId, &progress);
-	visit->was_used = idem_entries_take_use();
-	idem_entries_forget_tick();
+	visit->was_used = idem_entries_begin_visit();
 	idem_process_take_database_settings();
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();

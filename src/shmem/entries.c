@@ -523,12 +523,16 @@ idem_entries_pin_queue(const text *queue, IdemMakeEntry make)
 }
 
 /*
- * The worker begins to look for the extension: clear the flag "used" of this
- * database, and return what it was.  A backend that uses the functions of an
- * extension created after the look sets the flag again (W5).
+ * The worker begins a visit to its database.  Returns whether a backend has used the functions since
+ * the last visit; one that uses the functions of an extension created after the worker has looked
+ * for it is noted again (W5).
+ *
+ * T6: the earliest tick is unknown.  The worker looks for it after that, and passes what it finds to
+ * idem_entries_lower_tick().  A session passes its ticks after they are visible.  So a tick is either
+ * seen by the look, or it comes after this.
  */
 bool
-idem_entries_take_use(void)
+idem_entries_begin_visit(void)
 {
 	StatsEntry *entry;
 	bool used = false;
@@ -539,6 +543,7 @@ idem_entries_take_use(void)
 	{
 		used = entry->used;
 		entry->used = false;
+		entry->next_tick = DT_NOEND;
 	}
 	unlock_shared();
 	return used;
@@ -771,23 +776,6 @@ idem_entries_set_failure(Oid database, const char *error)
 	entry->progress.phase = IDEM_PHASE_FAILING;
 	entry->progress.error_at = GetCurrentTimestamp();
 	strlcpy(entry->progress.error, error, IDEM_ERROR_TEXT_LEN);
-	unlock_shared();
-}
-
-/*
- * T6: the worker begins to look for the earliest tick of this database.  It looks after that, and
- * passes what it finds to idem_entries_lower_tick().  A session passes its ticks after they are
- * visible.  So a tick is either seen by the look, or it comes after this.
- */
-void
-idem_entries_forget_tick(void)
-{
-	StatsEntry *entry;
-
-	lock_shared(LW_EXCLUSIVE);
-	entry = find_database(MyDatabaseId);
-	if (entry != NULL)
-		entry->next_tick = DT_NOEND;
 	unlock_shared();
 }
 

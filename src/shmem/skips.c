@@ -84,8 +84,8 @@ idem_skips_contains(const IdemSkipRange *range, const IdemPosition *position)
 }
 
 /* J14: how long a look that has taken so long is good for; all in microseconds */
-int64
-idem_skips_life(int64 cost)
+static int64
+compute_life(int64 cost)
 {
 	return Min(Max(cost * LIFE_FACTOR, MIN_LIFE), MAX_LIFE);
 }
@@ -129,7 +129,7 @@ get_life(const IdemSkips *skips)
 
 	for (int i = 0; i < skips->n; i++)
 		cost += skips->ranges[i].cost;
-	return idem_skips_life(cost);
+	return compute_life(cost);
 }
 
 static void
@@ -538,7 +538,7 @@ find_key_skip(IdemSkips *skips, int64 key_hash)
 static bool
 is_key_skip_old(const IdemKeySkip *skip, int64 steady)
 {
-	return steady - skip->looked_at >= idem_skips_life(skip->cost) || steady < skip->looked_at;
+	return steady - skip->looked_at >= compute_life(skip->cost) || steady < skip->looked_at;
 }
 
 /* Get the rows that an enqueue of the hash skips; false: none.  storage: of the table. */

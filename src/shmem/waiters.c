@@ -142,13 +142,6 @@ idem_waiters_attach(void)
 	LWLockRelease(AddinShmemInitLock);
 }
 
-/* Is the library preloaded, so that sessions can be woken? */
-bool
-idem_waiters_are_shared(void)
-{
-	return waiters != NULL;
-}
-
 /*
  * A3: subjects are hashes.  If two of them were equal, the waiters of one name would get the
  * wake-ups of the other one, and its looker would not look for it.  So the hash has a secret key:

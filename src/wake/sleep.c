@@ -108,7 +108,7 @@ warn_no_place(void)
 {
 	static bool warned = false;
 
-	if (!idem_waiters_are_shared() || warned)
+	if (!idem_entries_exist() || warned)
 		return;
 	warned = true;
 	ereport(WARNING,

@@ -108,7 +108,7 @@ idem_touched_job(IdemQueueRef *queue, TimestampTz due, bool follows)
 {
 	IdemTouched *touched;
 
-	if (!idem_waiters_are_shared())
+	if (!idem_entries_exist())
 		return;
 	touched = get_touched(queue);
 	if (due <= idem_clock_now())
@@ -124,7 +124,7 @@ idem_touched_due(IdemQueueRef *queue, TimestampTz due)
 {
 	IdemTouched *touched;
 
-	if (!idem_waiters_are_shared())
+	if (!idem_entries_exist())
 		return;
 	touched = get_touched(queue);
 	touched->later = Min(touched->later, due);
@@ -140,7 +140,7 @@ idem_touched_held(IdemQueueRef *queue, bool lets_go)
 {
 	IdemTouched *touched;
 
-	if (!idem_waiters_are_shared())
+	if (!idem_entries_exist())
 		return;
 	touched = get_touched(queue);
 	touched->holder = GetCurrentSubTransactionId();
@@ -153,7 +153,7 @@ idem_touched_fetched(IdemQueueRef *queue, int64 lease, TimestampTz lease_until)
 {
 	IdemTouched *touched;
 
-	if (!idem_waiters_are_shared())
+	if (!idem_entries_exist())
 		return;
 	touched = get_touched(queue);
 	touched->holder = GetCurrentSubTransactionId();
@@ -175,7 +175,7 @@ idem_touched_done(IdemQueueRef *queue, bool has_key, bool was_fetched)
 {
 	IdemTouched *touched;
 
-	if (!idem_waiters_are_shared())
+	if (!idem_entries_exist())
 		return;
 	touched = get_touched(queue);
 	touched->holder = GetCurrentSubTransactionId();
@@ -188,7 +188,7 @@ idem_touched_done(IdemQueueRef *queue, bool has_key, bool was_fetched)
 void
 idem_touched_end(uint64 subject)
 {
-	if (idem_waiters_are_shared())
+	if (idem_entries_exist())
 		add_end(subject);
 }
 
