@@ -595,7 +595,7 @@ take_turn(void)
 	{
 		bool has_ended = GetBackgroundWorkerPid(worker_handle, &pid) == BGWH_STOPPED;
 
-		idem_exchange_get_visit(&visit);
+		idem_exchange_get(NULL, &visit);
 		if (has_ended)
 		{
 			end_visit(&visit);
@@ -607,7 +607,7 @@ take_turn(void)
 		return now + USECS_PER_SEC;
 	}
 	/* the worker of an earlier launcher may still run */
-	idem_exchange_get_visit(&visit);
+	idem_exchange_get(NULL, &visit);
 	if (visit.pid != 0)
 		return now + USECS_PER_SEC / 10;
 

@@ -246,13 +246,13 @@ get_entry_of_node(dlist_node *node)
 static void
 remove_entry(StatsEntry *entry)
 {
-	StatsEntry **place = get_bucket(&entry->key);
+	StatsEntry **link = get_bucket(&entry->key);
 
 	if (entry->key.queue_len != NO_QUEUE)
 		find_database(entry->key.database)->nqueues--;
-	while (*place != entry)
-		place = &(*place)->next;
-	*place = entry->next;
+	while (*link != entry)
+		link = &(*link)->next;
+	*link = entry->next;
 	dlist_delete(&entry->node);
 	memset(&entry->key, 0, sizeof(entry->key));
 	dlist_push_head(&shared->free, &entry->node);

@@ -49,12 +49,13 @@ idem_exchange_attach(LWLock *lock)
 	}
 }
 
-/* Launcher and visit at one moment */
+/* The visit, and the launcher at the same moment unless NULL */
 void
-idem_exchange_get_status(IdemLauncher *launcher, IdemVisit *visit)
+idem_exchange_get(IdemLauncher *launcher, IdemVisit *visit)
 {
 	LWLockAcquire(exchange->lock, LW_SHARED);
-	*launcher = exchange->launcher;
+	if (launcher != NULL)
+		*launcher = exchange->launcher;
 	*visit = exchange->visit;
 	LWLockRelease(exchange->lock);
 }
@@ -80,14 +81,6 @@ idem_exchange_wake_launcher(void)
 	LWLockRelease(exchange->lock);
 	if (pid != 0)
 		SetLatch(&GetPGProcByNumber(proc)->procLatch);
-}
-
-void
-idem_exchange_get_visit(IdemVisit *visit)
-{
-	LWLockAcquire(exchange->lock, LW_SHARED);
-	*visit = exchange->visit;
-	LWLockRelease(exchange->lock);
 }
 
 /* The launcher calls this before it starts the worker */

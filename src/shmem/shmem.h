@@ -85,11 +85,11 @@ typedef struct IdemSkipRange
 
 #define IDEM_MAX_SKIPS 12
 
-/* From the first place to the last, all entries of the hash are of ended jobs; see skips.c */
+/* From the first TID to the last, all entries of the hash are of ended jobs; see skips.c */
 typedef struct IdemKeySkip
 {
 	int64 key_hash;
-	Oid storage; /* of the table: after a rewrite the rows have other places */
+	Oid storage; /* of the table: after a rewrite the rows have other TIDs */
 	ItemPointerData first;
 	ItemPointerData last;
 	int n;			 /* about the number of entries; 0: unused */
@@ -393,10 +393,9 @@ typedef struct IdemQueueRef
 /* exchange.c */
 extern Size idem_exchange_size(void);
 extern void idem_exchange_attach(LWLock *lock);
-extern void idem_exchange_get_status(IdemLauncher *launcher, IdemVisit *visit);
 extern void idem_exchange_set_launcher(const IdemLauncher *launcher);
 extern void idem_exchange_wake_launcher(void);
-extern void idem_exchange_get_visit(IdemVisit *visit);
+extern void idem_exchange_get(IdemLauncher *launcher, IdemVisit *visit);
 extern void idem_exchange_request_visit(const IdemVisitRequest *request);
 extern bool idem_exchange_begin_visit(Oid database, IdemVisitRequest *request);
 extern void idem_exchange_set_report(const IdemVisitReport *report);
@@ -417,7 +416,7 @@ extern void idem_skips_read(IdemSkips *skips, TimestampTz now, int64 steady, uin
 							bool fresh, IdemSkipView *view);
 extern uint64 idem_skips_register(IdemSkips *skips, const IdemPosition *after, int64 steady);
 extern void idem_skips_announce_blocked(IdemSkips *skips, uint64 id);
-extern bool idem_skips_publish(IdemSkips *skips, uint64 id, const IdemSkipRange *run,
+extern bool idem_skips_publish(IdemSkips *skips, uint64 id, const IdemSkipRange *seen,
 							   const IdemPosition *next, bool is_held, int64 steady);
 extern void idem_skips_release(IdemSkips *skips, uint64 id);
 extern void idem_skips_note(IdemSkips *skips, const IdemPosition *position, TimestampTz due,
@@ -464,7 +463,6 @@ extern int idem_waiters_enlist(IdemSubjectKind kind, uint64 subject);
 extern IdemWoken idem_waiters_begin_look(int place);
 extern void idem_waiters_end_look(int place, int64 next_look, bool blocked);
 extern void idem_waiters_leave(int place, bool hand_on);
-extern IdemWoken idem_waiters_woken(int place);
 extern int64 idem_waiters_next_look(int place);
 extern void idem_waiters_note_blocked(uint64 subject);
 extern bool idem_waiters_exist(uint64 subject);

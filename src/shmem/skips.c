@@ -408,16 +408,16 @@ is_at_limit(const IdemSkips *skips, const IdemPosition *position)
 }
 
 /*
- * J14: publish the run that the walker has skipped, up to the first change that a writer has noted
+ * J14: publish what the walker has skipped, up to the first change that a writer has noted
  * meanwhile.  If another backend has become the walker, publish nothing.  The walker continues
  * behind next; is_held: no range may contain that position itself.  Returns false if the
  * caller is no longer the walker.
  */
 bool
-idem_skips_publish(IdemSkips *skips, uint64 id, const IdemSkipRange *run, const IdemPosition *next,
+idem_skips_publish(IdemSkips *skips, uint64 id, const IdemSkipRange *seen, const IdemPosition *next,
 				   bool is_held, int64 steady)
 {
-	IdemSkipRange range = *run;
+	IdemSkipRange range = *seen;
 	bool goes_on;
 
 	SpinLockAcquire(&skips->lock);

@@ -35,8 +35,8 @@
 #define NBUCKETS 128
 #define NO_PLACE (-1)
 
-/* So many latches are set after one turn under the lock */
-#define WAKE_BATCH 32
+/* Latches to set per lock acquisition */
+#define WAKE_AT_ONCE 32
 
 #define TRANCHE_NAME "idem_waiters"
 
@@ -361,18 +361,18 @@ idem_waiters_leave(int place, bool hand_on)
 		idem_waiters_wake(subject, 1, woken);
 }
 
-/* Has this place of this session been woken? */
-IdemWoken
-idem_waiters_woken(int place)
-{
-	return waiters->places[place].woken;
-}
-
-/* When must the session look, if this place of it is the looker?  By the steady clock. */
+/*
+ * When must the session look, by the steady clock?  0: now, because this place of it was woken.
+ * Otherwise only the looker must.
+ */
 int64
 idem_waiters_next_look(int place)
 {
-	return waiters->places[place].is_looker ? waiters->places[place].next_look : PG_INT64_MAX;
+	const Place *mine = &waiters->places[place];
+
+	if (mine->woken != IDEM_WOKEN_NOT)
+		return 0;
+	return mine->is_looker ? mine->next_look : PG_INT64_MAX;
 }
 
 /* The looker must look at this time; the caller holds the lock */
@@ -483,7 +483,7 @@ idem_waiters_wake(uint64 subject, int n, IdemWoken why)
 
 	do
 	{
-		int procs[WAKE_BATCH];
+		int procs[WAKE_AT_ONCE];
 		Bucket *bucket;
 
 		nwoken = 0;
@@ -493,7 +493,7 @@ idem_waiters_wake(uint64 subject, int n, IdemWoken why)
 		bucket = lock_bucket(subject);
 		n = Min(n, (int) pg_atomic_read_u32(&bucket->count));
 		for (int i = all ? bucket->head : bucket->tail, next;
-			 i != NO_PLACE && nwoken < Min(n, WAKE_BATCH); i = next)
+			 i != NO_PLACE && nwoken < Min(n, WAKE_AT_ONCE); i = next)
 		{
 			next = all ? waiters->places[i].next : waiters->places[i].prev;
 			if (waiters->places[i].subject == subject)
@@ -503,7 +503,7 @@ idem_waiters_wake(uint64 subject, int n, IdemWoken why)
 		for (int i = 0; i < nwoken; i++)
 			set_latch_of(procs[i]);
 		n -= nwoken;
-	} while (n > 0 && nwoken == WAKE_BATCH);
+	} while (n > 0 && nwoken == WAKE_AT_ONCE);
 }
 
 /*

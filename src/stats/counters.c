@@ -45,7 +45,7 @@
 
 StaticAssertDecl(IDEM_DATABASE_COUNTER_N <= IDEM_NCOUNTERS &&
 					 IDEM_QUEUE_COUNTER_N <= IDEM_NCOUNTERS,
-				 "there is a place for every counter");
+				 "there is room for every counter");
 
 /* The bound of the first bucket of a histogram is a unit */
 #define UNITS_PER_SEC 1024

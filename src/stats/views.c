@@ -381,7 +381,7 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 	idem_answer_string(&answer, Anum_idem_stat_worker_library_version, IDEM_VERSION);
 	if (preloaded)
 	{
-		idem_exchange_get_status(&launcher, &visit);
+		idem_exchange_get(&launcher, &visit);
 		idem_answer_int64(&answer, Anum_idem_stat_worker_runs, launcher.visits);
 		idem_answer_bool(&answer, Anum_idem_stat_worker_stats_full, idem_entries_is_full());
 	}

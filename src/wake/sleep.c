@@ -206,11 +206,7 @@ look_around(void)
 static int64
 get_next_look(const Subject *subject)
 {
-	if (subject->place < 0)
-		return subject->next_look;
-	if (idem_waiters_woken(subject->place) != IDEM_WOKEN_NOT)
-		return 0;
-	return idem_waiters_next_look(subject->place);
+	return subject->place < 0 ? subject->next_look : idem_waiters_next_look(subject->place);
 }
 
 /* Sleep, at most until the time, or until the latch is set or the client is gone */

@@ -49,7 +49,34 @@ static enum {
 /* A subtransaction that was rolled back and has not released its locks yet; 0: there is none */
 static SubTransactionId ended_subid = InvalidSubTransactionId;
 
-static void wake_at_exit(int code, Datum arg);
+/*
+ * A2: the transaction, or this subtransaction of it, was rolled back, and other sessions see
+ * that.  Subtransactions that began later were part of it.
+ */
+static void
+wake_at_abort(SubTransactionId subid)
+{
+	pg_memory_barrier();
+	for (IdemQueueRef *queue = idem_queueref_used; queue != NULL; queue = queue->next)
+	{
+		if (!queue->is_touched || queue->touched.holder < subid)
+			continue;
+		idem_waiters_wake(queue->subject, 1, IDEM_WOKEN_FOR_MORE);
+		queue->touched.undone = true;
+	}
+	if (too_many)
+		idem_waiters_wake_all();
+}
+
+/*
+ * A2: the session exits.  If a transaction was open, it was rolled back, and all locks are
+ * released, also the advisory locks that the session held beyond its transactions.
+ */
+static void
+wake_at_exit(int code, Datum arg)
+{
+	wake_at_abort(TopSubTransactionId);
+}
 
 /* What the transaction has done with the queue */
 static IdemTouched *
@@ -237,25 +264,6 @@ wake_at_commit(void)
 }
 
 /*
- * A2: the transaction, or this subtransaction of it, was rolled back, and other sessions see
- * that.  Subtransactions that began later were part of it.
- */
-static void
-wake_at_abort(SubTransactionId subid)
-{
-	pg_memory_barrier();
-	for (IdemQueueRef *queue = idem_queueref_used; queue != NULL; queue = queue->next)
-	{
-		if (!queue->is_touched || queue->touched.holder < subid)
-			continue;
-		idem_waiters_wake(queue->subject, 1, IDEM_WOKEN_FOR_MORE);
-		queue->touched.undone = true;
-	}
-	if (too_many)
-		idem_waiters_wake_all();
-}
-
-/*
  * The memory of ends goes with the transaction.  A session that exits keeps its queues for
  * wake_at_exit(): what it still commits are only the temporary tables that it drops, and a job of
  * idem_work() that fails while it exits.
@@ -298,16 +306,6 @@ idem_touched_wake(bool is_commit, bool is_top_level)
 			wake_at_abort(ended_subid);
 		ended_subid = InvalidSubTransactionId;
 	}
-}
-
-/*
- * A2: the session exits.  If a transaction was open, it was rolled back, and all locks are
- * released, also the advisory locks that the session held beyond its transactions.
- */
-static void
-wake_at_exit(int code, Datum arg)
-{
-	wake_at_abort(TopSubTransactionId);
 }
 
 /* The transaction has ended: its end wakes those who wait when it has released its locks */
