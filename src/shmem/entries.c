@@ -145,37 +145,6 @@ idem_entries_request(void)
 	RequestNamedLWLockTranche("idem", 2);
 }
 
-/* No other process sees the shared memory yet */
-static void
-init_shared(LWLock *lock)
-{
-	memset(shared, 0, sizeof(*shared));
-	memset(entries, 0, mul_size(idem_guc_stats_max, sizeof(StatsEntry)));
-	memset(buckets, 0, mul_size(idem_guc_stats_max, sizeof(StatsEntry *)));
-	shared->lock = lock;
-	shared->seed = pg_prng_uint64(&pg_global_prng_state);
-	pg_atomic_init_u64(&shared->nmade, 1);
-	dlist_init(&shared->free);
-	dlist_init(&shared->databases);
-	for (int i = 0; i < idem_guc_stats_max; i++)
-	{
-		pg_atomic_init_u64(&entries[i].version, 0);
-		for (int j = 0; j < NSTRIPES; j++)
-		{
-			pg_atomic_init_u64(&get_stripes(&entries[i])[j].pins, 0);
-			for (int k = 0; k < IDEM_NCOUNTERS; k++)
-				pg_atomic_init_u64(&get_stripes(&entries[i])[j].values[k], 0);
-		}
-		for (int j = 0; j < IDEM_HISTOGRAM_N; j++)
-		{
-			for (int k = 0; k < IDEM_HISTOGRAM_BUCKETS; k++)
-				pg_atomic_init_u64(&entries[i].histograms[j].counts[k], 0);
-			pg_atomic_init_u64(&entries[i].histograms[j].usecs, 0);
-		}
-		dlist_push_tail(&shared->free, &entries[i].node);
-	}
-}
-
 /* Shared memory has been allocated: attach to it; true if this process created it */
 bool
 idem_entries_attach(void)
@@ -192,7 +161,33 @@ idem_entries_attach(void)
 							  mul_size(idem_guc_stats_max, sizeof(StatsEntry *)), &found);
 	shared = ShmemInitStruct("idem", sizeof(Shared), &found);
 	if (!found)
-		init_shared(&locks[0].lock);
+	{
+		memset(shared, 0, sizeof(*shared));
+		memset(entries, 0, mul_size(idem_guc_stats_max, sizeof(StatsEntry)));
+		memset(buckets, 0, mul_size(idem_guc_stats_max, sizeof(StatsEntry *)));
+		shared->lock = &locks[0].lock;
+		shared->seed = pg_prng_uint64(&pg_global_prng_state);
+		pg_atomic_init_u64(&shared->nmade, 1);
+		dlist_init(&shared->free);
+		dlist_init(&shared->databases);
+		for (int i = 0; i < idem_guc_stats_max; i++)
+		{
+			pg_atomic_init_u64(&entries[i].version, 0);
+			for (int j = 0; j < NSTRIPES; j++)
+			{
+				pg_atomic_init_u64(&get_stripes(&entries[i])[j].pins, 0);
+				for (int k = 0; k < IDEM_NCOUNTERS; k++)
+					pg_atomic_init_u64(&get_stripes(&entries[i])[j].values[k], 0);
+			}
+			for (int j = 0; j < IDEM_HISTOGRAM_N; j++)
+			{
+				for (int k = 0; k < IDEM_HISTOGRAM_BUCKETS; k++)
+					pg_atomic_init_u64(&entries[i].histograms[j].counts[k], 0);
+				pg_atomic_init_u64(&entries[i].histograms[j].usecs, 0);
+			}
+			dlist_push_tail(&shared->free, &entries[i].node);
+		}
+	}
 	LWLockRelease(AddinShmemInitLock);
 	return !found;
 }

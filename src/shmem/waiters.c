@@ -105,30 +105,6 @@ idem_waiters_request(void)
 	RequestNamedLWLockTranche(TRANCHE_NAME, NBUCKETS);
 }
 
-static void
-init_waiters(void)
-{
-	memset(waiters, 0, compute_size());
-	if (!pg_strong_random(&waiters->secret, sizeof(waiters->secret)))
-		ereport(ERROR,
-				errcode(ERRCODE_INTERNAL_ERROR),
-				errmsg("could not generate a random number"));
-	waiters->locks = GetNamedLWLockTranche(TRANCHE_NAME);
-	SpinLockInit(&waiters->free_lock);
-	pg_atomic_init_u32(&waiters->nends, 0);
-	for (int i = 0; i < NBUCKETS; i++)
-	{
-		Bucket *bucket = &waiters->buckets[i].bucket;
-
-		pg_atomic_init_u32(&bucket->count, 0);
-		bucket->nmarks = 0;
-		bucket->head = bucket->tail = NO_PLACE;
-	}
-	waiters->nextra = idem_guc_waits_max - idem_guc_waits_max / 2;
-	for (int i = 0; i < idem_guc_waits_max; i++)
-		waiters->places[i].next = i + 1 < idem_guc_waits_max ? i + 1 : NO_PLACE;
-}
-
 /* Shared memory has been allocated: attach to it */
 void
 idem_waiters_attach(void)
@@ -138,7 +114,26 @@ idem_waiters_attach(void)
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
 	waiters = ShmemInitStruct("idem waiters", compute_size(), &found);
 	if (!found)
-		init_waiters();
+	{
+		memset(waiters, 0, compute_size());
+		if (!pg_strong_random(&waiters->secret, sizeof(waiters->secret)))
+			ereport(ERROR,
+					errcode(ERRCODE_INTERNAL_ERROR),
+					errmsg("could not generate a random number"));
+		waiters->locks = GetNamedLWLockTranche(TRANCHE_NAME);
+		SpinLockInit(&waiters->free_lock);
+		pg_atomic_init_u32(&waiters->nends, 0);
+		for (int i = 0; i < NBUCKETS; i++)
+		{
+			Bucket *bucket = &waiters->buckets[i].bucket;
+
+			pg_atomic_init_u32(&bucket->count, 0);
+			bucket->head = bucket->tail = NO_PLACE;
+		}
+		waiters->nextra = idem_guc_waits_max - idem_guc_waits_max / 2;
+		for (int i = 0; i < idem_guc_waits_max; i++)
+			waiters->places[i].next = i + 1 < idem_guc_waits_max ? i + 1 : NO_PLACE;
+	}
 	LWLockRelease(AddinShmemInitLock);
 }
 
@@ -258,35 +253,6 @@ remove_place(Bucket *bucket, int i)
 	place->is_looker = false;
 }
 
-/* A7: how many places are the part of each session? */
-static int
-compute_part(void)
-{
-	return Max(1, idem_guc_waits_max / 2 / MaxBackends);
-}
-
-/* A7: take a place of the part of this session, or an extra one if it has all of these */
-static int
-take_free_place(void)
-{
-	bool is_extra = nmine >= compute_part();
-	int place;
-
-	SpinLockAcquire(&waiters->free_lock);
-	place = is_extra && waiters->nextra == 0 ? NO_PLACE : waiters->first_free;
-	if (place != NO_PLACE)
-	{
-		waiters->first_free = waiters->places[place].next;
-		waiters->nextra -= is_extra;
-	}
-	SpinLockRelease(&waiters->free_lock);
-	if (place == NO_PLACE)
-		return NO_PLACE;
-	waiters->places[place].is_extra = is_extra;
-	nmine += !is_extra;
-	return place;
-}
-
 /*
  * A3: begin to wait for the subject.  Returns the place of this session, or -1 if there is
  * none.  The caller looks after that.
@@ -294,19 +260,36 @@ take_free_place(void)
 int
 idem_waiters_enlist(IdemSubjectKind kind, uint64 subject)
 {
-	int place = waiters != NULL ? take_free_place() : NO_PLACE;
+	bool is_extra;
+	int i;
+	Place *place;
 
-	if (place == NO_PLACE)
+	if (waiters == NULL)
 		return -1;
-	waiters->places[place].subject = subject;
-	waiters->places[place].kind = kind;
-	waiters->places[place].proc = idem_compat_my_proc_number();
-	waiters->places[place].next_look = 0;
-	waiters->places[place].woken = IDEM_WOKEN_NOT;
+	/* A7: a place of the part of this session, or an extra one if it has all of these */
+	is_extra = nmine >= Max(1, idem_guc_waits_max / 2 / MaxBackends);
+	SpinLockAcquire(&waiters->free_lock);
+	i = is_extra && waiters->nextra == 0 ? NO_PLACE : waiters->first_free;
+	if (i != NO_PLACE)
+	{
+		waiters->first_free = waiters->places[i].next;
+		waiters->nextra -= is_extra;
+	}
+	SpinLockRelease(&waiters->free_lock);
+	if (i == NO_PLACE)
+		return -1;
+	nmine += !is_extra;
+	place = &waiters->places[i];
+	place->is_extra = is_extra;
+	place->subject = subject;
+	place->kind = kind;
+	place->proc = idem_compat_my_proc_number();
+	place->next_look = 0;
+	place->woken = IDEM_WOKEN_NOT;
 	if (kind != IDEM_SUBJECT_QUEUE)
 		pg_atomic_fetch_add_u32(&waiters->nends, 1);
-	(void) idem_waiters_begin_look(place);
-	return place;
+	(void) idem_waiters_begin_look(i);
+	return i;
 }
 
 /*

@@ -106,26 +106,6 @@ get_touched(IdemQueueRef *queue)
 	return &queue->touched;
 }
 
-static void
-add_end(uint64 subject)
-{
-	if (nends == max_ends)
-	{
-		int size = Max(2 * max_ends, 16);
-
-		if (size > MAX_ENDS)
-		{
-			too_many = true;
-			return;
-		}
-		ends = max_ends == 0 ?
-			MemoryContextAlloc(TopTransactionContext, size * sizeof(uint64)) :
-			repalloc(ends, size * sizeof(uint64));
-		max_ends = size;
-	}
-	ends[nends++] = subject;
-}
-
 /*
  * A2: if this transaction commits, a job of the queue can be fetched from this time on.  follows:
  * it is a follow-up job, which may be blocked.
@@ -215,8 +195,23 @@ idem_touched_done(IdemQueueRef *queue, bool has_key, bool was_fetched)
 void
 idem_touched_end(uint64 subject)
 {
-	if (idem_entries_exist())
-		add_end(subject);
+	if (!idem_entries_exist())
+		return;
+	if (nends == max_ends)
+	{
+		int size = Max(2 * max_ends, 16);
+
+		if (size > MAX_ENDS)
+		{
+			too_many = true;
+			return;
+		}
+		ends = max_ends == 0 ?
+			MemoryContextAlloc(TopTransactionContext, size * sizeof(uint64)) :
+			repalloc(ends, size * sizeof(uint64));
+		max_ends = size;
+	}
+	ends[nends++] = subject;
 }
 
 /*

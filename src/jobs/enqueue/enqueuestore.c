@@ -210,7 +210,7 @@ static struct
  * A walk over the jobs of the key, past those that have ended.  Index entries of jobs that have
  * ended stay until VACUUM, and longer while a transaction holds an old snapshot.  A walk that
  * has passed many of them publishes their places, and later walks jump over these (J14):
- * shmem/keyskips.c.
+ * shmem/skips.c.
  */
 typedef struct KeyWalk
 {
@@ -239,7 +239,7 @@ begin_walk(KeyWalk *walk, const KeyedEnqueue *keyed, SnapshotData *dirty)
 	walk->began = idem_clock_steady();
 	walk->has_known = walk->skips != NULL &&
 		idem_skips_key_get(walk->skips, walk->run.key_hash, walk->run.storage, walk->began,
-						  &walk->known);
+						   &walk->known);
 	InitDirtySnapshot(*dirty);
 	idem_probe_walk(&walk->leaf, keyed->jobs, &lookup, dirty);
 }
