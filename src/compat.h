@@ -77,6 +77,15 @@ idem_compat_is_json(char *json)
 #define pg_noreturn pg_attribute_noreturn()
 #endif
 
+/* 19: a comment does not tell the compiler that a case falls through */
+#if PG_VERSION_NUM < 190000
+#if __has_attribute(fallthrough)
+#define pg_fallthrough __attribute__((fallthrough))
+#else
+#define pg_fallthrough
+#endif
+#endif
+
 /* 19: the number of a catalog cache has a type of its own */
 #if PG_VERSION_NUM < 190000
 typedef int SysCacheIdentifier;

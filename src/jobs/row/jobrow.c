@@ -272,7 +272,7 @@ idem_jobrow_store(IdemTable *jobs, const IdemJob *job, TupleTableSlot *new, Idem
 		case IDEM_CHANGE_GIVEN_BACK:
 			idem_touched_done(ref, false, idem_job_was_fetched_here(job));
 			idem_jobrow_note_unfetched(job);
-			/* FALLTHROUGH */
+			pg_fallthrough;
 		case IDEM_CHANGE_READY:
 			idem_jobrow_note_ready(ref, &position, due, job->after_job != 0);
 			break;
