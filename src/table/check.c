@@ -145,13 +145,6 @@ get_drop_trigger(const IdemTableDef *def, const Trigger *trigger)
 	return command;
 }
 
-static const char *
-get_detach_partition(const IdemTableDef *def, Oid relid)
-{
-	return psprintf("ALTER TABLE %s DETACH PARTITION idem.%s",
-					get_qualified_name(get_partition_parent(relid, true)), def->name);
-}
-
 /* Find what access by idem would bypass, but not in indexes */
 static bool
 find_bypassed(const IdemTableDef *def, Relation heap, IdemShapeProblem *problem)
@@ -167,7 +160,10 @@ find_bypassed(const IdemTableDef *def, Relation heap, IdemShapeProblem *problem)
 	if (heap->rd_rel->relispartition)
 		return set_problem(problem,
 						   "It is a partition of another table, whose bounds access by idem would bypass.",
-						   NULL, get_detach_partition(def, RelationGetRelid(heap)));
+						   NULL,
+						   psprintf("ALTER TABLE %s DETACH PARTITION idem.%s",
+									get_qualified_name(get_partition_parent(RelationGetRelid(heap), true)),
+									def->name));
 	if (heap->rd_rel->relrowsecurity)
 		return set_problem(problem, "Row security is enabled, which access by idem would bypass.", NULL,
 						   psprintf("ALTER TABLE idem.%s DISABLE ROW LEVEL SECURITY", def->name));
@@ -401,16 +397,6 @@ get_char(HeapTuple tuple, TupleDesc desc, const char *name)
 	return isnull ? 0 : DatumGetChar(value);
 }
 
-static const char *
-get_kind(HeapTuple tuple, TupleDesc desc)
-{
-	if (get_char(tuple, desc, "partmethod") != PARTMETHOD_NONE)
-		return "distributed table";
-	if (get_char(tuple, desc, "repmodel") == REPMODEL_2PC)
-		return "reference table";
-	return "local or single-shard table";
-}
-
 /* Look the table up in the rows of pg_dist_partition that are committed by now */
 static const char *
 find_kind(Relation catalog, Oid relid)
@@ -429,7 +415,13 @@ find_kind(Relation catalog, Oid relid)
 	scan = systable_beginscan(catalog, InvalidOid, false, NULL, 1, &key);
 	tuple = systable_getnext(scan);
 	if (HeapTupleIsValid(tuple))
-		kind = get_kind(tuple, desc);
+	{
+		kind = "local or single-shard table";
+		if (get_char(tuple, desc, "repmodel") == REPMODEL_2PC)
+			kind = "reference table";
+		if (get_char(tuple, desc, "partmethod") != PARTMETHOD_NONE)
+			kind = "distributed table";
+	}
 	systable_endscan(scan);
 	return kind;
 }

@@ -78,136 +78,112 @@ get_single_status(uint16 infomask, uint16 infomask2)
 	return HEAP_XMAX_IS_SHR_LOCKED(infomask) ? MultiXactStatusForShare : MultiXactStatusForKeyShare;
 }
 
-static void
-note_locker(IdemLockers *lockers, TransactionId xid, MultiXactStatus status)
-{
-	if (TransactionIdIsCurrentTransactionId(xid))
-		lockers->mine = true;
-	else if (!TransactionIdIsInProgress(xid))
-		return;
-	else if (status == MultiXactStatusForUpdate || status == MultiXactStatusUpdate)
-		lockers->exclusive = xid;
-	else
-		lockers->shared = xid;
-}
-
-/* The xmax of a row, with the bits that say what it means */
-typedef struct Xmax
-{
-	TransactionId xid;
-	uint16 infomask;
-	uint16 infomask2;
-} Xmax;
-
-/* Read the xmax of the row; false if it has none that matters */
-static bool
-read_xmax(TupleTableSlot *row, Xmax *xmax)
+/*
+ * List the transactions that have locked, updated or deleted the row, open or not; returns their
+ * number.  *members is the single one, or is palloc'd.
+ */
+static int
+read_members(TupleTableSlot *row, MultiXactMember *single, MultiXactMember **members)
 {
 	HeapTupleHeader tuple = get_header(row);
 	Buffer buffer = ((BufferHeapTupleTableSlot *) row)->buffer;
+	TransactionId xmax;
+	uint16 infomask;
+	bool only_locks;
 
 	/* other backends may change these together, so read them together */
 	LockBuffer(buffer, BUFFER_LOCK_SHARE);
-	xmax->xid = HeapTupleHeaderGetRawXmax(tuple);
-	xmax->infomask = tuple->t_infomask;
-	xmax->infomask2 = tuple->t_infomask2;
+	xmax = HeapTupleHeaderGetRawXmax(tuple);
+	infomask = tuple->t_infomask;
+	single->status = get_single_status(infomask, tuple->t_infomask2);
 	LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
-	return !(xmax->infomask & HEAP_XMAX_INVALID) && !HEAP_LOCKED_UPGRADED(xmax->infomask);
+	if ((infomask & HEAP_XMAX_INVALID) || HEAP_LOCKED_UPGRADED(infomask))
+		return 0;
+	if (!(infomask & HEAP_XMAX_IS_MULTI))
+	{
+		single->xid = xmax;
+		*members = single;
+		return 1;
+	}
+
+	/*
+	 * On a standby the server takes a multixact that only locks for one that has ended, because no
+	 * backend there is a member: ask for its members as if it did more.  Then one that has been
+	 * removed is an error, so such ones are left out.
+	 */
+	only_locks = HEAP_XMAX_IS_LOCKED_ONLY(infomask);
+	if (only_locks && RecoveryInProgress())
+	{
+		MultiXactId oldest;
+		MultiXactId next;
+
+		ReadMultiXactIdRange(&oldest, &next);
+		if (MultiXactIdPrecedes(xmax, oldest))
+			return 0;
+		only_locks = false;
+	}
+	return GetMultiXactIdMembers(xmax, members, false, only_locks);
 }
 
 /* Which open transactions have locked, updated or deleted the row? */
 void
 idem_row_lockers(TupleTableSlot *row, IdemLockers *lockers)
 {
-	Xmax xmax;
+	MultiXactMember single;
 	MultiXactMember *members;
-	int n;
+	int n = read_members(row, &single, &members);
 
 	memset(lockers, 0, sizeof(*lockers));
-	if (!read_xmax(row, &xmax))
-		return;
-	if (!(xmax.infomask & HEAP_XMAX_IS_MULTI))
-	{
-		note_locker(lockers, xmax.xid, get_single_status(xmax.infomask, xmax.infomask2));
-		return;
-	}
-	n = GetMultiXactIdMembers(xmax.xid, &members, false, HEAP_XMAX_IS_LOCKED_ONLY(xmax.infomask));
 	for (int i = 0; i < n; i++)
-		note_locker(lockers, members[i].xid, members[i].status);
-	if (n > 0)
+	{
+		TransactionId xid = members[i].xid;
+		MultiXactStatus status = members[i].status;
+
+		if (TransactionIdIsCurrentTransactionId(xid))
+			lockers->mine = true;
+		else if (!TransactionIdIsInProgress(xid))
+			continue;
+		else if (status == MultiXactStatusForUpdate || status == MultiXactStatusUpdate)
+			lockers->exclusive = xid;
+		else
+			lockers->shared = xid;
+	}
+	if (n > 0 && members != &single)
 		pfree(members);
 }
 
 /*
- * Add a transaction that has locked or changed a row to the list, if it is open.  A
- * subtransaction stands for its transaction.  The strongest of several locks of a
- * transaction counts.
+ * Every open transaction that has locked, updated or deleted the row (H3).  A subtransaction
+ * stands for its transaction.  The strongest of several locks of a transaction counts.
  */
-static void
-add_lock(IdemRowLocks *locks, TransactionId xid, MultiXactStatus status)
-{
-	if (TransactionIdIsCurrentTransactionId(xid))
-		xid = GetTopTransactionId();
-	else if (TransactionIdIsInProgress(xid))
-		xid = SubTransGetTopmostTransaction(xid);
-	else
-		return;
-	for (int i = 0; i < locks->n; i++)
-	{
-		if (TransactionIdEquals(locks->locks[i].xid, xid))
-		{
-			locks->locks[i].status = Max(locks->locks[i].status, status);
-			return;
-		}
-	}
-	locks->locks[locks->n].xid = xid;
-	locks->locks[locks->n++].status = status;
-}
-
-/*
- * Read the members of a multixact.  On a standby the server takes one that only locks for
- * one that has ended, because no backend there is a member: ask for its members as if it did
- * more.  Then one that has been removed is an error, so such ones are left out.
- */
-static int
-read_members(const Xmax *xmax, MultiXactMember **members)
-{
-	bool only_locks = HEAP_XMAX_IS_LOCKED_ONLY(xmax->infomask);
-	MultiXactId oldest;
-	MultiXactId next;
-
-	if (only_locks && RecoveryInProgress())
-	{
-		ReadMultiXactIdRange(&oldest, &next);
-		if (MultiXactIdPrecedes(xmax->xid, oldest))
-			return 0;
-		only_locks = false;
-	}
-	return GetMultiXactIdMembers(xmax->xid, members, false, only_locks);
-}
-
-/* Every open transaction that has locked, updated or deleted the row (H3) */
 void
 idem_row_list_locks(TupleTableSlot *row, IdemRowLocks *locks)
 {
-	Xmax xmax;
+	MultiXactMember single;
 	MultiXactMember *members;
-	int n;
+	int n = read_members(row, &single, &members);
 
 	locks->n = 0;
-	if (!read_xmax(row, &xmax))
-		return;
-	if (!(xmax.infomask & HEAP_XMAX_IS_MULTI))
-	{
-		locks->locks = palloc(sizeof(IdemRowLock));
-		add_lock(locks, xmax.xid, get_single_status(xmax.infomask, xmax.infomask2));
-		return;
-	}
-	n = read_members(&xmax, &members);
 	locks->locks = palloc(Max(n, 1) * sizeof(IdemRowLock));
 	for (int i = 0; i < n; i++)
-		add_lock(locks, members[i].xid, members[i].status);
-	if (n > 0)
+	{
+		TransactionId xid = members[i].xid;
+		int j = 0;
+
+		if (TransactionIdIsCurrentTransactionId(xid))
+			xid = GetTopTransactionId();
+		else if (TransactionIdIsInProgress(xid))
+			xid = SubTransGetTopmostTransaction(xid);
+		else
+			continue;
+		while (j < locks->n && !TransactionIdEquals(locks->locks[j].xid, xid))
+			j++;
+		if (j == locks->n)
+			locks->locks[locks->n++] = (IdemRowLock){.xid = xid, .status = members[i].status};
+		else
+			locks->locks[j].status = Max(locks->locks[j].status, members[i].status);
+	}
+	if (n > 0 && members != &single)
 		pfree(members);
 }
 

@@ -365,53 +365,20 @@ idem_row_isnull(TupleTableSlot *row, AttrNumber attno)
 }
 
 /* These return 0, false or InvalidOid for null */
-static inline TimestampTz
-idem_row_timestamp(TupleTableSlot *row, AttrNumber attno)
-{
-	NullableDatum column = idem_row_datum(row, attno);
+#define IDEM_ROW_READER(name, type, get)                                      \
+	static inline type idem_row_##name(TupleTableSlot *row, AttrNumber attno) \
+	{                                                                         \
+		NullableDatum column = idem_row_datum(row, attno);                    \
+                                                                              \
+		return column.isnull ? (type) 0 : get(column.value);                  \
+	}
 
-	return column.isnull ? 0 : DatumGetTimestampTz(column.value);
-}
-
-static inline int
-idem_row_int16(TupleTableSlot *row, AttrNumber attno)
-{
-	NullableDatum column = idem_row_datum(row, attno);
-
-	return column.isnull ? 0 : DatumGetInt16(column.value);
-}
-
-static inline int
-idem_row_int32(TupleTableSlot *row, AttrNumber attno)
-{
-	NullableDatum column = idem_row_datum(row, attno);
-
-	return column.isnull ? 0 : DatumGetInt32(column.value);
-}
-
-static inline int64
-idem_row_int64(TupleTableSlot *row, AttrNumber attno)
-{
-	NullableDatum column = idem_row_datum(row, attno);
-
-	return column.isnull ? 0 : DatumGetInt64(column.value);
-}
-
-static inline bool
-idem_row_bool(TupleTableSlot *row, AttrNumber attno)
-{
-	NullableDatum column = idem_row_datum(row, attno);
-
-	return !column.isnull && DatumGetBool(column.value);
-}
-
-static inline Oid
-idem_row_oid(TupleTableSlot *row, AttrNumber attno)
-{
-	NullableDatum column = idem_row_datum(row, attno);
-
-	return column.isnull ? InvalidOid : DatumGetObjectId(column.value);
-}
+IDEM_ROW_READER(timestamp, TimestampTz, DatumGetTimestampTz)
+IDEM_ROW_READER(int16, int, DatumGetInt16)
+IDEM_ROW_READER(int32, int, DatumGetInt32)
+IDEM_ROW_READER(int64, int64, DatumGetInt64)
+IDEM_ROW_READER(bool, bool, DatumGetBool)
+IDEM_ROW_READER(oid, Oid, DatumGetObjectId)
 
 /* These return NULL for null, else a copy in the caller's memory context */
 static inline text *
