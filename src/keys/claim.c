@@ -34,6 +34,14 @@ IDEM_FUNCTION(idem_checkpoint);
 IDEM_FUNCTION(idem_fence);
 IDEM_FUNCTION(idem_wait_key);
 
+#define CLAIM_OFFSET(column) (Anum_claim_many_result_##column - Anum_claim_result_##column)
+
+StaticAssertDecl(CLAIM_OFFSET(claimed) == CLAIM_OFFSET(status) &&
+					 CLAIM_OFFSET(claimed) == CLAIM_OFFSET(result) &&
+					 CLAIM_OFFSET(claimed) == CLAIM_OFFSET(created_at) &&
+					 CLAIM_OFFSET(claimed) == CLAIM_OFFSET(expires_at),
+				 "idem.claim_many_result has the columns of idem.claim_result in their order");
+
 /*
  * Set the columns of idem.claim_result.  In the rows of idem_claim_many() they are
  * offset columns further right.
@@ -259,7 +267,7 @@ put_claim_rows(IdemAnswer *answer, text **keys, const BatchItem *items, int n)
 		CHECK_FOR_INTERRUPTS();
 		idem_answer_int32(answer, Anum_claim_many_result_ord, i + 1);
 		idem_answer_text(answer, Anum_claim_many_result_key, keys[i]);
-		set_claim_columns(answer, Anum_claim_many_result_claimed - Anum_claim_result_claimed,
+		set_claim_columns(answer, CLAIM_OFFSET(claimed),
 						  &items[i].info);
 		idem_answer_put(answer);
 	}

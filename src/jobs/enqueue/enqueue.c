@@ -142,6 +142,12 @@ check_no_policy(FunctionCallInfo fcinfo)
 	}
 }
 
+#define ENQUEUE_OFFSET(column) (Anum_enqueue_many_result_##column - Anum_enqueue_result_##column)
+
+StaticAssertDecl(ENQUEUE_OFFSET(job_id) == ENQUEUE_OFFSET(outcome) &&
+					 ENQUEUE_OFFSET(job_id) == ENQUEUE_OFFSET(result),
+				 "idem.enqueue_many_result has the columns of idem.enqueue_result in their order");
+
 /*
  * Set the columns of idem.enqueue_result.  In the rows of idem_enqueue_many() they are
  * offset columns further right.
@@ -270,7 +276,7 @@ idem_enqueue_many(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 		idem_answer_int32(&answer, Anum_enqueue_many_result_ord, i + 1);
 		set_enqueue_columns(&answer,
-							Anum_enqueue_many_result_job_id - Anum_enqueue_result_job_id,
+							ENQUEUE_OFFSET(job_id),
 							&news[i].answer);
 		idem_answer_put(&answer);
 	}
