@@ -127,7 +127,10 @@ static const Action decisions[2][UNTIL_EXECUTED_RERUN + 1][KIND_N] = {
 	}};
 /* clang-format on */
 
-/* J1: what becomes of the duplicate that a waiting job absorbs; all but the first bring a payload */
+/*
+ * J1: what becomes of the duplicate that a waiting job absorbs.  The job gets the payload of a
+ * duplicate that is not merely absorbed.
+ */
 static const IdemOutcome absorbed_outcomes[] = {
 	[IDEM_ON_DUPLICATE_SKIP] = IDEM_OUTCOME_ABSORBED,
 	[IDEM_ON_DUPLICATE_REPLACE] = IDEM_OUTCOME_REPLACED,
