@@ -185,11 +185,7 @@ is_fetchable(IdemTable *jobs, const IdemJob *job, const SnapshotData *dirty, Tim
 {
 	IdemLockers lockers;
 
-	if (TransactionIdIsValid(dirty->xmin) || TransactionIdIsValid(dirty->xmax) ||
-		!idem_shard_has_job(idem_shard_get(), job->job_id))
-		return false;
-	if (job->is_leased ? idem_job_is_mine(job) || job->lease_until > now :
-						 idem_jobrow_waits_for_other(jobs, job))
+	if (idem_jobrow_is_fetchable(jobs, job, dirty, idem_shard_get(), now, false) != IDEM_FETCHABLE)
 		return false;
 	idem_row_lockers(job->row, &lockers);
 	return !TransactionIdIsValid(lockers.shared) && !TransactionIdIsValid(lockers.exclusive);

@@ -391,8 +391,10 @@ typedef struct Fetch
 {
 	IdemTable *jobs;
 	const IdemFetch *args;
-	IdemLook *look; /* only look (A2): take nothing; else NULL */
 	const IdemShard *shard;
+	IdemLook *look;									/* only look (A2): take nothing; else NULL */
+	void (*put)(const IdemFetched *job, void *arg); /* gets each job that is taken */
+	void *arg;
 	Relation index;
 	SnapshotData dirty;
 	IdemLeafWalk leaf;
@@ -489,62 +491,42 @@ get_next_entry(Fetch *fetch, IdemPosition *entry)
 	return true;
 }
 
-/* J4: may the job, which is a follow-up job, be taken?  Else like is_due(). */
-static bool
-is_unblocked(Fetch *fetch, const IdemJob *job, Outcome *outcome, Skip *skip)
-{
-	IdemBlocked blocked;
-
-	if (!is_collecting(&fetch->walk))
-	{
-		*outcome = OUTCOME_SKIPPED;
-		return !idem_jobrow_waits_for_other(fetch->jobs, job);
-	}
-	announce_blocked(&fetch->walk);
-	blocked = idem_jobrow_is_blocked(fetch->jobs, job);
-	*outcome = blocked == IDEM_BLOCKED ? OUTCOME_SKIPPED : OUTCOME_HELD;
-	skip->is_blocked = true;
-	return blocked == IDEM_BLOCKED_NOT;
-}
-
-/* J4: may the job be taken if it is a follow-up job?  Else like is_due(). */
-static bool
-is_free(Fetch *fetch, const IdemJob *job, Outcome *outcome, Skip *skip)
-{
-	if (job->after_job == 0 || is_unblocked(fetch, job, outcome, skip))
-		return true;
-	if (fetch->look != NULL)
-		fetch->look->blocked = true;
-	return false;
-}
-
 /*
- * May the job be taken?  If not, *outcome says why, and *skip until when.  The
- * transaction that has fetched a job does not take it again, even if the lease has expired.
- * M2: a job of another shard was left behind and may run there.  It is not part of a skip
- * range, because its slot can come back.
+ * May the job be taken?  If not, *outcome says why, and *skip until when.  M2: a job of another
+ * shard is not part of a skip range, because its slot can come back.
  */
 static bool
 is_due(Fetch *fetch, const IdemJob *job, Outcome *outcome, Skip *skip)
 {
-	*outcome = OUTCOME_HELD;
-	if (unlikely(!idem_shard_has_job(fetch->shard, job->job_id)))
-		return false;
-	if (TransactionIdIsValid(fetch->dirty.xmin) || TransactionIdIsValid(fetch->dirty.xmax))
-		return false;
-	if (job->run_at > fetch->now)
-		return false;
+	bool collects = is_collecting(&fetch->walk);
+
 	skip->is_mine = idem_job_is_mine(job);
-	if (job->is_leased)
+	if (collects && job->after_job != 0 && !job->is_leased)
+		announce_blocked(&fetch->walk);
+	*outcome = OUTCOME_HELD;
+	switch (idem_jobrow_is_fetchable(fetch->jobs, job, &fetch->dirty, fetch->shard, fetch->now, collects))
 	{
-		if (!skip->is_mine && job->lease_until <= fetch->now)
+		case IDEM_FETCHABLE:
 			return true;
-		*outcome = OUTCOME_SKIPPED;
-		if (!skip->is_mine)
-			skip->until = job->lease_until;
-		return false;
+		case IDEM_FETCHABLE_ELSEWHERE:
+		case IDEM_FETCHABLE_OPEN:
+		case IDEM_FETCHABLE_LATER:
+			break;
+		case IDEM_FETCHABLE_LEASED:
+			*outcome = OUTCOME_SKIPPED;
+			if (!skip->is_mine)
+				skip->until = job->lease_until;
+			break;
+		case IDEM_FETCHABLE_BLOCKED:
+			*outcome = OUTCOME_SKIPPED;
+			/* FALLTHROUGH */
+		case IDEM_FETCHABLE_UNSETTLED:
+			skip->is_blocked = true;
+			if (fetch->look != NULL)
+				fetch->look->blocked = true;
+			break;
 	}
-	return is_free(fetch, job, outcome, skip);
+	return false;
 }
 
 /*
@@ -646,8 +628,7 @@ may_take_job(const Fetch *fetch, const IdemJob *job)
 
 /* Take the job, which is due, and pass it to put(); or only look whether that is possible */
 static Outcome
-take_or_look(Fetch *fetch, const IdemJob *job, void (*put)(const IdemFetched *job, void *arg),
-			 void *arg)
+take_or_look(Fetch *fetch, const IdemJob *job)
 {
 	IdemFetched fetched;
 
@@ -655,35 +636,11 @@ take_or_look(Fetch *fetch, const IdemJob *job, void (*put)(const IdemFetched *jo
 		return may_take_job(fetch, job) ? OUTCOME_TAKEN : OUTCOME_HELD;
 	if (!take_job(fetch, job, &fetched))
 		return OUTCOME_HELD;
-	put(&fetched, arg);
+	fetch->put(&fetched, fetch->arg);
 	if (!fetch->is_counted)
 		idem_counters_add_queue_time(fetch->args->queue.ref, IDEM_QUEUE_COUNTER_FETCHED, IDEM_HISTOGRAM_WAIT,
 									 fetched.due_since, fetch->now);
 	return OUTCOME_TAKEN;
-}
-
-/* Take the job of the current entry if it is due, and pass it to put() */
-static Outcome
-fetch_job(Fetch *fetch, Skip *skip, void (*put)(const IdemFetched *job, void *arg), void *arg)
-{
-	MemoryContext oldcontext;
-	Outcome outcome;
-	IdemJob job;
-
-	if (!idem_leaf_fetch(&fetch->leaf))
-	{
-		/* the job has ended, or was never committed; or this transaction has ended it */
-		skip->is_mine = is_collecting(&fetch->walk) &&
-			idem_row_is_changed_by_me(fetch->jobs, &fetch->leaf.entry.tuple.t_tid);
-		return OUTCOME_SKIPPED;
-	}
-	idem_job_read(&job, fetch->jobs->found);
-	oldcontext = MemoryContextSwitchTo(fetch->job_context);
-	if (is_due(fetch, &job, &outcome, skip))
-		outcome = take_or_look(fetch, &job, put, arg);
-	MemoryContextSwitchTo(oldcontext);
-	MemoryContextReset(fetch->job_context);
-	return outcome;
 }
 
 /* A4: something that this look skips can be fetched from this time on */
@@ -694,27 +651,37 @@ note_due(Fetch *fetch, TimestampTz due)
 		fetch->look->due = Min(fetch->look->due, due);
 }
 
-/* Take or skip the job of an entry */
+/* Take or skip the job of the current entry */
 static void
-process_entry(Fetch *fetch, const IdemPosition *entry,
-			  void (*put)(const IdemFetched *job, void *arg), void *arg)
+visit_entry(Fetch *fetch, const IdemPosition *entry)
 {
 	Skip skip = {.until = DT_NOEND};
+	Outcome outcome = OUTCOME_SKIPPED;
 
-	switch (fetch_job(fetch, &skip, put, arg))
+	if (idem_leaf_fetch(&fetch->leaf))
 	{
-		case OUTCOME_TAKEN:
-			fetch->found++;
-			end_run(&fetch->walk, entry);
-			break;
-		case OUTCOME_HELD:
-			end_run(&fetch->walk, entry);
-			break;
-		case OUTCOME_SKIPPED:
-			note_due(fetch, skip.until);
-			add_skipped(&fetch->walk, entry, &skip);
-			break;
+		MemoryContext oldcontext = MemoryContextSwitchTo(fetch->job_context);
+		IdemJob job;
+
+		idem_job_read(&job, fetch->jobs->found);
+		if (is_due(fetch, &job, &outcome, &skip))
+			outcome = take_or_look(fetch, &job);
+		MemoryContextSwitchTo(oldcontext);
+		MemoryContextReset(fetch->job_context);
 	}
+	else
+		/* the job has ended, or was never committed; or this transaction has ended it */
+		skip.is_mine = is_collecting(&fetch->walk) &&
+			idem_row_is_changed_by_me(fetch->jobs, &fetch->leaf.entry.tuple.t_tid);
+
+	if (outcome == OUTCOME_SKIPPED)
+	{
+		note_due(fetch, skip.until);
+		add_skipped(&fetch->walk, entry, &skip);
+		return;
+	}
+	fetch->found += outcome == OUTCOME_TAKEN;
+	end_run(&fetch->walk, entry);
 }
 
 /* An entry with a future run_at ends its priority, whatever the state of its row is */
@@ -732,7 +699,7 @@ skip_priority(Fetch *fetch, const IdemPosition *entry)
 
 /* Scan the index until the batch is full */
 static void
-scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
+scan_queue(Fetch *fetch)
 {
 	Walk *walk = &fetch->walk;
 	bool at_end = false;
@@ -758,7 +725,7 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 		else if (!has_come(fetch, entry.run_at))
 			skip_priority(fetch, &entry);
 		else
-			process_entry(fetch, &entry, put, arg);
+			visit_entry(fetch, &entry);
 	}
 	end_walk(walk, at_end, fetch->npages > PAGES_OF_SEARCH);
 	idem_leaf_end(&fetch->leaf);
@@ -766,16 +733,16 @@ scan_queue(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *a
 
 /* Scan a queue once, from its beginning */
 static void
-scan_once(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
+scan_once(Fetch *fetch)
 {
 	fetch->now = idem_clock_now();
 	begin_walk(&fetch->walk, fetch->args->queue.ref, fetch->now);
-	scan_queue(fetch, put, arg);
+	scan_queue(fetch);
 	/* without shared memory other sessions cannot note their jobs: scan the whole queue */
 	if (fetch->walk.has_jumped && !fetch->walk.is_shared && fetch->found < fetch->args->batch)
 	{
 		begin_walk_anew(&fetch->walk);
-		scan_queue(fetch, put, arg);
+		scan_queue(fetch);
 	}
 }
 
@@ -786,7 +753,7 @@ scan_once(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *ar
  * Returns whether it was repeated.
  */
 static bool
-scan_from_start(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), void *arg)
+scan_from_start(Fetch *fetch)
 {
 	bool is_repeated;
 
@@ -795,7 +762,7 @@ scan_from_start(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), vo
 	fetch->index = idem_jobtable_fetch_index(fetch->jobs);
 	fetch->job_context = AllocSetContextCreate(CurrentMemoryContext, "idem fetch", ALLOCSET_DEFAULT_SIZES);
 
-	scan_once(fetch, put, arg);
+	scan_once(fetch);
 	is_repeated = fetch->found == 0 && fetch->walk.is_shared &&
 		was_long_walk(&fetch->walk);
 	if (is_repeated)
@@ -805,7 +772,7 @@ scan_from_start(Fetch *fetch, void (*put)(const IdemFetched *job, void *arg), vo
 			fetch->look->due = DT_NOEND;
 			fetch->look->blocked = false;
 		}
-		scan_once(fetch, put, arg);
+		scan_once(fetch);
 	}
 	MemoryContextDelete(fetch->job_context);
 	return is_repeated;
@@ -838,13 +805,12 @@ bool
 idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
 					  void (*put)(const IdemFetched *job, void *arg), void *arg)
 {
-	Fetch fetch = {.jobs = jobs, .args = args};
-
+	Fetch fetch = {.jobs = jobs, .args = args, .put = put, .arg = arg};
 	bool was_long;
 
 	if (args->queue.paused)
 		return false;
-	was_long = scan_from_start(&fetch, put, arg);
+	was_long = scan_from_start(&fetch);
 	idem_skips_note_fetch(fetch.walk.skips, fetch.now);
 
 	/*
@@ -868,6 +834,8 @@ idem_fetchstore_fetch_one(IdemTable *jobs, const IdemFetch *args, int64 job_id,
 	Fetch fetch = {
 		.jobs = jobs,
 		.args = args,
+		.put = put,
+		.arg = arg,
 		.shard = idem_shard_get(),
 		.now = idem_clock_now(),
 		.is_counted = true};
@@ -883,7 +851,7 @@ idem_fetchstore_fetch_one(IdemTable *jobs, const IdemFetch *args, int64 job_id,
 	idem_job_read(&job, jobs->found);
 	fetch.dirty.xmax = probe.xwait;
 	if (is_due(&fetch, &job, &outcome, &skip))
-		(void) take_or_look(&fetch, &job, put, arg);
+		(void) take_or_look(&fetch, &job);
 }
 
 /*
@@ -898,7 +866,7 @@ idem_fetchstore_look(IdemTable *jobs, const IdemQueue *queue, IdemLook *look)
 
 	if (queue->paused)
 		return;
-	(void) scan_from_start(&fetch, NULL, NULL);
+	(void) scan_from_start(&fetch);
 	look_at_ranges(&fetch);
 	look->found = fetch.found;
 }

@@ -250,13 +250,17 @@ typedef enum IdemChange
 	IDEM_CHANGE_ABSORBED	/* it waited and waits, and has absorbed a duplicate */
 } IdemChange;
 
-/* Is a follow-up job blocked by the job that it follows (J4)? */
-typedef enum IdemBlocked
+/* May a fetch take a job?  If not, what keeps it from that. */
+typedef enum IdemFetchable
 {
-	IDEM_BLOCKED_NOT,
-	IDEM_BLOCKED_FOR_NOW, /* yes, but an open transaction may change that */
-	IDEM_BLOCKED		  /* yes, and no open transaction is changing the other job */
-} IdemBlocked;
+	IDEM_FETCHABLE,
+	IDEM_FETCHABLE_ELSEWHERE, /* M2: it belongs to another shard, and may run there */
+	IDEM_FETCHABLE_OPEN,	  /* another open transaction has inserted or is changing it */
+	IDEM_FETCHABLE_LATER,	  /* it is scheduled, or waits for its retry */
+	IDEM_FETCHABLE_LEASED,	  /* a worker has it, or this transaction has fetched it */
+	IDEM_FETCHABLE_BLOCKED,	  /* J4: the job that it follows still exists */
+	IDEM_FETCHABLE_UNSETTLED  /* the same, but an open transaction is changing that job */
+} IdemFetchable;
 
 /* State of a live job; in the order of idem_jobrow_state_words */
 typedef enum IdemJobState
@@ -350,7 +354,9 @@ extern bool idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *
 extern void idem_jobrow_set_key(TupleTableSlot *slot, text *key, int64 key_hash, bool holds_key);
 extern int64 idem_jobrow_ignored_hash(int64 key_hash);
 extern bool idem_jobrow_waits_for_other(IdemTable *jobs, const IdemJob *job);
-extern IdemBlocked idem_jobrow_is_blocked(IdemTable *jobs, const IdemJob *job);
+extern IdemFetchable idem_jobrow_is_fetchable(IdemTable *jobs, const IdemJob *job,
+											  const SnapshotData *dirty, const IdemShard *shard,
+											  TimestampTz now, bool exactly);
 extern const char *const idem_jobrow_state_words[];
 extern IdemJobState idem_jobrow_state(IdemTable *jobs, const IdemJob *job, Snapshot snapshot,
 									  TimestampTz now);

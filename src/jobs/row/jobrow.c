@@ -128,30 +128,50 @@ idem_jobrow_waits_for_other(IdemTable *jobs, const IdemJob *job)
 	return waits;
 }
 
-/*
- * Like idem_jobrow_waits_for_other(), but also report whether an open transaction, this one
- * included, is changing or removing the job that this one follows.
- */
-IdemBlocked
-idem_jobrow_is_blocked(IdemTable *jobs, const IdemJob *job)
+/* Is the job that this one follows there, and does no open transaction, not even this one, change it? */
+static bool
+is_settled(IdemTable *jobs, int64 job_id)
 {
 	IdemTable others = *jobs;
-	IdemLookup lookup;
+	IdemLookup lookup = idem_jobtable_by_id(jobs, job_id);
 	IdemProbeResult probe;
-	bool is_settled;
+	bool settled;
 
-	if (job->after_job == 0)
-		return IDEM_BLOCKED_NOT;
-	/* a slot of its own: the job stays in the slot of the table */
+	/* a slot of its own: the job that follows stays in the slot of the table */
 	others.found = table_slot_create(jobs->heap, NULL);
-	lookup = idem_jobtable_by_id(jobs, job->after_job);
 	idem_probe(&others, &lookup, &probe);
-	is_settled = probe.found == IDEM_FOUND_ROW && !TransactionIdIsValid(probe.xwait) &&
-		!idem_row_is_mine(others.found);
+	settled = probe.found == IDEM_FOUND_ROW && !TransactionIdIsValid(probe.xwait) &&
+		!idem_row_is_mine(probe.row);
 	ExecDropSingleTupleTableSlot(others.found);
-	if (is_settled)
-		return IDEM_BLOCKED;
-	return idem_jobrow_waits_for_other(jobs, job) ? IDEM_BLOCKED_FOR_NOW : IDEM_BLOCKED_NOT;
+	return settled;
+}
+
+/*
+ * May a fetch take the job?  Row locks of other transactions are asked for apart: a fetch tries to
+ * lock the row.  dirty: the snapshot that has shown the row.  The transaction that has fetched a job
+ * does not take it again, even if the lease has expired.  M2: a job of another shard was left
+ * behind and may run there.  exactly: tell a follow-up job that stays blocked (J4) from one that is
+ * blocked for now; without it both are IDEM_FETCHABLE_BLOCKED.
+ */
+IdemFetchable
+idem_jobrow_is_fetchable(IdemTable *jobs, const IdemJob *job, const SnapshotData *dirty,
+						 const IdemShard *shard, TimestampTz now, bool exactly)
+{
+	if (unlikely(!idem_shard_has_job(shard, job->job_id)))
+		return IDEM_FETCHABLE_ELSEWHERE;
+	if (TransactionIdIsValid(dirty->xmin) || TransactionIdIsValid(dirty->xmax))
+		return IDEM_FETCHABLE_OPEN;
+	if (job->run_at > now)
+		return IDEM_FETCHABLE_LATER;
+	if (job->is_leased)
+		return job->lease_until > now || idem_job_is_mine(job) ? IDEM_FETCHABLE_LEASED : IDEM_FETCHABLE;
+	if (job->after_job == 0)
+		return IDEM_FETCHABLE;
+	if (exactly && is_settled(jobs, job->after_job))
+		return IDEM_FETCHABLE_BLOCKED;
+	if (!idem_jobrow_waits_for_other(jobs, job))
+		return IDEM_FETCHABLE;
+	return exactly ? IDEM_FETCHABLE_UNSETTLED : IDEM_FETCHABLE_BLOCKED;
 }
 
 /*
