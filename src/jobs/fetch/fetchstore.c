@@ -519,13 +519,14 @@ is_due(Fetch *fetch, const IdemJob *job, Outcome *outcome, Skip *skip)
 			break;
 		case IDEM_FETCHABLE_BLOCKED:
 			*outcome = OUTCOME_SKIPPED;
-			/* FALLTHROUGH */
+			skip->is_blocked = true;
+			break;
 		case IDEM_FETCHABLE_UNSETTLED:
 			skip->is_blocked = true;
-			if (fetch->look != NULL)
-				fetch->look->blocked = true;
 			break;
 	}
+	if (skip->is_blocked && fetch->look != NULL)
+		fetch->look->blocked = true;
 	return false;
 }
 
