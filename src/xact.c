@@ -23,6 +23,8 @@
  * The locks are released last: at COMMIT and ABORT the transaction still holds them, and a session
  * that was woken then would meet them (doc/waking-protocol.md).
  *
+ * Files that only a few transactions need ask for it with idem_fn_at_end.
+ *
  * Functions that may not raise an error allocate no memory and look nothing up.
  */
 #include "postgres.h"
@@ -53,17 +55,22 @@ end_transaction(bool is_commit, bool is_prepare)
 	if (!is_commit)
 		idem_sweep_forget_cursors();
 	/* while its entry is pinned: the fetch that has failed is the walker of a queue in its entry */
-	idem_fetchstore_forget();
+	if (idem_fn_at_end & IDEM_AT_END_WALK)
+		idem_fetchstore_forget();
 	/* count what was pending, and unpin the entries: nothing is counted and no entry used after this */
 	idem_counters_end_transaction(!is_abort);
 	/* a prepared transaction wakes no session: those that wait look once per second */
 	idem_touched_end_transaction(is_commit, is_abort);
 	/* other sessions see its ticks: tell the launcher */
-	idem_schedulestore_end_transaction(is_commit);
+	if (idem_fn_at_end & IDEM_AT_END_TICK)
+		idem_schedulestore_end_transaction(is_commit);
 	/* backend memory: a prepared transaction writes no links */
 	idem_unfinished_forget();
-	idem_headers_forget_links();
-	idem_work_forget_job();
+	if (idem_fn_at_end & IDEM_AT_END_LINKS)
+		idem_headers_forget_links();
+	if (idem_fn_at_end & IDEM_AT_END_JOB)
+		idem_work_forget_job();
+	idem_fn_at_end = 0;
 }
 
 static void
@@ -77,7 +84,8 @@ at_xact_event(XactEvent event, void *arg)
 		case XACT_EVENT_PRE_COMMIT:
 			/* first: the links are locked only for as long as the commit lasts (J16) */
 			idem_unfinished_check();
-			idem_headers_write_links();
+			if (idem_fn_at_end & IDEM_AT_END_LINKS)
+				idem_headers_write_links();
 			break;
 		case XACT_EVENT_PRE_PREPARE:
 			idem_unfinished_check();
@@ -108,12 +116,14 @@ at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId pa
 		/* as end_transaction() does.  Entries stay pinned: the transaction may use them again. */
 		idem_table_forget_open();
 		idem_sweep_forget_cursors();
-		idem_fetchstore_forget();
+		if (idem_fn_at_end & IDEM_AT_END_WALK)
+			idem_fetchstore_forget();
 		idem_counters_abort_sub(subid);
 		idem_touched_abort_sub(subid);
 	}
 	idem_unfinished_end_sub(subid, parent, event == SUBXACT_EVENT_COMMIT_SUB);
-	idem_headers_end_sub(subid, parent, event == SUBXACT_EVENT_COMMIT_SUB);
+	if (idem_fn_at_end & IDEM_AT_END_LINKS)
+		idem_headers_end_sub(subid, parent, event == SUBXACT_EVENT_COMMIT_SUB);
 }
 
 /*

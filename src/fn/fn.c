@@ -34,6 +34,9 @@ is_declared_as(Oid function, const IdemSignature *signature)
 /* Has this session called a function, or is it a process of idem?  See xact.c. */
 bool idem_fn_is_used = false;
 
+/* Set of IdemAtEnd */
+uint32 idem_fn_at_end = 0;
+
 /*
  * Begin an SQL function.  write_command is the name of a function that writes:
  * it is refused in a read-only transaction and on a standby (K13).  NULL: the

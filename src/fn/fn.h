@@ -94,8 +94,18 @@ typedef enum IdemUnfinished
 	IDEM_UNFINISHED_N
 } IdemUnfinished;
 
+/* What the end of the open transaction has to see to, besides what it always does; see xact.c */
+enum IdemAtEnd
+{
+	IDEM_AT_END_LINKS = 0x01, /* write links to traces */
+	IDEM_AT_END_WALK = 0x02,  /* forget a walk over a queue, and the owner of ranges */
+	IDEM_AT_END_TICK = 0x04,  /* tell the launcher of a tick */
+	IDEM_AT_END_JOB = 0x08	  /* forget the job that idem_work() runs */
+};
+
 /* fn.c */
 extern bool idem_fn_is_used;
+extern uint32 idem_fn_at_end;
 extern void idem_fn_begin(FunctionCallInfo fcinfo, IdemSignature *signature,
 						  const char *write_command);
 

@@ -71,6 +71,7 @@ note_tick(TimestampTz tick)
 	/* the end of the transaction cannot make an entry in shared memory */
 	(void) idem_entries_get_database();
 	earliest = Min(earliest, tick);
+	idem_fn_at_end |= IDEM_AT_END_TICK;
 }
 
 void

@@ -110,7 +110,10 @@ static uint64
 get_owner(void)
 {
 	if (owner == 0)
+	{
 		owner = pg_prng_uint64(&pg_global_prng_state) | 1;
+		idem_fn_at_end |= IDEM_AT_END_WALK;
+	}
 	return owner;
 }
 
@@ -138,6 +141,7 @@ register_walker(Walk *walk)
 	{
 		walked = walk->queue;
 		walker = walk->id;
+		idem_fn_at_end |= IDEM_AT_END_WALK;
 	}
 	walk->announced_blocked = false;
 	begin_run(walk, &after);

@@ -435,6 +435,7 @@ run_job(Work *work, IdemRun *run)
 	running.has_terminated = running.is_too_late = false;
 	running.started_at = idem_clock_token_time(run->fetched.token);
 	running.job_id = run->fetched.job_id;
+	idem_fn_at_end |= IDEM_AT_END_JOB;
 	error_context_stack = &context;
 	error = idem_subxact_catch(idem_work_complete, run);
 	if (error != NULL)

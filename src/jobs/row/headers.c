@@ -275,6 +275,7 @@ idem_headers_note_link(int64 job_id, Jsonb *headers)
 	if (noted == NULL)
 		noted = MemoryContextAlloc(TopTransactionContext, MAX_NOTED * sizeof(NotedLink));
 	link = &noted[nnoted++];
+	idem_fn_at_end |= IDEM_AT_END_LINKS;
 	link->job_id = job_id;
 	link->subid = GetCurrentSubTransactionId();
 	link->trace = (text *) MemoryContextAlloc(TopTransactionContext, VARSIZE_ANY(trace));
