@@ -483,13 +483,13 @@ move_slots(void)
 		common_die("the source has taken %s from another database (%s), which may still have their rows; finish that move first", maps_format(&unfinished), source->sender);
 	if (!maps_is_empty(&missing))
 		common_die("the source has neither %s nor given it up; is --from the right one?", maps_format(&missing));
-	check_tables(&move);
+	precheck_tables(&move);
 	if (!maps_is_empty(&stale))
 		purge_stale(&stale, &confused);
 	if (move.mode == MODE_MOVE && !maps_is_empty(&unfinished))
 		confirm_step(&unfinished, source, target);
 	if (!maps_is_empty(&todo))
-		check_everything(&move, &todo);
+		precheck_everything(&move, &todo);
 	if (move.mode == MODE_CHECK)
 	{
 		if (maps_is_empty(&todo))
@@ -498,7 +498,7 @@ move_slots(void)
 			say("%s can move; of these, %s is given up already, and no database accepts it", maps_format(&todo), maps_format(&pending));
 		return;
 	}
-	check_copy_queues(&move);
+	precheck_copy_queues(&move);
 	if (!maps_is_empty(&unpurged))
 		finish_batch(&unpurged);
 	if (!maps_is_empty(&arrived))
@@ -663,7 +663,7 @@ connect_to(Database *database, const char *name, const char *conninfo)
 		common_set(&database->server, "restrict_nonsystem_relation_kind", "view, foreign-table", false);
 	/* the server notices within a second that this program was killed; not every platform can */
 	PQclear(common_attempt(&database->server, "SELECT set_config('client_connection_check_interval', '1s', false)", 0));
-	check_server(&database->server);
+	precheck_server(&database->server);
 	/*
 	 * A row that moves is not new: triggers have seen it in the source.  This concerns the tables
 	 * of idem as well, on which a role can have TRIGGER.
@@ -682,9 +682,9 @@ main(int argc, char **argv)
 	read_arguments(argc, argv, &from, &to);
 	connect_to(&move.source, "source", from);
 	connect_to(&move.target, "target", to);
-	check_databases(&move);
-	check_alone(&move, &move.source);
-	check_alone(&move, &move.target);
+	precheck_databases(&move);
+	precheck_alone(&move, &move.source);
+	precheck_alone(&move, &move.target);
 	/* another run may have changed them until now */
 	maps_read(&move.source);
 	maps_read(&move.target);

@@ -106,12 +106,12 @@ extern bool copy_has_duplicates(Move *move, const UserTable *table, const Slots 
 								const char *columns);
 extern bool copy_is_last(const Move *move, const Slots *slots);
 
-/* check.c */
-extern void check_server(Server *server);
-extern void check_alone(const Move *move, Database *database);
-extern void check_databases(Move *move);
-extern void check_tables(Move *move);
-extern void check_everything(Move *move, const Slots *todo);
-extern void check_copy_queues(Move *move);
+/* precheck.c */
+extern void precheck_server(Server *server);
+extern void precheck_alone(const Move *move, Database *database);
+extern void precheck_databases(Move *move);
+extern void precheck_tables(Move *move);
+extern void precheck_everything(Move *move, const Slots *todo);
+extern void precheck_copy_queues(Move *move);
 
 #endif

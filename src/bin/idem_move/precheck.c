@@ -1,5 +1,5 @@
 /*
- * check.c
+ * precheck.c
  *		Whether slots can move: everything that could make a move fail half way is looked at
  *		before any slot is given up.
  */
@@ -8,7 +8,7 @@
 
 #include "idem_move.h"
 
-/* What the names of the columns mean to check_queues() and check_copy_queues() */
+/* What the names of the columns mean to check_queues() and precheck_copy_queues() */
 static const char queue_query[] =
 	"SELECT q.queue, r.rolname AS owner, q.owner IS NOT NULL AND r.oid IS NULL AS is_orphan, q.paused_at IS NOT NULL AS is_paused,"
 	" q.dedup, q.on_duplicate, q.if_running, q.key_ttl, q.include_scheduled, q.debounce_max, q.lease, q.max_attempts,"
@@ -17,7 +17,7 @@ static const char queue_query[] =
 
 /* What each of the two databases must be */
 void
-check_server(Server *server)
+precheck_server(Server *server)
 {
 
 	if (!common_is_true(server, "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'idem')", 0))
@@ -33,7 +33,7 @@ check_server(Server *server)
  * ends with the session.  A server notices within a second that the program was killed.
  */
 void
-check_alone(const Move *move, Database *database)
+precheck_alone(const Move *move, Database *database)
 {
 	Server *server = &database->server;
 	PGresult *result;
@@ -71,7 +71,7 @@ check_same(Move *move, const char *what, const char *sql)
 
 /* Facts of the two databases, after maps_read() */
 void
-check_databases(Move *move)
+precheck_databases(Move *move)
 {
 	Database *source = &move->source;
 	Database *target = &move->target;
@@ -205,7 +205,7 @@ tell_rows_without_slot(Move *move, const UserTable *table)
 
 /* Do the tables of --table exist on both sides, and will each command of the move be accepted? */
 void
-check_tables(Move *move)
+precheck_tables(Move *move)
 {
 	Server *servers[] = {&move->source.server, &move->target.server};
 
@@ -312,7 +312,7 @@ check_queues(Move *move)
 }
 
 void
-check_copy_queues(Move *move)
+precheck_copy_queues(Move *move)
 {
 	PGresult *here = common_query(&move->source.server, queue_query, 0);
 	PGresult *there = common_query(&move->target.server, queue_query, 0);
@@ -495,7 +495,7 @@ check_user_rows(Move *move, const Slots *todo)
 
 /* Everything that concerns the slots that are still to move */
 void
-check_everything(Move *move, const Slots *todo)
+precheck_everything(Move *move, const Slots *todo)
 {
 	check_roles(move, todo);
 	check_queues(move);
