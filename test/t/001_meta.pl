@@ -182,7 +182,7 @@ sub anchors
 }
 
 foreach my $file (grep { -f } 'README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'src/README.md', glob('doc/*.md'),
-	glob('doc/*/README.md'), glob('examples/*.md'), glob('examples/*/README.md'), glob('test/*/README.md'))
+	glob('doc/*/*.md'), glob('examples/*.md'), glob('examples/*/README.md'), glob('test/*/README.md'))
 {
 	my ($dir) = $file =~ m{^(.*/)?};
 	my $text = markdown($file);
