@@ -175,23 +175,6 @@ begin_walk(Walk *walk, IdemQueueRef *ref, TimestampTz now)
 	}
 }
 
-/* Has the walk taken so long that what it has not found may have come meanwhile? */
-static bool
-was_long_walk(const Walk *walk)
-{
-	return idem_clock_steady() - walk->began > LONG_WALK;
-}
-
-/* Begin another walk of the same fetch, which uses no ranges and looks at everything */
-static void
-begin_walk_anew(Walk *walk)
-{
-	walk->ignores_ranges = true;
-	walk->view.n = 0;
-	begin_run(walk, &idem_first_position);
-	(void) register_walker(walk);
-}
-
 /* The fetch is not the walker, or no longer */
 static void
 end_walker(Walk *walk)
@@ -242,22 +225,6 @@ goes_back(Walk *walk)
 		idem_skips_read(walk->skips, walk->now, walk->steady, owner, walk->looks_again,
 						&walk->view);
 	return true;
-}
-
-/* Does the fetch collect, so that it has to know exactly why it skips an entry? */
-static bool
-is_collecting(const Walk *walk)
-{
-	return walk->id != 0;
-}
-
-/* The walker is about to look at a follow-up job */
-static void
-announce_blocked(Walk *walk)
-{
-	if (!walk->announced_blocked)
-		idem_skips_announce_blocked(walk->skips, walk->id);
-	walk->announced_blocked = true;
 }
 
 /* The range that contains the position, or NULL */
@@ -338,13 +305,6 @@ add_skipped(Walk *walk, const IdemPosition *upto, const Skip *skip)
 	walk->run.until = Min(walk->run.until, skip->until);
 	walk->run.owner = its_owner;
 	walk->run.has_blocked |= skip->is_blocked;
-}
-
-/* The fetch has read pages of the index that had only dead entries */
-static void
-add_pages(Walk *walk, int64 npages)
-{
-	walk->run.weight += (int) Min(npages, PG_INT16_MAX);
 }
 
 /*
@@ -433,14 +393,15 @@ has_come(Fetch *fetch, TimestampTz time)
 	return time <= fetch->now;
 }
 
-/* Begin to walk over the part of the queue behind this position */
+/* Continue behind this position, and behind the ranges that begin there */
 static void
-begin_part(Fetch *fetch, const IdemPosition *after)
+continue_after(Fetch *fetch, const IdemPosition *after)
 {
-	bool at_begin = idem_skips_compare(after, &idem_first_position) == 0;
+	IdemPosition position = jump_over(&fetch->walk, after);
+	bool at_begin = idem_skips_compare(&position, &idem_first_position) == 0;
 	Datum values[] = {
-		PointerGetDatum(fetch->args->queue.name), Int32GetDatum(after->priority),
-		TimestampTzGetDatum(after->run_at), Int64GetDatum(after->job_id)};
+		PointerGetDatum(fetch->args->queue.name), Int32GetDatum(position.priority),
+		TimestampTzGetDatum(position.run_at), Int64GetDatum(position.job_id)};
 	IdemLeafStart start = {
 		.values = values, .n = at_begin ? 1 : lengthof(values), .after = !at_begin, .nequal = 1};
 
@@ -448,45 +409,21 @@ begin_part(Fetch *fetch, const IdemPosition *after)
 	idem_leaf_begin(&fetch->leaf, fetch->jobs, fetch->index, &fetch->dirty, &start);
 }
 
-/* Continue behind this position, and behind the ranges that begin there */
-static void
-continue_after(Fetch *fetch, const IdemPosition *after)
-{
-	IdemPosition position = jump_over(&fetch->walk, after);
-
-	begin_part(fetch, &position);
-}
-
-/* A4: what the ranges over which this look has jumped have to say */
-static void
-look_at_ranges(Fetch *fetch)
-{
-	IdemLook *look = fetch->look;
-
-	look->due = Min(look->due, fetch->walk.until);
-	look->blocked |= fetch->walk.jumped_blocked;
-}
-
-static int64
-count_pages_read(void)
-{
-	return pgBufferUsage.shared_blks_hit + pgBufferUsage.shared_blks_read;
-}
-
+/* Go to the next entry of the index; false if there is none */
 static bool
 get_next_entry(Fetch *fetch, IdemPosition *entry)
 {
 	IndexTuple tuple = &fetch->leaf.entry.tuple;
 	TupleDesc desc = RelationGetDescr(fetch->index);
-	int64 before = count_pages_read();
+	int64 before = pgBufferUsage.shared_blks_hit + pgBufferUsage.shared_blks_read;
 	bool found;
 	bool isnull;
 
 	CHECK_FOR_INTERRUPTS();
 	found = idem_leaf_next(&fetch->leaf);
-	fetch->npages = count_pages_read() - before;
+	fetch->npages = pgBufferUsage.shared_blks_hit + pgBufferUsage.shared_blks_read - before;
 	if (fetch->npages > PAGES_OF_SEARCH)
-		add_pages(&fetch->walk, fetch->npages - PAGES_OF_SEARCH);
+		fetch->walk.run.weight += (int) Min(fetch->npages - PAGES_OF_SEARCH, PG_INT16_MAX);
 	if (!found)
 		return false;
 	entry->priority = DatumGetInt32(index_getattr(tuple, 2, desc, &isnull));
@@ -502,11 +439,15 @@ get_next_entry(Fetch *fetch, IdemPosition *entry)
 static bool
 is_due(Fetch *fetch, const IdemJob *job, Outcome *outcome, Skip *skip)
 {
-	bool collects = is_collecting(&fetch->walk);
+	Walk *walk = &fetch->walk;
+	bool collects = walk->id != 0;
 
 	skip->is_mine = idem_job_is_mine(job);
-	if (collects && job->after_job != 0 && !job->is_leased)
-		announce_blocked(&fetch->walk);
+	if (collects && job->after_job != 0 && !job->is_leased && !walk->announced_blocked)
+	{
+		idem_skips_announce_blocked(walk->skips, walk->id);
+		walk->announced_blocked = true;
+	}
 	*outcome = OUTCOME_HELD;
 	switch (idem_jobrow_is_fetchable(fetch->jobs, job, &fetch->dirty, fetch->shard, fetch->now, collects))
 	{
@@ -535,73 +476,49 @@ is_due(Fetch *fetch, const IdemJob *job, Outcome *outcome, Skip *skip)
 }
 
 /*
- * Write the job that is fetched.  J18: if another worker had it, that one has not said how its
- * attempt ended.
- */
-static void
-update_job(Fetch *fetch, const IdemJob *job, const IdemFetched *fetched)
-{
-	IdemTable *jobs = fetch->jobs;
-	TupleTableSlot *slot = idem_table_copy_row(jobs, idem_job_row(job));
-
-	if (job->is_leased)
-		idem_row_set(slot, IDEM_JOBS_ERRORS,
-					 JsonbPGetDatum(idem_history_add_error(idem_row_jsonb(idem_job_row(job), IDEM_JOBS_ERRORS),
-														   job->attempt,
-														   cstring_to_text("The worker has not said how this attempt ended."))));
-	idem_row_set(slot, IDEM_JOBS_ATTEMPT, Int32GetDatum(fetched->attempt));
-	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(fetched->token));
-	idem_row_set(slot, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(fetch->now + fetch->args->lease));
-	if (fetch->args->lease > 0)
-		idem_row_set(slot, IDEM_JOBS_LEASED_AT, TimestampTzGetDatum(fetch->now));
-	else
-		idem_row_clear(slot, IDEM_JOBS_LEASED_AT);
-	idem_row_set_varlena(slot, IDEM_JOBS_WORKER, fetch->args->worker);
-	idem_jobrow_store(jobs, job, slot, fetch->args->queue.ref, IDEM_CHANGE_LEASED);
-}
-
-/*
- * J13: make the job dead if it is spent; false if it is not.  If it has to be skipped, the
- * looks of this backend pass over such jobs for a while: a worker that waits and fetches would
- * poll without a pause.
- */
-static bool
-end_if_spent(Fetch *fetch, const IdemJob *job)
-{
-	switch (idem_history_make_dead_if_spent(fetch->jobs, job, &fetch->args->queue, NULL))
-	{
-		case IDEM_DEAD_NOT_SPENT:
-			return false;
-		case IDEM_DEAD_SKIPPED:
-			pass_spent_until = idem_clock_steady() + idem_guc_look_after * INT64CONST(1000);
-			return true;
-		default:
-			return true;
-	}
-}
-
-/*
- * Take the job, which is due, if no other transaction has locked it.  The
- * lock FOR UPDATE is granted only after all absorbed enqueues have ended (J2), so
- * the WAL position of the fetch is later than their commits (J10).  J14: the lease begins now, not
- * when the walk began.
+ * Take the job, which is due, if no other transaction has locked it (J2, J10, J14).  J18: if another
+ * worker had it, that one has not said how its attempt ended.
  */
 static bool
 take_job(Fetch *fetch, const IdemJob *job, IdemFetched *fetched)
 {
+	const IdemFetch *args = fetch->args;
 	TupleTableSlot *row = idem_job_row(job);
+	TimestampTz until;
+	TupleTableSlot *new;
 
+	/*
+	 * The lock FOR UPDATE is granted only after all absorbed enqueues have ended (J2), so the WAL
+	 * position of the fetch is later than their commits (J10).
+	 */
 	if (idem_table_lock_row(fetch->jobs, job->tid, LockTupleExclusive, LockWaitSkip, row) != TM_Ok)
 		return false;
-	idem_touched_held(fetch->args->queue.ref, false);
-	if (end_if_spent(fetch, job))
-		return false;
+	idem_touched_held(args->queue.ref, false);
+
+	/*
+	 * J13: a job without attempts left becomes dead.  If that has to wait, the looks of this
+	 * backend pass over such jobs for a while: a worker that waits and fetches would poll without
+	 * a pause.
+	 */
+	switch (idem_history_make_dead_if_spent(fetch->jobs, job, &args->queue, NULL))
+	{
+		case IDEM_DEAD_NOT_SPENT:
+			break;
+		case IDEM_DEAD_SKIPPED:
+			pass_spent_until = idem_clock_steady() + idem_guc_look_after * INT64CONST(1000);
+			return false;
+		default:
+			return false;
+	}
+
+	/* J14: the lease begins now, not when the walk began. */
 	advance_clock(fetch);
+	until = fetch->now + args->lease;
 	fetched->attempt = job->attempt + 1;
 	fetched->job_id = job->job_id;
 	fetched->token = idem_clock_next_token(job->token, fetch->now);
-	fetched->max_attempts = idem_job_max_attempts(job, &fetch->args->queue);
-	fetched->queue = fetch->args->queue.name;
+	fetched->max_attempts = idem_job_max_attempts(job, &args->queue);
+	fetched->queue = args->queue.name;
 	fetched->payload = idem_row_jsonb(row, IDEM_JOBS_PAYLOAD);
 	fetched->key = idem_row_text(row, IDEM_JOBS_KEY);
 	fetched->enqueued_at = job->enqueued_at;
@@ -609,9 +526,24 @@ take_job(Fetch *fetch, const IdemJob *job, IdemFetched *fetched)
 	fetched->progress = idem_row_jsonb(row, IDEM_JOBS_PROGRESS);
 	fetched->headers = idem_row_jsonb(row, IDEM_JOBS_HEADERS);
 	fetched->links = idem_row_jsonb(row, IDEM_JOBS_LINKS);
-	update_job(fetch, job, fetched);
-	idem_touched_fetched(fetch->args->queue.ref, fetch->args->lease, fetch->now + fetch->args->lease);
-	if (fetch->args->lease == 0)
+
+	new = idem_table_copy_row(fetch->jobs, row);
+	if (job->is_leased)
+		idem_row_set(new, IDEM_JOBS_ERRORS,
+					 JsonbPGetDatum(idem_history_add_error(idem_row_jsonb(row, IDEM_JOBS_ERRORS),
+														   job->attempt,
+														   cstring_to_text("The worker has not said how this attempt ended."))));
+	idem_row_set(new, IDEM_JOBS_ATTEMPT, Int32GetDatum(fetched->attempt));
+	idem_row_set(new, IDEM_JOBS_TOKEN, Int64GetDatum(fetched->token));
+	idem_row_set(new, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(until));
+	if (args->lease > 0)
+		idem_row_set(new, IDEM_JOBS_LEASED_AT, TimestampTzGetDatum(fetch->now));
+	else
+		idem_row_clear(new, IDEM_JOBS_LEASED_AT);
+	idem_row_set_varlena(new, IDEM_JOBS_WORKER, args->worker);
+	idem_jobrow_store(fetch->jobs, job, new, args->queue.ref, IDEM_CHANGE_LEASED);
+	idem_touched_fetched(args->queue.ref, args->lease, until);
+	if (args->lease == 0)
 		idem_unfinished_add(IDEM_UNFINISHED_JOBS, 1);
 	/* J10: later than the commits of the absorbed enqueues */
 	fetched->lsn = XactLastRecEnd;
@@ -676,7 +608,7 @@ visit_entry(Fetch *fetch, const IdemPosition *entry)
 	}
 	else
 		/* the job has ended, or was never committed; or this transaction has ended it */
-		skip.is_mine = is_collecting(&fetch->walk) &&
+		skip.is_mine = fetch->walk.id != 0 &&
 			idem_row_is_changed_by_me(fetch->jobs, &fetch->leaf.entry.tuple.t_tid);
 
 	if (outcome == OUTCOME_SKIPPED)
@@ -740,13 +672,18 @@ scan_queue(Fetch *fetch)
 static void
 scan_once(Fetch *fetch)
 {
+	Walk *walk = &fetch->walk;
+
 	fetch->now = idem_clock_now();
-	begin_walk(&fetch->walk, fetch->args->queue.ref, fetch->now);
+	begin_walk(walk, fetch->args->queue.ref, fetch->now);
 	scan_queue(fetch);
-	/* without shared memory other sessions cannot note their jobs: scan the whole queue */
-	if (fetch->walk.has_jumped && !fetch->walk.is_shared && fetch->found < fetch->args->batch)
+	/* without shared memory other sessions cannot note their jobs: look at the whole queue */
+	if (walk->has_jumped && !walk->is_shared && fetch->found < fetch->args->batch)
 	{
-		begin_walk_anew(&fetch->walk);
+		walk->ignores_ranges = true;
+		walk->view.n = 0;
+		begin_run(walk, &idem_first_position);
+		(void) register_walker(walk);
 		scan_queue(fetch);
 	}
 }
@@ -769,7 +706,7 @@ scan_from_start(Fetch *fetch)
 
 	scan_once(fetch);
 	is_repeated = fetch->found == 0 && fetch->walk.is_shared &&
-		was_long_walk(&fetch->walk);
+		idem_clock_steady() - fetch->walk.began > LONG_WALK;
 	if (is_repeated)
 	{
 		if (fetch->look != NULL)
@@ -860,7 +797,7 @@ idem_fetchstore_fetch_one(IdemTable *jobs, const IdemFetch *args, int64 job_id,
 }
 
 /*
- * A2: how many jobs could a fetch take now, up to look->limit?  It skips what a fetch skips,
+ * A2, A4: how many jobs could a fetch take now, up to look->limit?  It skips what a fetch skips,
  * and takes nothing.  It counts a job that a fetch would make dead.
  */
 void
@@ -872,6 +809,8 @@ idem_fetchstore_look(IdemTable *jobs, const IdemQueue *queue, IdemLook *look)
 	if (queue->paused)
 		return;
 	(void) scan_from_start(&fetch);
-	look_at_ranges(&fetch);
+	/* A4: what the ranges over which it has jumped have to say */
+	look->due = Min(look->due, fetch.walk.until);
+	look->blocked |= fetch.walk.jumped_blocked;
 	look->found = fetch.found;
 }
