@@ -243,23 +243,20 @@ choose_lease(const IdemJob *job, const IdemQueue *queue, int64 lease)
 }
 
 /*
- * This transaction has fetched the job without a lease, and holds it until it ends.  Unless
- * a length is passed, which leases the job from now on, there is nothing to renew.
+ * Write the new row of the job with a lease that begins now; returns its end.  0: this transaction
+ * has fetched the job without a lease, and holds it until it ends, so there is nothing to renew,
+ * unless a length is passed.
  */
-static bool
-has_nothing_to_renew(const IdemJob *job, int64 lease)
-{
-	return lease < 0 && idem_job_was_fetched_here(job);
-}
-
-/* Write the new row of the job with a lease that begins now; returns its end */
 static TimestampTz
 renew_lease(IdemTable *jobs, const IdemJob *job, TupleTableSlot *new, const IdemQueue *queue,
 			int64 lease)
 {
 	TimestampTz now = idem_clock_now();
-	TimestampTz until = now + choose_lease(job, queue, lease);
+	TimestampTz until;
 
+	if (lease < 0 && idem_job_was_fetched_here(job))
+		return 0;
+	until = now + choose_lease(job, queue, lease);
 	idem_row_set(new, IDEM_JOBS_LEASED_AT, TimestampTzGetDatum(now));
 	idem_row_set(new, IDEM_JOBS_LEASE_UNTIL, TimestampTzGetDatum(until));
 	idem_jobrow_store(jobs, job, new, queue->ref,
@@ -277,12 +274,8 @@ idem_holdstore_heartbeat(IdemTable *jobs, int64 job_id, int64 token, int64 lease
 	IdemJob job;
 	IdemHold hold = lock_held(jobs, job_id, token, &job, queue);
 
-	if (hold != IDEM_HOLD_OK)
-		return hold;
-	*lease_until = 0;
-	if (has_nothing_to_renew(&job, lease))
-		return hold;
-	*lease_until = renew_lease(jobs, &job, idem_table_copy_row(jobs, job.row), queue, lease);
+	if (hold == IDEM_HOLD_OK)
+		*lease_until = renew_lease(jobs, &job, idem_table_copy_row(jobs, job.row), queue, lease);
 	return hold;
 }
 
@@ -300,9 +293,8 @@ idem_holdstore_progress(IdemTable *jobs, int64 job_id, int64 token, Jsonb *data,
 		return hold;
 	slot = idem_table_copy_row(jobs, job.row);
 	idem_row_set(slot, IDEM_JOBS_PROGRESS, JsonbPGetDatum(data));
-	if (!has_nothing_to_renew(&job, lease))
-		*lease_until = renew_lease(jobs, &job, slot, &queue, lease);
-	else
+	*lease_until = renew_lease(jobs, &job, slot, &queue, lease);
+	if (*lease_until == 0)
 		idem_jobrow_store(jobs, &job, slot, queue.ref, IDEM_CHANGE_LEASED);
 	return hold;
 }

@@ -96,14 +96,6 @@ idem_work_fetch(IdemRun *run, text *queue)
 	return fetch_job(run, queue, 0);
 }
 
-/* Raise the error of a job that this transaction does not hold any more */
-static void
-check_hold(const IdemRun *run, IdemHold hold)
-{
-	if (hold != IDEM_HOLD_OK)
-		idem_holdstore_refuse(hold, run->fetched.job_id);
-}
-
 /*
  * J22: run code that calls a handler for this job.  An error restores the current job, too: the
  * caller may be the handler of another job, and catch it.
@@ -153,7 +145,8 @@ idem_work_complete(void *arg)
 	idem_table_close(&jobs);
 	PopActiveSnapshot();
 	/* the handler may have cancelled or removed its own job */
-	check_hold(run, hold);
+	if (hold != IDEM_HOLD_OK)
+		idem_holdstore_refuse(hold, run->fetched.job_id);
 }
 
 /* V7, J21: give the job back after an error of the handler; true if it is dead */
@@ -173,7 +166,8 @@ idem_work_fail(IdemRun *run, const ErrorData *error)
 							   run->counts_later ? &run->time : NULL);
 	idem_table_close(&jobs);
 	PopActiveSnapshot();
-	check_hold(run, hold);
+	if (hold != IDEM_HOLD_OK)
+		idem_holdstore_refuse(hold, run->fetched.job_id);
 	return is_dead;
 }
 
@@ -340,17 +334,6 @@ fail_at_exit(int code, Datum arg)
 	CommitTransactionCommand();
 }
 
-static void
-watch_handlers(void)
-{
-	if (running.is_watched)
-		return;
-	before_shmem_exit(fail_at_exit, (Datum) 0);
-	prev_object_access_hook = object_access_hook;
-	object_access_hook = note_terminate;
-	running.is_watched = true;
-}
-
 /* The number of jobs to run at most */
 static int64
 get_max_jobs(FunctionCallInfo fcinfo, int arg)
@@ -409,16 +392,6 @@ fail_uncommitted(Work *work, IdemRun *run, const ErrorData *error)
 }
 
 /*
- * J21: does it end the call?  The job has failed nevertheless, else it would come first in every
- * later call and end that one, too: a job that takes longer than statement_timeout, for example.
- */
-static bool
-ends_call(const ErrorData *error)
-{
-	return idem_subxact_is_intervention(error) || idem_subxact_is_of_server(error);
-}
-
-/*
  * J21: run the job that was fetched, and commit.  A cancel is over when its error is raised, so the
  * same cancel does not interrupt the fail of the job; a second one may, and then the job waits.
  */
@@ -456,41 +429,19 @@ run_job(Work *work, IdemRun *run)
 	}
 	if (commit_error != NULL)
 		error = commit_error;
-	if (error != NULL && ends_call(error))
+
+	/*
+	 * Does the error end the call?  The job has failed nevertheless, else it would come first in
+	 * every later call and end that one, too: a job that takes longer than statement_timeout, for
+	 * example.
+	 */
+	if (error != NULL && (idem_subxact_is_intervention(error) || idem_subxact_is_of_server(error)))
 		ReThrowError(error);
 }
 
-/* J21: fetch and run one job; false if none can be fetched */
-static bool
-work_once(Work *work)
-{
-	IdemRun run = {
-		.handler = work->handler, .context = CurrentMemoryContext, .counts_later = true};
-
-	idem_procxact_restart(work->is_nested);
-	check_transaction();
-	if (idem_work_fetch(&run, work->queue))
-	{
-		run_job(work, &run);
-		return true;
-	}
-	/* a job without attempts left may have become dead */
-	(void) commit_transaction(false);
-	return false;
-}
-
-/* Wait for a job as long as there is time left; false if none has come */
-static bool
-wait_for_job(Work *work)
-{
-	int64 left = work->until - idem_clock_steady();
-
-	return left > 0 && idem_wait_for_queues(COMMAND, &work->queue, 1, left) >= 0;
-}
-
 /*
- * With a timeout, the call runs no further job after it has passed; without one it ends when no
- * job can be fetched.
+ * J21: run jobs, each in a transaction of its own.  With a timeout, the call runs no further job
+ * after it has passed; without one it ends when no job can be fetched.
  */
 static void
 work_in_turns(Work *work)
@@ -501,12 +452,26 @@ work_in_turns(Work *work)
 
 	while (goes_on)
 	{
+		IdemRun run = {.handler = work->handler, .context = context, .counts_later = true};
+
 		MemoryContextSwitchTo(context);
-		if (!work_once(work))
-			goes_on = wait_for_job(work);
-		else
+		idem_procxact_restart(work->is_nested);
+		check_transaction();
+		if (idem_work_fetch(&run, work->queue))
+		{
+			run_job(work, &run);
 			goes_on = --work->left > 0 &&
 				(work->timeout == 0 || idem_clock_steady() < work->until);
+		}
+		else
+		{
+			int64 left;
+
+			/* a job without attempts left may have become dead */
+			(void) commit_transaction(false);
+			left = work->until - idem_clock_steady();
+			goes_on = left > 0 && idem_wait_for_queues(COMMAND, &work->queue, 1, left) >= 0;
+		}
 		MemoryContextSwitchTo(oldcontext);
 		MemoryContextReset(context);
 	}
@@ -530,7 +495,13 @@ idem_work(PG_FUNCTION_ARGS)
 	work.is_nested = SPI_inside_nonatomic_context();
 	work.until = idem_clock_steady() + work.timeout;
 	text_to_cstring_buffer(work.queue, running.queue, sizeof(running.queue));
-	watch_handlers();
+	if (!running.is_watched)
+	{
+		before_shmem_exit(fail_at_exit, (Datum) 0);
+		prev_object_access_hook = object_access_hook;
+		object_access_hook = note_terminate;
+		running.is_watched = true;
+	}
 
 	work_in_turns(&work);
 	idem_answer_begin(&answer, fcinfo, &idem_work_signature);
