@@ -181,7 +181,7 @@ sub anchors
 	} markdown(shift) =~ /^#+ +(.*?) *$/mg;
 }
 
-foreach my $file (grep { -f } 'README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'src/README.md', glob('doc/*.md'),
+foreach my $file (grep { -f } 'README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'SECURITY.md', 'src/README.md', glob('doc/*.md'),
 	glob('doc/*/*.md'), glob('examples/*.md'), glob('examples/*/README.md'), glob('test/*/README.md'))
 {
 	my ($dir) = $file =~ m{^(.*/)?};
