@@ -2,8 +2,9 @@
  * compat.h
  *		Server API differences from PostgreSQL 15 to 19.
  *
- * This is the only file that tests PG_VERSION_NUM.  Callers are written for the
- * newest API.  This file supplies what an older server lacks.
+ * This is the only file that tests PG_VERSION_NUM.  Callers are written for the newest API, and
+ * this file supplies what an older server lacks.  When the oldest server is given up, its block
+ * goes.
  */
 #ifndef IDEM_COMPAT_H
 #define IDEM_COMPAT_H
@@ -47,59 +48,18 @@
 #include "utils/tuplestore.h"
 #endif
 
-/* 17: the caller can pass the context of the JSON parser */
-static inline bool
-idem_compat_is_json(char *json)
-{
-	JsonLexContext *lex;
-
-#if PG_VERSION_NUM >= 170000
-	lex = makeJsonLexContextCstringLen(NULL, json, strlen(json), GetDatabaseEncoding(), true);
-#else
-	lex = makeJsonLexContextCstringLen(json, strlen(json), GetDatabaseEncoding(), true);
-#endif
-	return pg_parse_json(lex, &nullSemAction) == JSON_SUCCESS;
-}
-
-/* 18: name and version in the magic block */
-#if PG_VERSION_NUM < 180000
-#define PG_MODULE_MAGIC_EXT(...) PG_MODULE_MAGIC
-#endif
-
-/* 16: modules are compiled with -fvisibility=hidden, which our Makefile adds for all */
-#if PG_VERSION_NUM < 160000
-#undef PGDLLEXPORT
-#define PGDLLEXPORT __attribute__((visibility("default")))
-#endif
-
-/* 18: pg_noreturn, which stands first in a declaration */
-#if PG_VERSION_NUM < 180000
-#define pg_noreturn pg_attribute_noreturn()
-#endif
-
-/* 19: a comment does not tell the compiler that a case falls through */
-#if PG_VERSION_NUM < 190000
-#if __has_attribute(fallthrough)
-#define pg_fallthrough __attribute__((fallthrough))
-#else
-#define pg_fallthrough
-#endif
-#endif
-
-/* 19: the number of a catalog cache has a type of its own */
-#if PG_VERSION_NUM < 190000
-typedef int SysCacheIdentifier;
-#endif
-
-/* 17: interval has infinities */
-#if PG_VERSION_NUM < 170000
-#define INTERVAL_NOT_FINITE(i) false
-#endif
-
-/* 16: one function for the privileges of any kind of object */
+/*
+ * What servers lack.  Where an argument is new, a macro of the same name leaves it out.
+ */
 #if PG_VERSION_NUM < 160000
 #include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
+
+/* our Makefile compiles with -fvisibility=hidden on every server */
+#undef PGDLLEXPORT
+#define PGDLLEXPORT __attribute__((visibility("default")))
+
+/* one function for the privileges of any kind of object */
 static inline AclResult
 object_aclcheck(Oid classid, Oid objectid, Oid roleid, AclMode mode)
 {
@@ -108,15 +68,36 @@ object_aclcheck(Oid classid, Oid objectid, Oid roleid, AclMode mode)
 	Assert(classid == ProcedureRelationId);
 	return pg_proc_aclcheck(objectid, roleid, mode);
 }
+
+/* a member of a role may lack the privilege to SET ROLE to it */
+#define member_can_set_role(member, role)				 is_member_of_role(member, role)
+#define pgstat_get_local_beentry_by_index(i)			 pgstat_fetch_stat_local_beentry(i)
+#define make_range(type, lower, upper, empty, escontext) make_range(type, lower, upper, empty)
+/* an update says which indexes need an entry; false, as TU_None: none, it is a HOT update */
+#define TU_UpdateIndexes bool
 #endif
 
-/* 16: a member of a role may lack the privilege to SET ROLE to it */
-#if PG_VERSION_NUM < 160000
-#define member_can_set_role(member, role) is_member_of_role(member, role)
+#if PG_VERSION_NUM < 170000
+#define INTERVAL_NOT_FINITE(i)					false
+#define MyProcNumber							(MyProc->pgprocno)
+#define WaitEventExtensionNew(name)				PG_WAIT_EXTENSION
+#define LockHeldByMe(tag, lockmode, orstronger) LockHeldByMe(tag, lockmode)
+#define makeJsonLexContextCstringLen(lex, json, len, encoding, need_escapes) \
+	makeJsonLexContextCstringLen(json, len, encoding, need_escapes)
+/* the access method keeps no state between inserts */
+#define index_insert_cleanup(index, info) ((void) 0)
 #endif
 
-/* 18: a descriptor with the first columns of another one */
 #if PG_VERSION_NUM < 180000
+#define PG_MODULE_MAGIC_EXT(...) PG_MODULE_MAGIC
+/* stands first in a declaration */
+#define pg_noreturn									   pg_attribute_noreturn()
+#define RelationGetPrimaryKeyIndex(rel, deferrable_ok) RelationGetPrimaryKeyIndex(rel)
+#define ConditionalXactLockTableWait(xid, log_failure) ConditionalXactLockTableWait(xid)
+#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
+	index_beginscan(heap, index, snapshot, nkeys, norderbys)
+
+/* a descriptor with the first columns of another one */
 static inline TupleDesc
 CreateTupleDescTruncatedCopy(TupleDesc tupdesc, int natts)
 {
@@ -126,203 +107,76 @@ CreateTupleDescTruncatedCopy(TupleDesc tupdesc, int natts)
 		TupleDescCopyEntry(desc, i, tupdesc, i);
 	return desc;
 }
+#elif PG_VERSION_NUM < 190000
+#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
+	index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys)
 #endif
 
-/* 18: an argument says whether a deferrable primary key counts */
-static inline Oid
-idem_compat_primary_key(Relation rel)
-{
-#if PG_VERSION_NUM >= 180000
-	return RelationGetPrimaryKeyIndex(rel, false);
+#if PG_VERSION_NUM < 190000
+/* a comment does not tell the compiler that a case falls through */
+#if __has_attribute(fallthrough)
+#define pg_fallthrough __attribute__((fallthrough))
 #else
-	return RelationGetPrimaryKeyIndex(rel);
+#define pg_fallthrough
 #endif
-}
 
-/* 16: an argument for errors that are not raised */
-static inline RangeType *
-idem_compat_make_range(TypeCacheEntry *type, RangeBound *lower, RangeBound *upper)
-{
-#if PG_VERSION_NUM >= 160000
-	return make_range(type, lower, upper, false, NULL);
-#else
-	return make_range(type, lower, upper, false);
+/* a worker that commands such as DROP DATABASE may terminate */
+#define BGWORKER_INTERRUPTIBLE 0
+/* the number of a catalog cache has a type of its own */
+#define SysCacheIdentifier int
+#define table_beginscan(rel, snapshot, nkeys, keys, flags) \
+	table_beginscan(rel, snapshot, nkeys, keys)
+#define table_beginscan_tidrange(rel, snapshot, mintid, maxtid, flags) \
+	table_beginscan_tidrange(rel, snapshot, mintid, maxtid)
+#define table_index_fetch_begin(rel, flags) table_index_fetch_begin(rel)
+#define table_tuple_update(rel, tid, slot, cid, options, snapshot, crosscheck, wait, tmfd, lockmode, which) \
+	table_tuple_update(rel, tid, slot, cid, snapshot, crosscheck, wait, tmfd, lockmode, which)
+/* changingPart is one of the options */
+#define table_tuple_delete(rel, tid, cid, options, snapshot, crosscheck, wait, tmfd) \
+	table_tuple_delete(rel, tid, cid, snapshot, crosscheck, wait, tmfd, false)
+/* a process that sets hints has the page for itself meanwhile; before, they may be lost */
+#define BufferBeginSetHintBits(buffer)					 true
+#define BufferFinishSetHintBits(buffer, dirty, standard) MarkBufferDirtyHint(buffer, standard)
 #endif
-}
 
-/* 18: instrumentation; 19: flags */
-static inline IndexScanDesc
-idem_compat_index_beginscan(Relation heap, Relation index, Snapshot snapshot, int nkeys)
-{
+/* Versions from minor releases */
+#ifndef ERRCODE_TRANSACTION_TIMEOUT /* 17 */
+#define ERRCODE_TRANSACTION_TIMEOUT MAKE_SQLSTATE('2', '5', 'P', '0', '4')
+#endif
+#ifndef XACT_FLAGS_PIPELINING /* 15.10 */
+#define XACT_FLAGS_PIPELINING 0
+#endif
+#ifndef DATCONNLIMIT_INVALID_DB /* 15.4: a database whose drop has begun */
+#define DATCONNLIMIT_INVALID_DB (-2)
+#endif
+
+/* Find the leaf.  16: the table; 17: no snapshot; 19: the stack is not returned unless asked for */
 #if PG_VERSION_NUM >= 190000
-	return index_beginscan(heap, index, snapshot, NULL, nkeys, 0, SO_NONE);
-#elif PG_VERSION_NUM >= 180000
-	return index_beginscan(heap, index, snapshot, NULL, nkeys, 0);
-#else
-	return index_beginscan(heap, index, snapshot, nkeys, 0);
-#endif
-}
-
-/* 16: the table; 17: no snapshot; 19: an argument asks for the stack */
-static inline void
-idem_compat_bt_search(Relation index, Relation heap, BTScanInsert key, Buffer *leaf)
-{
-#if PG_VERSION_NUM >= 190000
-	(void) _bt_search(index, heap, key, leaf, BT_READ, false);
+#define idem_compat_bt_search(index, heap, key, leaf) \
+	((void) _bt_search(index, heap, key, leaf, BT_READ, false))
 #elif PG_VERSION_NUM >= 170000
-	_bt_freestack(_bt_search(index, heap, key, leaf, BT_READ));
+#define idem_compat_bt_search(index, heap, key, leaf) \
+	_bt_freestack(_bt_search(index, heap, key, leaf, BT_READ))
 #elif PG_VERSION_NUM >= 160000
-	_bt_freestack(_bt_search(index, heap, key, leaf, BT_READ, NULL));
+#define idem_compat_bt_search(index, heap, key, leaf) \
+	_bt_freestack(_bt_search(index, heap, key, leaf, BT_READ, NULL))
 #else
-	(void) heap;
-	_bt_freestack(_bt_search(index, key, leaf, BT_READ, NULL));
+#define idem_compat_bt_search(index, heap, key, leaf) \
+	_bt_freestack(_bt_search(index, key, leaf, BT_READ, NULL))
 #endif
-}
 
-/* 19: a process that sets hints has the page for itself meanwhile; before, they may be lost */
+/* Does the index need an entry for the new version of a row? */
 static inline bool
-idem_compat_begin_hint(Buffer buffer)
+idem_compat_index_needs_entry(Relation index, TU_UpdateIndexes which)
 {
-#if PG_VERSION_NUM >= 190000
-	return BufferBeginSetHintBits(buffer);
-#else
-	return BufferIsValid(buffer);
-#endif
-}
-
-static inline void
-idem_compat_finish_hint(Buffer buffer)
-{
-#if PG_VERSION_NUM >= 190000
-	BufferFinishSetHintBits(buffer, true, true);
-#else
-	MarkBufferDirtyHint(buffer, true);
-#endif
-}
-
-/* 19: flags */
-static inline struct IndexFetchTableData *
-idem_compat_index_fetch_begin(Relation heap)
-{
-#if PG_VERSION_NUM >= 190000
-	return table_index_fetch_begin(heap, SO_NONE);
-#else
-	return table_index_fetch_begin(heap);
-#endif
-}
-
-/* 17: the access method keeps state between inserts, which the caller releases */
-static inline void
-idem_compat_index_insert_cleanup(Relation index, struct IndexInfo *info)
-{
-#if PG_VERSION_NUM >= 170000
-	index_insert_cleanup(index, info);
-#else
-	(void) index;
-	(void) info;
-#endif
-}
-
-/*
- * 16: an update says which indexes need an entry; before 16 all or none do.  In
- * both cases zero means a HOT update: no index needs an entry.
- */
 #if PG_VERSION_NUM >= 160000
-typedef TU_UpdateIndexes IdemUpdateIndexes;
-
-static inline bool
-idem_compat_index_needs_entry(Relation index, IdemUpdateIndexes which)
-{
-	return which == TU_All ||
-		(which == TU_Summarizing && index->rd_indam->amsummarizing);
-}
+	return which == TU_All || (which == TU_Summarizing && index->rd_indam->amsummarizing);
 #else
-typedef bool IdemUpdateIndexes;
-
-static inline bool
-idem_compat_index_needs_entry(Relation index, IdemUpdateIndexes which)
-{
-	(void) index;
 	return which;
-}
-#endif
-
-/* 19: options after the command id */
-static inline TM_Result
-idem_compat_tuple_update(Relation rel, ItemPointer tid, TupleTableSlot *slot, CommandId cid,
-						 Snapshot snapshot, TM_FailureData *tmfd,
-						 LockTupleMode *lockmode, IdemUpdateIndexes *which)
-{
-#if PG_VERSION_NUM >= 190000
-	return table_tuple_update(rel, tid, slot, cid, 0, snapshot, InvalidSnapshot,
-							  true, tmfd, lockmode, which);
-#else
-	return table_tuple_update(rel, tid, slot, cid, snapshot, InvalidSnapshot,
-							  true, tmfd, lockmode, which);
 #endif
 }
 
-/* 19: options after the command id, changingPart is one of them */
-static inline TM_Result
-idem_compat_tuple_delete(Relation rel, ItemPointer tid, CommandId cid,
-						 Snapshot snapshot, bool wait, TM_FailureData *tmfd)
-{
-#if PG_VERSION_NUM >= 190000
-	return table_tuple_delete(rel, tid, cid, 0, snapshot, InvalidSnapshot, wait, tmfd);
-#else
-	return table_tuple_delete(rel, tid, cid, snapshot, InvalidSnapshot, wait, tmfd, false);
-#endif
-}
-
-/* 19: flags */
-static inline TableScanDesc
-idem_compat_beginscan(Relation rel, Snapshot snapshot)
-{
-#if PG_VERSION_NUM >= 190000
-	return table_beginscan(rel, snapshot, 0, NULL, SO_NONE);
-#else
-	return table_beginscan(rel, snapshot, 0, NULL);
-#endif
-}
-
-/* 19: flags */
-static inline TableScanDesc
-idem_compat_beginscan_tidrange(Relation rel, Snapshot snapshot, ItemPointer mintid,
-							   ItemPointer maxtid)
-{
-#if PG_VERSION_NUM >= 190000
-	return table_beginscan_tidrange(rel, snapshot, mintid, maxtid, SO_NONE);
-#else
-	return table_beginscan_tidrange(rel, snapshot, mintid, maxtid);
-#endif
-}
-
-/* 17: MyProcNumber replaces MyBackendId */
-static inline uint32
-idem_compat_proc_number(void)
-{
-#if PG_VERSION_NUM >= 170000
-	return (uint32) MyProcNumber;
-#else
-	return (uint32) MyBackendId;
-#endif
-}
-
-/* 17: MyProcNumber replaces the number in MyProc; the index of the process in ProcGlobal */
-static inline int
-idem_compat_my_proc_number(void)
-{
-#if PG_VERSION_NUM >= 170000
-	return MyProcNumber;
-#else
-	return MyProc->pgprocno;
-#endif
-}
-
-/*
- * The process that runs a transaction; 0: the transaction is prepared, or has ended.  17: the
- * number of a process replaces that of a backend.
- */
+/* The process that runs a transaction; 0: the transaction is prepared, or has ended */
 static inline int
 idem_compat_vxid_pid(VirtualTransactionId vxid)
 {
@@ -337,7 +191,7 @@ idem_compat_vxid_pid(VirtualTransactionId vxid)
 #endif
 }
 
-/* 17: one field for the two */
+/* The virtual transaction that holds a lock, or waits for it */
 static inline VirtualTransactionId
 idem_compat_lock_vxid(const LockInstanceData *lock)
 {
@@ -345,63 +199,6 @@ idem_compat_lock_vxid(const LockInstanceData *lock)
 	return lock->vxid;
 #else
 	return (VirtualTransactionId){.backendId = lock->backend, .localTransactionId = lock->lxid};
-#endif
-}
-
-/* 17: stronger locks can count, too */
-static inline bool
-idem_compat_holds_lock(const LOCKTAG *tag, LOCKMODE lockmode)
-{
-#if PG_VERSION_NUM >= 170000
-	return LockHeldByMe(tag, lockmode, false);
-#else
-	return LockHeldByMe(tag, lockmode);
-#endif
-}
-
-/* 16: the function was renamed */
-#if PG_VERSION_NUM < 160000
-#define pgstat_get_local_beentry_by_index(i) pgstat_fetch_stat_local_beentry(i)
-#endif
-
-/* 19: a worker that commands such as DROP DATABASE may terminate */
-#if PG_VERSION_NUM < 190000
-#define BGWORKER_INTERRUPTIBLE 0
-#endif
-
-/* 15.4: a database that is being dropped, or whose drop was interrupted */
-#ifndef ERRCODE_TRANSACTION_TIMEOUT /* 17 */
-#define ERRCODE_TRANSACTION_TIMEOUT MAKE_SQLSTATE('2', '5', 'P', '0', '4')
-#endif
-
-#ifndef XACT_FLAGS_PIPELINING /* 15.10 */
-#define XACT_FLAGS_PIPELINING 0
-#endif
-
-#ifndef DATCONNLIMIT_INVALID_DB
-#define DATCONNLIMIT_INVALID_DB (-2)
-#endif
-
-/* 18: an argument asks for a log message if the lock is not available */
-static inline bool
-idem_compat_xact_has_ended(TransactionId xid)
-{
-#if PG_VERSION_NUM >= 180000
-	return ConditionalXactLockTableWait(xid, false);
-#else
-	return ConditionalXactLockTableWait(xid);
-#endif
-}
-
-/* 17: extensions can name their wait events */
-static inline uint32
-idem_compat_wait_event(const char *name)
-{
-#if PG_VERSION_NUM >= 170000
-	return WaitEventExtensionNew(name);
-#else
-	(void) name;
-	return PG_WAIT_EXTENSION;
 #endif
 }
 

@@ -55,8 +55,16 @@ check_headers(char **newval, void **extra, GucSource source)
 {
 	const char *first = *newval + strspn(*newval, " \t\r\n");
 
-	if (**newval == '\0' || (*first == '{' && idem_compat_is_json(*newval)))
+	if (**newval == '\0')
 		return true;
+	if (*first == '{')
+	{
+		JsonLexContext *lex = makeJsonLexContextCstringLen(NULL, *newval, strlen(*newval),
+														   GetDatabaseEncoding(), true);
+
+		if (pg_parse_json(lex, &nullSemAction) == JSON_SUCCESS)
+			return true;
+	}
 	GUC_check_errdetail("Headers must be a JSON object, without \\u0000.");
 	GUC_check_errhint("Set an object such as {\"traceparent\": \"00-...\"}, or an empty string for none.");
 	return false;

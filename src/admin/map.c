@@ -188,7 +188,7 @@ static int64
 find_highest_number(IdemTable *table)
 {
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-	IndexScanDesc scan = idem_compat_index_beginscan(table->heap, table->pkey, snapshot, 0);
+	IndexScanDesc scan = index_beginscan(table->heap, table->pkey, snapshot, NULL, 0, 0, SO_NONE);
 	int64 number = 0;
 
 	index_rescan(scan, NULL, 0, NULL, 0);
@@ -269,7 +269,7 @@ make_ranges(const bool *slots)
 		while (slot < IDEM_SLOTS && slots[slot])
 			slot++;
 		upper.val = Int32GetDatum(slot);
-		ranges[n++] = idem_compat_make_range(type->rngtype, &lower, &upper);
+		ranges[n++] = make_range(type->rngtype, &lower, &upper, false, NULL);
 	}
 	return MultirangeTypePGetDatum(make_multirange(INT4MULTIRANGEOID, type->rngtype, n, ranges));
 }

@@ -772,11 +772,11 @@ idem_launcher_main(Datum arg)
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	idem_process_begin();
 	idem_process_connect(InvalidOid);
-	wait_event = idem_compat_wait_event("IdemLauncherMain");
+	wait_event = WaitEventExtensionNew("IdemLauncherMain");
 	databases = hash_create("idem databases", 64, &ctl, HASH_ELEM | HASH_BLOBS);
 	started_at = idem_clock_steady();
 	launcher.pid = MyProcPid;
-	launcher.proc = idem_compat_my_proc_number();
+	launcher.proc = MyProcNumber;
 	launcher.started_at = GetCurrentTimestamp();
 	launcher.awake_at = started_at;
 	publish_state(IDEM_LAUNCHER_STOPPED);

@@ -132,7 +132,7 @@ sweep_expired(const IdemSweep *sweep, IdemSweepBatch *batch)
 								  "There is no index that orders the rows by expires_at.",
 								  psprintf("Run CREATE INDEX CONCURRENTLY ON idem.%s (expires_at).",
 										   table.def->name));
-	scan = idem_compat_index_beginscan(table.heap, index, batch->snapshot, 2);
+	scan = index_beginscan(table.heap, index, batch->snapshot, NULL, 2, 0, SO_NONE);
 	ScanKeyInit(&keys[0], 1, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE,
 				TimestampTzGetDatum(batch->cursor.from));
 	ScanKeyInit(&keys[1], 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
@@ -198,7 +198,7 @@ sweep_spent_jobs(IdemSweepBatch *batch)
 
 		ItemPointerSet(&mintid, begin, 1);
 		ItemPointerSet(&maxtid, end - 1, MaxOffsetNumber);
-		scan = idem_compat_beginscan_tidrange(jobs.heap, batch->snapshot, &mintid, &maxtid);
+		scan = table_beginscan_tidrange(jobs.heap, batch->snapshot, &mintid, &maxtid, SO_NONE);
 		while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, job))
 		{
 			batch->cursor.page = ItemPointerGetBlockNumber(&job->tts_tid);

@@ -345,7 +345,7 @@ pause_for(Visit *visit, int64 length)
 	visit->rest = Min(Max(end - visit->until, 0), MAX_REST);
 	end = Min(end, visit->until);
 	if (wait_event == 0)
-		wait_event = idem_compat_wait_event("IdemCleanupPause");
+		wait_event = WaitEventExtensionNew("IdemCleanupPause");
 	for (;;)
 	{
 		int64 left = end - idem_clock_steady();

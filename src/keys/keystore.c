@@ -79,7 +79,7 @@ pause_until(TimestampTz until)
 	if (left <= 0)
 		return false;
 	if (wait_event == 0)
-		wait_event = idem_compat_wait_event("IdemClaim");
+		wait_event = WaitEventExtensionNew("IdemClaim");
 	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 					 Min(left, 5), wait_event);
 	ResetLatch(MyLatch);
@@ -104,7 +104,7 @@ wait_for_other(IdemTable *table, const IdemProbeResult *probe, const IdemWait *w
 	}
 	/* a pin on the page would make VACUUM wait as long as we do */
 	ExecClearTuple(probe->row);
-	while (!idem_compat_xact_has_ended(probe->xwait))
+	while (!ConditionalXactLockTableWait(probe->xwait, false))
 	{
 		if (!pause_until(wait->until))
 			return false;

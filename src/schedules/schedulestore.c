@@ -238,7 +238,7 @@ count_schedules(IdemTable *schedules)
 	int64 n = 0;
 
 	InitDirtySnapshot(dirty);
-	scan = idem_compat_index_beginscan(schedules->heap, schedules->pkey, &dirty, 0);
+	scan = index_beginscan(schedules->heap, schedules->pkey, &dirty, NULL, 0, 0, SO_NONE);
 	index_rescan(scan, NULL, 0, NULL, 0);
 	while (index_getnext_slot(scan, ForwardScanDirection, row))
 	{
@@ -390,7 +390,7 @@ begin_ticks(IdemTable *schedules, Snapshot snapshot, StrategyNumber strategy, Re
 		idem_table_find_index(schedules, columns, lengthof(columns),
 							  "There is no index that orders the schedules by their next ticks.",
 							  "Run CREATE INDEX ON idem.schedules (next_tick) WHERE next_tick IS NOT NULL.");
-	IndexScanDesc scan = idem_compat_index_beginscan(schedules->heap, index, snapshot, 1);
+	IndexScanDesc scan = index_beginscan(schedules->heap, index, snapshot, NULL, 1, 0, SO_NONE);
 	ScanKeyData key;
 
 	ScanKeyInit(&key, 1, strategy, op, TimestampTzGetDatum(bound));
@@ -430,7 +430,7 @@ idem_schedulestore_count_refused(IdemTable *schedules, text *queue, Oid owner)
 {
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	IndexScanDesc scan =
-		idem_compat_index_beginscan(schedules->heap, schedules->pkey, snapshot, 0);
+		index_beginscan(schedules->heap, schedules->pkey, snapshot, NULL, 0, 0, SO_NONE);
 	TupleTableSlot *row = idem_table_row(schedules);
 	int64 n = 0;
 

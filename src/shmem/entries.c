@@ -450,7 +450,7 @@ make_ref(StatsEntry *entry)
 
 	if (entry != NULL)
 	{
-		ref.counters = &get_stripes(entry)[idem_compat_proc_number() % NSTRIPES];
+		ref.counters = &get_stripes(entry)[(uint32) MyProcNumber % NSTRIPES];
 		ref.used = &entry->used;
 		ref.version = &entry->version;
 		ref.seen_version = pg_atomic_read_u64(&entry->version);

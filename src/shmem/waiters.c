@@ -283,7 +283,7 @@ idem_waiters_enlist(IdemSubjectKind kind, uint64 subject)
 	place->is_extra = is_extra;
 	place->subject = subject;
 	place->kind = kind;
-	place->proc = idem_compat_my_proc_number();
+	place->proc = MyProcNumber;
 	place->next_look = 0;
 	place->woken = IDEM_WOKEN_NOT;
 	if (kind != IDEM_SUBJECT_QUEUE)

@@ -316,7 +316,7 @@ idem_check_index(IdemTable *table, Relation index)
 static bool
 find_problem_of_indexes(const IdemTableDef *def, Relation heap, IdemShapeProblem *problem)
 {
-	Oid pkey_oid = idem_compat_primary_key(heap);
+	Oid pkey_oid = RelationGetPrimaryKeyIndex(heap, false);
 	Relation pkey;
 	bool found = false;
 	ListCell *lc;

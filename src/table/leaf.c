@@ -49,7 +49,7 @@ static bool
 scan_index(IdemLeafWalk *walk, IdemLeafCheck *check)
 {
 	IndexScanDesc scan =
-		idem_compat_index_beginscan(walk->table->heap, walk->index, SnapshotAny, walk->nequal);
+		index_beginscan(walk->table->heap, walk->index, SnapshotAny, NULL, walk->nequal, 0, SO_NONE);
 	ScanKeyData keys[INDEX_MAX_KEYS];
 	ItemPointer tid;
 
@@ -390,11 +390,11 @@ mark_dead(IdemLeafWalk *walk)
 
 	_bt_lockbuf(walk->index, walk->leaf, BT_READ);
 	if (RelationNeedsWAL(walk->index) && BufferGetLSNAtomic(walk->leaf) == walk->lsn &&
-		idem_compat_begin_hint(walk->leaf))
+		BufferBeginSetHintBits(walk->leaf))
 	{
 		ItemIdMarkDead(PageGetItemId(page, walk->offnum));
 		BTPageGetOpaque(page)->btpo_flags |= BTP_HAS_GARBAGE;
-		idem_compat_finish_hint(walk->leaf);
+		BufferFinishSetHintBits(walk->leaf, true, true);
 	}
 	_bt_unlockbuf(walk->index, walk->leaf);
 }
@@ -411,7 +411,7 @@ idem_leaf_fetch(IdemLeafWalk *walk)
 	bool found;
 
 	if (walk->heap == NULL)
-		walk->heap = idem_compat_index_fetch_begin(walk->table->heap);
+		walk->heap = table_index_fetch_begin(walk->table->heap, SO_NONE);
 	if (first)
 		walk->tid = walk->entry.tuple.t_tid;
 	found = table_index_fetch_tuple(walk->heap, &walk->tid, walk->snapshot, walk->row,

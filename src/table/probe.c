@@ -21,7 +21,7 @@
 IndexScanDesc
 idem_probe_begin(IdemTable *table, IdemLookup *lookup, Snapshot snapshot)
 {
-	IndexScanDesc scan = idem_compat_index_beginscan(table->heap, lookup->index, snapshot, 1);
+	IndexScanDesc scan = index_beginscan(table->heap, lookup->index, snapshot, NULL, 1, 0, SO_NONE);
 	ScanKeyData key;
 
 	ScanKeyInit(&key, 1, BTEqualStrategyNumber, lookup->equal, lookup->value);

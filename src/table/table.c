@@ -203,7 +203,7 @@ check_table(const IdemTableDef *def, Relation heap, LOCKMODE index_lock)
 	idem_check_citus(def, RelationGetRelid(heap));
 	idem_check_shape(def, heap);
 	make_slots(def, heap);
-	cache->pkey.oid = idem_compat_primary_key(heap);
+	cache->pkey.oid = RelationGetPrimaryKeyIndex(heap, false);
 	if (!OidIsValid(cache->pkey.oid))
 		idem_check_refuse(def, "The primary key is missing.",
 						  psprintf("Run %s.", def->pkey_command));
@@ -307,7 +307,7 @@ end_inserts(IdemTable *table, int i)
 
 	if (index->info == NULL || is_btree(table->indexes[i]))
 		return;
-	idem_compat_index_insert_cleanup(table->indexes[i], index->info);
+	index_insert_cleanup(table->indexes[i], index->info);
 	index->info = NULL;
 }
 
@@ -651,8 +651,8 @@ delete_inserted(IdemTable *table, TupleTableSlot *stored)
 {
 	TM_FailureData tmfd;
 
-	if (idem_compat_tuple_delete(table->heap, &stored->tts_tid, GetCurrentCommandId(true),
-								 GetActiveSnapshot(), false, &tmfd) != TM_Ok)
+	if (table_tuple_delete(table->heap, &stored->tts_tid, GetCurrentCommandId(true), 0,
+						   GetActiveSnapshot(), InvalidSnapshot, false, &tmfd) != TM_Ok)
 		elog(ERROR, "could not delete a row just inserted into idem.%s", table->def->name);
 	CommandCounterIncrement();
 }
@@ -835,7 +835,7 @@ is_key_unchanged(IdemTable *table, Form_pg_index form, TupleTableSlot *old_row,
  */
 static void
 insert_update_entries(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new,
-					  IdemUpdateIndexes which)
+					  TU_UpdateIndexes which)
 {
 	idem_table_open_indexes(table);
 	for (int i = 0; i < table->nindexes; i++)
@@ -857,12 +857,12 @@ idem_table_update(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new, bo
 	TupleTableSlot *stored = store_row(table, new);
 	TM_FailureData tmfd;
 	LockTupleMode lockmode;
-	IdemUpdateIndexes which;
+	TU_UpdateIndexes which;
 	TM_Result result;
 
 	CheckCmdReplicaIdentity(table->heap, CMD_UPDATE);
-	result = idem_compat_tuple_update(table->heap, &tid, stored, GetCurrentCommandId(true),
-									  GetActiveSnapshot(), &tmfd, &lockmode, &which);
+	result = table_tuple_update(table->heap, &tid, stored, GetCurrentCommandId(true), 0,
+								GetActiveSnapshot(), InvalidSnapshot, true, &tmfd, &lockmode, &which);
 	if (result == TM_Invisible || result == TM_SelfModified)
 		elog(ERROR, "unexpected result %d of an update of idem.%s", result, table->def->name);
 	if (result == TM_Ok)
@@ -929,8 +929,8 @@ idem_table_delete(IdemTable *table, TupleTableSlot *row, bool wait)
 	TM_Result result;
 
 	CheckCmdReplicaIdentity(table->heap, CMD_DELETE);
-	result = idem_compat_tuple_delete(table->heap, &tid, GetCurrentCommandId(true),
-									  GetActiveSnapshot(), wait, &tmfd);
+	result = table_tuple_delete(table->heap, &tid, GetCurrentCommandId(true), 0,
+								GetActiveSnapshot(), InvalidSnapshot, wait, &tmfd);
 	if (result == TM_Invisible || result == TM_SelfModified)
 		elog(ERROR, "unexpected result %d of a delete from idem.%s", result, table->def->name);
 	if (result == TM_Ok)

@@ -150,7 +150,7 @@ idem_changes_between(HTAB *before, HTAB *after)
 		/* who has dropped the table holds the lock on it until the end of the transaction */
 		SET_LOCKTAG_RELATION(tag, MyDatabaseId, mark->relid);
 		if (hash_search(after, &mark->relid, HASH_FIND, NULL) == NULL &&
-			idem_compat_holds_lock(&tag, AccessExclusiveLock))
+			LockHeldByMe(&tag, AccessExclusiveLock, false))
 			changes = add_change(changes, IDEM_CHANGE_DROPPED, mark, mark);
 	}
 	list_sort(changes, compare_names);
@@ -413,7 +413,7 @@ static void
 scan_table(IdemTableChange *change, Relation rel, Snapshot before, Snapshot after)
 {
 	TupleTableSlot *row = table_slot_create(rel, NULL);
-	TableScanDesc scan = idem_compat_beginscan(rel, SnapshotAny);
+	TableScanDesc scan = table_beginscan(rel, SnapshotAny, 0, NULL, SO_NONE);
 	MemoryContext context =
 		AllocSetContextCreate(CurrentMemoryContext, "idem row", ALLOCSET_DEFAULT_SIZES);
 

@@ -103,7 +103,7 @@ lock_tables(void)
 	TimestampTz until = GetCurrentTimestamp() + MAX_WAIT;
 
 	if (wait_event == 0)
-		wait_event = idem_compat_wait_event("IdemReset");
+		wait_event = WaitEventExtensionNew("IdemReset");
 	for (size_t i = 0; i < lengthof(tables); i++)
 	{
 		Oid relid = get_relname_relid(tables[i].name, schema);
@@ -136,7 +136,7 @@ empty_table(void (*open)(IdemTable *table, LOCKMODE lockmode))
 
 	open(&table, RowExclusiveLock);
 	row = idem_table_row(&table);
-	scan = idem_compat_beginscan(table.heap, snapshot);
+	scan = table_beginscan(table.heap, snapshot, 0, NULL, SO_NONE);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, row))
 	{
 		bool is_held = false;

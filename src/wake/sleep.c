@@ -337,7 +337,7 @@ idem_sleep_wait(const IdemSleep *args)
 	if (wait_event == 0)
 	{
 		/* this may raise an error, so not while it sleeps without a transaction */
-		wait_event = idem_compat_wait_event("IdemWait");
+		wait_event = WaitEventExtensionNew("IdemWait");
 		before_shmem_exit(leave_at_exit, (Datum) 0);
 	}
 	sleeper = &mine;

@@ -382,7 +382,7 @@ has_history(text *queue)
 	bool found = false;
 
 	idem_jobtable_open_log(&log, AccessShareLock);
-	scan = idem_compat_index_beginscan(log.heap, log.pkey, snapshot, 0);
+	scan = index_beginscan(log.heap, log.pkey, snapshot, NULL, 0, 0, SO_NONE);
 	index_rescan(scan, NULL, 0, NULL, 0);
 	while (!found && index_getnext_slot(scan, ForwardScanDirection, log.found))
 	{
