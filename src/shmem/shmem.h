@@ -348,6 +348,9 @@ typedef enum IdemWoken
 	IDEM_WOKEN_FOR_MORE /* several may be: it wakes one more waiter for each further job */
 } IdemWoken;
 
+/* The place of a session that waits for a subject; see waiters.c */
+typedef struct IdemPlace IdemPlace;
+
 /* What the open transaction has done that concerns those who wait for a queue; see wake/touched.c */
 typedef struct IdemTouched
 {
@@ -459,18 +462,17 @@ extern void idem_waiters_attach(void);
 extern uint64 idem_waiters_queue(const text *queue);
 extern uint64 idem_waiters_job(int64 job_id);
 extern uint64 idem_waiters_key(int64 key_hash);
-extern int idem_waiters_enlist(IdemSubjectKind kind, uint64 subject);
-extern IdemWoken idem_waiters_begin_look(int place);
-extern void idem_waiters_end_look(int place, int64 next_look, bool blocked);
-extern void idem_waiters_leave(int place, bool hand_on);
-extern int64 idem_waiters_next_look(int place);
-extern void idem_waiters_note_blocked(uint64 subject);
+extern IdemPlace *idem_waiters_enlist(IdemSubjectKind kind, uint64 subject);
+extern IdemWoken idem_waiters_begin_look(IdemPlace *mine);
+extern void idem_waiters_end_look(IdemPlace *mine, int64 next_look, bool blocked);
+extern void idem_waiters_leave(IdemPlace *mine);
+extern int64 idem_waiters_next_look(const IdemPlace *mine);
+extern void idem_waiters_tell_looker(uint64 subject, int64 next_look, bool blocked);
 extern bool idem_waiters_exist(uint64 subject);
 extern bool idem_waiters_wait_for_end(void);
 extern void idem_waiters_wake(uint64 subject, int n, IdemWoken why);
 extern void idem_waiters_wake_blocked(uint64 subject);
 extern void idem_waiters_wake_all(void);
-extern void idem_waiters_lower_next_look(uint64 subject, int64 next_look);
 
 /* queueref.c */
 extern IdemQueueRef *idem_queueref_used;

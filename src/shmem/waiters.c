@@ -10,8 +10,7 @@
  * A7: half of the places are shared out among the processes that the server may have; a session
  * always gets its part of them.  If the half has less than one place for each process, a session
  * gets one as long as there are any.  Further places come from the other half, first come, first
- * served.  So a few sessions that wait for many queues leave room
- * for those that wait for a few.
+ * served.  So a few sessions that wait for many queues leave room for those that wait for a few.
  *
  * The lock of a bucket protects its list and the places in it; a spinlock protects the list
  * of free places and the number of extra ones.  A process holds these locks for moments:
@@ -22,6 +21,7 @@
  */
 #include "postgres.h"
 
+#include "lib/ilist.h"
 #include "miscadmin.h"
 #include "port/atomics.h"
 #include "storage/latch.h"
@@ -33,19 +33,17 @@
 #include "shmem/shmem.h"
 
 #define NBUCKETS 128
-#define NO_PLACE (-1)
 
 /* Latches to set per lock acquisition */
 #define WAKE_AT_ONCE 32
 
 #define TRANCHE_NAME "idem_waiters"
 
-typedef struct Place
+struct IdemPlace
 {
 	uint64 subject;
-	int next; /* in the list of the bucket, or of free places */
-	int prev;
-	int proc; /* number of the process that waits */
+	dlist_node node; /* in the list of the bucket, or of free places */
+	int proc;		 /* number of the process that waits */
 	IdemSubjectKind kind;
 	uint32 marks_before; /* marks of the bucket when its session began to look */
 	bool is_extra;		 /* beyond the part of its session */
@@ -57,14 +55,13 @@ typedef struct Place
 	volatile bool is_looker;
 	volatile IdemWoken woken;
 	volatile int64 next_look; /* of the looker, by the steady clock */
-} Place;
+};
 
 typedef struct Bucket
 {
 	pg_atomic_uint32 count; /* places in the list */
 	uint32 nmarks;			/* how often a looker was marked as blocked */
-	int head;
-	int tail;
+	dlist_head places;
 } Bucket;
 
 /* Each bucket has a cache line of its own */
@@ -78,12 +75,12 @@ typedef struct Waiters
 {
 	LWLockPadded *locks;
 	slock_t free_lock;
-	int first_free;
+	dlist_head free;
 	int nextra;				/* that sessions may still take beyond their parts */
 	pg_atomic_uint32 nends; /* places that wait for the end of a job or key */
 	uint64 secret;			/* key of the hash of subjects */
 	PaddedBucket buckets[NBUCKETS];
-	Place places[FLEXIBLE_ARRAY_MEMBER];
+	IdemPlace places[FLEXIBLE_ARRAY_MEMBER];
 } Waiters;
 
 static Waiters *waiters = NULL;
@@ -94,7 +91,7 @@ static int nmine = 0;
 static Size
 compute_size(void)
 {
-	return add_size(offsetof(Waiters, places), mul_size(idem_guc_waits_max, sizeof(Place)));
+	return add_size(offsetof(Waiters, places), mul_size(idem_guc_waits_max, sizeof(IdemPlace)));
 }
 
 /* Before shared memory is allocated */
@@ -125,14 +122,13 @@ idem_waiters_attach(void)
 		pg_atomic_init_u32(&waiters->nends, 0);
 		for (int i = 0; i < NBUCKETS; i++)
 		{
-			Bucket *bucket = &waiters->buckets[i].bucket;
-
-			pg_atomic_init_u32(&bucket->count, 0);
-			bucket->head = bucket->tail = NO_PLACE;
+			pg_atomic_init_u32(&waiters->buckets[i].bucket.count, 0);
+			dlist_init(&waiters->buckets[i].bucket.places);
 		}
 		waiters->nextra = idem_guc_waits_max - idem_guc_waits_max / 2;
+		dlist_init(&waiters->free);
 		for (int i = 0; i < idem_guc_waits_max; i++)
-			waiters->places[i].next = i + 1 < idem_guc_waits_max ? i + 1 : NO_PLACE;
+			dlist_push_tail(&waiters->free, &waiters->places[i].node);
 	}
 	LWLockRelease(AddinShmemInitLock);
 }
@@ -187,99 +183,69 @@ set_latch_of(int proc)
 	SetLatch(&GetPGProcByNumber(proc)->procLatch);
 }
 
-/* The first place of the subject in the list, which is the looker; or NULL */
-static Place *
-find_looker(const Bucket *bucket, uint64 subject)
+static IdemPlace *
+get_place_of_node(dlist_node *node)
 {
-	for (int i = bucket->head; i != NO_PLACE; i = waiters->places[i].next)
+	return dlist_container(IdemPlace, node, node);
+}
+
+/* The first place of the subject in the list, which is the looker; or NULL */
+static IdemPlace *
+find_looker(Bucket *bucket, uint64 subject)
+{
+	dlist_iter iter;
+
+	dlist_foreach(iter, &bucket->places)
 	{
-		if (waiters->places[i].subject == subject)
-			return &waiters->places[i];
+		if (get_place_of_node(iter.cur)->subject == subject)
+			return get_place_of_node(iter.cur);
 	}
 	return NULL;
 }
 
-/* Put the place at the end of the list */
+/* Remove the place from the list.  If it is the looker, the next place of the subject becomes it. */
 static void
-add_place(Bucket *bucket, int i)
+remove_place(Bucket *bucket, IdemPlace *place)
 {
-	Place *place = &waiters->places[i];
+	IdemPlace *heir;
 
-	place->is_looker = find_looker(bucket, place->subject) == NULL;
-	place->is_blocked = false;
-	place->woken = IDEM_WOKEN_NOT;
-	place->next = NO_PLACE;
-	place->prev = bucket->tail;
-	if (bucket->tail != NO_PLACE)
-		waiters->places[bucket->tail].next = i;
-	else
-		bucket->head = i;
-	bucket->tail = i;
-	place->is_listed = true;
-	pg_atomic_fetch_add_u32(&bucket->count, 1);
-}
-
-/* The looker leaves the list: the next place of the subject becomes the looker */
-static void
-pass_duties(const Bucket *bucket, const Place *from)
-{
-	Place *to = find_looker(bucket, from->subject);
-
-	if (to == NULL)
-		return;
-	to->is_looker = true;
-	to->is_blocked = from->is_blocked;
-	to->next_look = to->told_look = from->next_look;
-	set_latch_of(to->proc);
-}
-
-static void
-remove_place(Bucket *bucket, int i)
-{
-	Place *place = &waiters->places[i];
-
-	if (place->prev != NO_PLACE)
-		waiters->places[place->prev].next = place->next;
-	else
-		bucket->head = place->next;
-	if (place->next != NO_PLACE)
-		waiters->places[place->next].prev = place->prev;
-	else
-		bucket->tail = place->prev;
+	dlist_delete(&place->node);
 	place->is_listed = false;
 	pg_atomic_fetch_sub_u32(&bucket->count, 1);
-	if (place->is_looker)
-		pass_duties(bucket, place);
+	heir = place->is_looker ? find_looker(bucket, place->subject) : NULL;
 	place->is_looker = false;
+	if (heir == NULL)
+		return;
+	heir->is_looker = true;
+	heir->is_blocked = place->is_blocked;
+	heir->next_look = heir->told_look = place->next_look;
+	set_latch_of(heir->proc);
 }
 
 /*
- * A3: begin to wait for the subject.  Returns the place of this session, or -1 if there is
- * none.  The caller looks after that.
+ * A3: begin to wait for the subject.  Returns the place of this session, or NULL if there is none.
+ * The caller looks after that.
  */
-int
+IdemPlace *
 idem_waiters_enlist(IdemSubjectKind kind, uint64 subject)
 {
+	IdemPlace *place = NULL;
 	bool is_extra;
-	int i;
-	Place *place;
 
 	if (waiters == NULL)
-		return -1;
+		return NULL;
 	/* A7: a place of the part of this session, or an extra one if it has all of these */
 	is_extra = nmine >= Max(1, idem_guc_waits_max / 2 / MaxBackends);
 	SpinLockAcquire(&waiters->free_lock);
-	i = is_extra && waiters->nextra == 0 ? NO_PLACE : waiters->first_free;
-	if (i != NO_PLACE)
+	if (!dlist_is_empty(&waiters->free) && (!is_extra || waiters->nextra > 0))
 	{
-		waiters->first_free = waiters->places[i].next;
+		place = get_place_of_node(dlist_pop_head_node(&waiters->free));
 		waiters->nextra -= is_extra;
 	}
 	SpinLockRelease(&waiters->free_lock);
-	if (i == NO_PLACE)
-		return -1;
+	if (place == NULL)
+		return NULL;
 	nmine += !is_extra;
-	place = &waiters->places[i];
 	place->is_extra = is_extra;
 	place->subject = subject;
 	place->kind = kind;
@@ -288,25 +254,30 @@ idem_waiters_enlist(IdemSubjectKind kind, uint64 subject)
 	place->woken = IDEM_WOKEN_NOT;
 	if (kind != IDEM_SUBJECT_QUEUE)
 		pg_atomic_fetch_add_u32(&waiters->nends, 1);
-	(void) idem_waiters_begin_look(i);
-	return i;
+	(void) idem_waiters_begin_look(place);
+	return place;
 }
 
 /*
- * A3: the session begins to look.  If the place was woken, put it back into the list; returns
- * whether it was.  Until idem_waiters_end_look() the session may be about to see a blocked job.
+ * A3: the session begins to look.  If the place was woken, put it back at the end of the list;
+ * returns whether it was.  Until idem_waiters_end_look() the session may be about to see a blocked
+ * job.
  */
 IdemWoken
-idem_waiters_begin_look(int place)
+idem_waiters_begin_look(IdemPlace *mine)
 {
-	Place *mine = &waiters->places[place];
 	Bucket *bucket = lock_bucket(mine->subject);
 	IdemWoken woken = IDEM_WOKEN_NOT;
 
 	if (!mine->is_listed)
 	{
 		woken = mine->woken;
-		add_place(bucket, place);
+		mine->woken = IDEM_WOKEN_NOT;
+		mine->is_looker = find_looker(bucket, mine->subject) == NULL;
+		mine->is_blocked = false;
+		mine->is_listed = true;
+		dlist_push_tail(&bucket->places, &mine->node);
+		pg_atomic_fetch_add_u32(&bucket->count, 1);
 	}
 	mine->is_looking = true;
 	mine->marks_before = bucket->nmarks;
@@ -317,30 +288,27 @@ idem_waiters_begin_look(int place)
 }
 
 /*
- * Give up a place of this session.  hand_on: the session does not return with an answer for
- * this subject, so if it was woken, another one is woken in its stead (A2, A7).
+ * Give up a place of this session.  If it was woken and the session has not looked since, another
+ * one is woken in its stead (A2, A7).
  */
 void
-idem_waiters_leave(int place, bool hand_on)
+idem_waiters_leave(IdemPlace *mine)
 {
-	Place *mine = &waiters->places[place];
 	uint64 subject = mine->subject;
 	Bucket *bucket = lock_bucket(subject);
 	IdemWoken woken = mine->woken;
-	bool is_end = mine->kind != IDEM_SUBJECT_QUEUE;
 
 	if (mine->is_listed)
-		remove_place(bucket, place);
+		remove_place(bucket, mine);
 	unlock_bucket(subject);
-	if (is_end)
+	if (mine->kind != IDEM_SUBJECT_QUEUE)
 		pg_atomic_fetch_sub_u32(&waiters->nends, 1);
 	nmine -= !mine->is_extra;
 	SpinLockAcquire(&waiters->free_lock);
 	waiters->nextra += mine->is_extra;
-	mine->next = waiters->first_free;
-	waiters->first_free = place;
+	dlist_push_head(&waiters->free, &mine->node);
 	SpinLockRelease(&waiters->free_lock);
-	if (hand_on && woken != IDEM_WOKEN_NOT)
+	if (woken != IDEM_WOKEN_NOT)
 		idem_waiters_wake(subject, 1, woken);
 }
 
@@ -349,32 +317,28 @@ idem_waiters_leave(int place, bool hand_on)
  * Otherwise only the looker must.
  */
 int64
-idem_waiters_next_look(int place)
+idem_waiters_next_look(const IdemPlace *mine)
 {
-	const Place *mine = &waiters->places[place];
-
 	if (mine->woken != IDEM_WOKEN_NOT)
 		return 0;
 	return mine->is_looker ? mine->next_look : PG_INT64_MAX;
 }
 
-/* The looker must look at this time; the caller holds the lock */
+/* The looker must look at this time, and there may be blocked jobs; the caller holds the lock */
 static void
-lower_next_look(Place *looker, int64 next_look)
+tell_looker(Bucket *bucket, IdemPlace *looker, int64 next_look, bool blocked)
 {
 	looker->told_look = Min(looker->told_look, next_look);
-	if (looker->next_look <= next_look)
-		return;
-	looker->next_look = next_look;
-	set_latch_of(looker->proc);
-}
-
-/* There may be blocked jobs; the caller holds the lock */
-static void
-mark_blocked(Bucket *bucket, Place *looker)
-{
-	looker->is_blocked = true;
-	bucket->nmarks++;
+	if (looker->next_look > next_look)
+	{
+		looker->next_look = next_look;
+		set_latch_of(looker->proc);
+	}
+	if (blocked)
+	{
+		looker->is_blocked = true;
+		bucket->nmarks++;
+	}
 }
 
 /*
@@ -384,45 +348,35 @@ mark_blocked(Bucket *bucket, Place *looker)
  * look that found enough jobs before the end says nothing here; its session leaves.
  */
 void
-idem_waiters_end_look(int place, int64 next_look, bool blocked)
+idem_waiters_end_look(IdemPlace *mine, int64 next_look, bool blocked)
 {
-	Place *mine = &waiters->places[place];
 	Bucket *bucket = lock_bucket(mine->subject);
-	Place *looker = find_looker(bucket, mine->subject);
+	IdemPlace *looker = find_looker(bucket, mine->subject);
 
 	mine->is_looking = false;
 	if (looker == mine)
-		looker->next_look = Min(next_look, looker->told_look);
-	else if (looker != NULL)
-		lower_next_look(looker, next_look);
-	if (looker != NULL && blocked)
-		mark_blocked(bucket, looker);
-	else if (looker != NULL && bucket->nmarks == mine->marks_before)
-		looker->is_blocked = false;
+		looker->next_look = next_look = Min(next_look, looker->told_look);
+	if (looker != NULL)
+	{
+		tell_looker(bucket, looker, next_look, blocked);
+		if (!blocked && bucket->nmarks == mine->marks_before)
+			looker->is_blocked = false;
+	}
 	unlock_bucket(mine->subject);
 }
 
-/* A commit made a job due soon: the looker looks at that time, by the steady clock (A4) */
+/*
+ * A commit made a job due soon: the looker looks at that time, by the steady clock (A4).  blocked: a
+ * follow-up job was committed, so the end of the job before it must wake a session that waits (A2).
+ */
 void
-idem_waiters_lower_next_look(uint64 subject, int64 next_look)
+idem_waiters_tell_looker(uint64 subject, int64 next_look, bool blocked)
 {
 	Bucket *bucket = lock_bucket(subject);
-	Place *looker = find_looker(bucket, subject);
+	IdemPlace *looker = find_looker(bucket, subject);
 
 	if (looker != NULL)
-		lower_next_look(looker, next_look);
-	unlock_bucket(subject);
-}
-
-/* A2: a follow-up job was committed: the end of the job before it wakes a session that waits */
-void
-idem_waiters_note_blocked(uint64 subject)
-{
-	Bucket *bucket = lock_bucket(subject);
-	Place *looker = find_looker(bucket, subject);
-
-	if (looker != NULL)
-		mark_blocked(bucket, looker);
+		tell_looker(bucket, looker, next_look, blocked);
 	unlock_bucket(subject);
 }
 
@@ -446,11 +400,11 @@ idem_waiters_wait_for_end(void)
 
 /* Mark the place as woken, and remove it from the list; returns its process */
 static int
-mark_woken(Bucket *bucket, int i, IdemWoken why)
+mark_woken(Bucket *bucket, IdemPlace *place, IdemWoken why)
 {
-	remove_place(bucket, i);
-	waiters->places[i].woken = why;
-	return waiters->places[i].proc;
+	remove_place(bucket, place);
+	place->woken = why;
+	return place->proc;
 }
 
 /*
@@ -468,6 +422,7 @@ idem_waiters_wake(uint64 subject, int n, IdemWoken why)
 	{
 		int procs[WAKE_AT_ONCE];
 		Bucket *bucket;
+		dlist_node *end;
 
 		nwoken = 0;
 		pg_memory_barrier();
@@ -475,12 +430,13 @@ idem_waiters_wake(uint64 subject, int n, IdemWoken why)
 			return;
 		bucket = lock_bucket(subject);
 		n = Min(n, (int) pg_atomic_read_u32(&bucket->count));
-		for (int i = all ? bucket->head : bucket->tail, next;
-			 i != NO_PLACE && nwoken < Min(n, WAKE_AT_ONCE); i = next)
+		end = &bucket->places.head;
+		for (dlist_node *node = all ? end->next : end->prev, *next;
+			 node != end && nwoken < Min(n, WAKE_AT_ONCE); node = next)
 		{
-			next = all ? waiters->places[i].next : waiters->places[i].prev;
-			if (waiters->places[i].subject == subject)
-				procs[nwoken++] = mark_woken(bucket, i, why);
+			next = all ? node->next : node->prev;
+			if (get_place_of_node(node)->subject == subject)
+				procs[nwoken++] = mark_woken(bucket, get_place_of_node(node), why);
 		}
 		unlock_bucket(subject);
 		for (int i = 0; i < nwoken; i++)
@@ -497,15 +453,19 @@ void
 idem_waiters_wake_blocked(uint64 subject)
 {
 	Bucket *bucket = lock_bucket(subject);
-	const Place *looker = find_looker(bucket, subject);
-	int i = looker != NULL ? bucket->tail : NO_PLACE;
+	const IdemPlace *looker = find_looker(bucket, subject);
+	dlist_iter iter;
 
-	while (i != NO_PLACE &&
-		   (waiters->places[i].subject != subject ||
-			!(looker->is_blocked || waiters->places[i].is_looking)))
-		i = waiters->places[i].prev;
-	if (i != NO_PLACE)
-		set_latch_of(mark_woken(bucket, i, IDEM_WOKEN_FOR_MORE));
+	dlist_reverse_foreach(iter, &bucket->places)
+	{
+		IdemPlace *place = get_place_of_node(iter.cur);
+
+		if (place->subject == subject && (looker->is_blocked || place->is_looking))
+		{
+			set_latch_of(mark_woken(bucket, place, IDEM_WOKEN_FOR_MORE));
+			break;
+		}
+	}
 	unlock_bucket(subject);
 }
 
@@ -513,8 +473,6 @@ idem_waiters_wake_blocked(uint64 subject)
 void
 idem_waiters_wake_all(void)
 {
-	if (waiters == NULL)
-		return;
 	pg_memory_barrier();
 	for (int b = 0; b < NBUCKETS; b++)
 	{
@@ -523,8 +481,9 @@ idem_waiters_wake_all(void)
 		if (!idem_waiters_exist(b))
 			continue;
 		bucket = lock_bucket(b);
-		while (bucket->head != NO_PLACE)
-			set_latch_of(mark_woken(bucket, bucket->head, IDEM_WOKEN_FOR_MORE));
+		while (!dlist_is_empty(&bucket->places))
+			set_latch_of(mark_woken(bucket, get_place_of_node(dlist_head_node(&bucket->places)),
+									IDEM_WOKEN_FOR_MORE));
 		unlock_bucket(b);
 	}
 }

@@ -39,10 +39,10 @@
 /* One of the subjects that the session waits for */
 typedef struct Subject
 {
-	int place;		 /* -1: none, so the session cannot be woken */
-	int64 next_look; /* without a place: when to look, by the steady clock */
-	int limit;		 /* of the look that is due; 0: none is due */
-	IdemWoken woken; /* it was woken for this subject, and has not looked since */
+	IdemPlace *place; /* NULL: none, so the session cannot be woken */
+	int64 next_look;  /* without a place: when to look, by the steady clock */
+	int limit;		  /* of the look that is due; 0: none is due */
+	IdemWoken woken;  /* it was woken for this subject, and has not looked since */
 } Subject;
 
 typedef struct Sleeper
@@ -77,38 +77,45 @@ idem_sleep_check(FunctionCallInfo fcinfo, const char *command)
 		PreventInTransactionBlock(true, command);
 }
 
-/* Give up all places; other sessions get the wake-ups that this one has no answer for (A2) */
+/*
+ * Give up all places; other sessions get the wake-ups that this one has no answer for (A2).  Also
+ * called when the session exits, which it may do while it waits.
+ */
 static void
-leave_places(void)
+leave_places(int code, Datum arg)
 {
-	const IdemSleep *args = sleeper->args;
-	Subject *subjects = sleeper->subjects;
+	Sleeper *mine = sleeper;
 
 	sleeper = NULL;
-	for (int i = 0; i < args->n; i++)
+	for (int i = 0; mine != NULL && i < mine->args->n; i++)
 	{
-		if (subjects[i].place >= 0)
-			idem_waiters_leave(subjects[i].place, true);
-		if (subjects[i].woken != IDEM_WOKEN_NOT)
-			idem_waiters_wake(args->subjects[i], 1, subjects[i].woken);
+		if (mine->subjects[i].place != NULL)
+			idem_waiters_leave(mine->subjects[i].place);
+		if (mine->subjects[i].woken != IDEM_WOKEN_NOT)
+			idem_waiters_wake(mine->args->subjects[i], 1, mine->subjects[i].woken);
 	}
 }
 
-/* The session ends while it waits */
+/*
+ * A3: take a place for each subject, before the first look.  A7: if all places are taken, this
+ * session looks by itself.
+ */
 static void
-leave_at_exit(int code, Datum arg)
-{
-	if (sleeper != NULL)
-		leave_places();
-}
-
-/* A7: all places are taken, so this session looks by itself; say so once */
-static void
-warn_no_place(void)
+take_places(void)
 {
 	static bool warned = false;
+	bool has_all = true;
 
-	if (!idem_entries_exist() || warned)
+	for (int i = 0; i < sleeper->args->n; i++)
+	{
+		Subject *subject = &sleeper->subjects[i];
+
+		subject->place = idem_waiters_enlist(sleeper->args->kind, sleeper->args->subjects[i]);
+		subject->limit = 1;
+		has_all &= subject->place != NULL;
+	}
+	/* say so once */
+	if (has_all || warned || !idem_entries_exist())
 		return;
 	warned = true;
 	ereport(WARNING,
@@ -116,25 +123,6 @@ warn_no_place(void)
 			errmsg("too many sessions wait for queues, jobs or keys"),
 			errdetail("This session cannot be woken, so it looks ten times per second."),
 			errhint("Consider increasing \"%s\".", "idem.waits_max"));
-}
-
-/* A3: take a place for each subject, before the first look */
-static void
-take_places(void)
-{
-	const IdemSleep *args = sleeper->args;
-	bool has_all = true;
-
-	for (int i = 0; i < args->n; i++)
-	{
-		Subject *subject = &sleeper->subjects[i];
-
-		subject->place = idem_waiters_enlist(args->kind, args->subjects[i]);
-		subject->limit = 1;
-		has_all &= subject->place >= 0;
-	}
-	if (!has_all)
-		warn_no_place();
 }
 
 /* When to look again without an event (A4); now and the result are by the steady clock */
@@ -146,23 +134,10 @@ compute_next_look(const IdemLook *look, int64 now, int64 interval)
 	return now + Min(Max(look->due - idem_clock_now(), 0), interval);
 }
 
-/* Wake others for what the look has found beyond the answer of this session (A2) */
-static void
-wake_others(int i, const IdemLook *look)
-{
-	uint64 subject = sleeper->args->subjects[i];
-	bool may_be_more = look->found == IDEM_MAX_LOOK;
-
-	if (look->limit == 1)
-		return;
-	if (sleeper->args->kind != IDEM_SUBJECT_QUEUE)
-		idem_waiters_wake(subject, IDEM_WAKE_ALL, IDEM_WOKEN_FOR_ONE);
-	else if (look->found > 1)
-		idem_waiters_wake(subject, look->found - 1,
-						  may_be_more ? IDEM_WOKEN_FOR_MORE : IDEM_WOKEN_FOR_ONE);
-}
-
-/* Look at one subject; returns whether there is what this session waits for */
+/*
+ * Look at one subject; returns whether there is what this session waits for.  A2: what the look has
+ * found beyond that is for other sessions.
+ */
 static bool
 look_at(int i)
 {
@@ -181,67 +156,23 @@ look_at(int i)
 
 	subject->limit = 0;
 	subject->woken = IDEM_WOKEN_NOT;
-	if (subject->place >= 0 && look.found < look.limit)
+	if (subject->place != NULL && look.found < look.limit)
 		idem_waiters_end_look(subject->place, compute_next_look(&look, now, interval),
 							  look.blocked);
 	subject->next_look = compute_next_look(&look, now, LOOK_ALONE_AFTER);
-	if (look.found > 0)
-		wake_others(i, &look);
+	if (look.found > 0 && look.limit > 1 && args->kind != IDEM_SUBJECT_QUEUE)
+		idem_waiters_wake(args->subjects[i], IDEM_WAKE_ALL, IDEM_WOKEN_FOR_ONE);
+	else if (look.found > 1)
+		idem_waiters_wake(args->subjects[i], look.found - 1,
+						  look.found == IDEM_MAX_LOOK ? IDEM_WOKEN_FOR_MORE : IDEM_WOKEN_FOR_ONE);
 	return look.found > 0;
-}
-
-/* Look at the subjects that must be looked at; the number of one that has an answer, or -1 */
-static int
-look_around(void)
-{
-	for (int i = 0; i < sleeper->args->n; i++)
-	{
-		if (sleeper->subjects[i].limit > 0 && look_at(i))
-			return i;
-	}
-	return -1;
 }
 
 /* When must the session look at the subject; 0: now */
 static int64
 get_next_look(const Subject *subject)
 {
-	return subject->place < 0 ? subject->next_look : idem_waiters_next_look(subject->place);
-}
-
-/* Sleep, at most until the time, or until the latch is set or the client is gone */
-static void
-sleep_once(int64 until)
-{
-	long timeout = (long) Min((until - idem_clock_steady()) / 1000 + 1, MAX_SLEEP);
-
-	if (timeout > 0 && idem_compat_wait_for_client_or_latch(timeout, wait_event))
-	{
-		ClientConnectionLost = true;
-		InterruptPending = true;
-	}
-	ResetLatch(MyLatch);
-}
-
-/*
- * Process invalidation messages and notifications, as an idle session does.  That may have waited
- * for something else, and then it has reset the latch; so the caller looks around again before it
- * sleeps (A3).  Returns false if there is nothing to process.
- */
-static bool
-serve_messages(void)
-{
-	if (catchupInterruptPending)
-		ProcessCatchupInterrupt();
-	else if (notifyInterruptPending && !sleeper->is_nested)
-	{
-		ProcessNotifyInterrupt(true);
-		/* it has said that this session is idle */
-		set_ps_display("CALL");
-	}
-	else
-		return false;
-	return true;
+	return subject->place == NULL ? subject->next_look : idem_waiters_next_look(subject->place);
 }
 
 /* A1: sleep until the session must look at a subject, the time is over, or there is an interrupt */
@@ -250,14 +181,38 @@ sleep_until_woken(void)
 {
 	for (;;)
 	{
+		int64 now;
 		int64 wakeup = sleeper->until;
 
 		for (int i = 0; i < sleeper->args->n; i++)
 			wakeup = Min(wakeup, get_next_look(&sleeper->subjects[i]));
-		if (wakeup <= idem_clock_steady() || InterruptPending)
+		now = idem_clock_steady();
+		if (wakeup <= now || InterruptPending)
 			return;
-		if (!serve_messages())
-			sleep_once(wakeup);
+
+		/*
+		 * Process invalidation messages and notifications, as an idle session does.  That may have
+		 * waited for something else, and then it has reset the latch; so look around again before
+		 * the next sleep (A3).
+		 */
+		if (catchupInterruptPending)
+			ProcessCatchupInterrupt();
+		else if (notifyInterruptPending && !sleeper->is_nested)
+		{
+			ProcessNotifyInterrupt(true);
+			/* it has said that this session is idle */
+			set_ps_display("CALL");
+		}
+		else
+		{
+			if (idem_compat_wait_for_client_or_latch(
+					(long) Min((wakeup - now) / 1000 + 1, MAX_SLEEP), wait_event))
+			{
+				ClientConnectionLost = true;
+				InterruptPending = true;
+			}
+			ResetLatch(MyLatch);
+		}
 	}
 }
 
@@ -277,9 +232,9 @@ mark_subjects(bool is_last)
 
 		if (!is_due && !is_last)
 			continue;
-		if (subject->place >= 0)
+		if (subject->place != NULL)
 			subject->woken = idem_waiters_begin_look(subject->place);
-		subject->limit = subject->place >= 0 && is_due && subject->woken != IDEM_WOKEN_FOR_ONE ?
+		subject->limit = subject->place != NULL && is_due && subject->woken != IDEM_WOKEN_FOR_ONE ?
 			IDEM_MAX_LOOK :
 			1;
 	}
@@ -293,7 +248,6 @@ static int
 wait_in_turns(void)
 {
 	bool is_last;
-	int answer;
 
 	/* whether the caller's transaction commits must not depend on what the look finds */
 	if (sleeper->is_nested)
@@ -303,15 +257,21 @@ wait_in_turns(void)
 	}
 	take_places();
 	is_last = idem_clock_steady() >= sleeper->until;
-	while ((answer = look_around()) < 0 && !is_last)
+	for (;;)
 	{
+		for (int i = 0; i < sleeper->args->n; i++)
+		{
+			if (sleeper->subjects[i].limit > 0 && look_at(i))
+				return i;
+		}
+		if (is_last)
+			return -1;
 		idem_procxact_end(sleeper->is_nested);
 		sleep_until_woken();
 		idem_procxact_begin(sleeper->is_nested, sleeper->context);
 		is_last = idem_clock_steady() >= sleeper->until;
 		mark_subjects(is_last);
 	}
-	return answer;
 }
 
 /*
@@ -332,13 +292,11 @@ idem_sleep_wait(const IdemSleep *args)
 
 	mine.look_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idem look", ALLOCSET_DEFAULT_SIZES);
-	for (int i = 0; i < args->n; i++)
-		mine.subjects[i].place = -1;
 	if (wait_event == 0)
 	{
 		/* this may raise an error, so not while it sleeps without a transaction */
 		wait_event = WaitEventExtensionNew("IdemWait");
-		before_shmem_exit(leave_at_exit, (Datum) 0);
+		before_shmem_exit(leave_places, (Datum) 0);
 	}
 	sleeper = &mine;
 	PG_TRY();
@@ -347,8 +305,7 @@ idem_sleep_wait(const IdemSleep *args)
 	}
 	PG_FINALLY();
 	{
-		if (sleeper != NULL)
-			leave_places();
+		leave_places(0, (Datum) 0);
 	}
 	PG_END_TRY();
 	MemoryContextDelete(mine.look_context);

@@ -87,6 +87,9 @@ get_touched(IdemQueueRef *queue)
 
 	if (likely(queue->is_touched))
 		return &queue->touched;
+	/* without shared memory no session can be woken */
+	if (!idem_entries_exist())
+		return &beyond;
 	if (!is_registered)
 	{
 		on_shmem_exit(wake_at_exit, (Datum) 0);
@@ -113,11 +116,8 @@ get_touched(IdemQueueRef *queue)
 void
 idem_touched_job(IdemQueueRef *queue, TimestampTz due, bool follows)
 {
-	IdemTouched *touched;
+	IdemTouched *touched = get_touched(queue);
 
-	if (!idem_entries_exist())
-		return;
-	touched = get_touched(queue);
 	if (due <= idem_clock_now())
 		touched->njobs++;
 	else
@@ -129,11 +129,8 @@ idem_touched_job(IdemQueueRef *queue, TimestampTz due, bool follows)
 void
 idem_touched_due(IdemQueueRef *queue, TimestampTz due)
 {
-	IdemTouched *touched;
+	IdemTouched *touched = get_touched(queue);
 
-	if (!idem_entries_exist())
-		return;
-	touched = get_touched(queue);
 	touched->later = Min(touched->later, due);
 }
 
@@ -145,11 +142,8 @@ idem_touched_due(IdemQueueRef *queue, TimestampTz due)
 void
 idem_touched_held(IdemQueueRef *queue, bool lets_go)
 {
-	IdemTouched *touched;
+	IdemTouched *touched = get_touched(queue);
 
-	if (!idem_entries_exist())
-		return;
-	touched = get_touched(queue);
 	touched->holder = GetCurrentSubTransactionId();
 	touched->lets_go |= lets_go;
 }
@@ -158,11 +152,8 @@ idem_touched_held(IdemQueueRef *queue, bool lets_go)
 void
 idem_touched_fetched(IdemQueueRef *queue, int64 lease, TimestampTz lease_until)
 {
-	IdemTouched *touched;
+	IdemTouched *touched = get_touched(queue);
 
-	if (!idem_entries_exist())
-		return;
-	touched = get_touched(queue);
 	touched->holder = GetCurrentSubTransactionId();
 	if (lease == 0)
 		touched->nfetched++;
@@ -180,11 +171,8 @@ idem_touched_fetched(IdemQueueRef *queue, int64 lease, TimestampTz lease_until)
 void
 idem_touched_done(IdemQueueRef *queue, bool has_key, bool was_fetched)
 {
-	IdemTouched *touched;
+	IdemTouched *touched = get_touched(queue);
 
-	if (!idem_entries_exist())
-		return;
-	touched = get_touched(queue);
 	touched->holder = GetCurrentSubTransactionId();
 	touched->ended_key |= has_key;
 	if (was_fetched && !touched->leases)
@@ -214,31 +202,6 @@ idem_touched_end(uint64 subject)
 	ends[nends++] = subject;
 }
 
-/*
- * The commit lets jobs of the queue go.  New jobs are counted.  If it lets others go, too, it
- * wakes only one session, which counts all of them.
- */
-static void
-wake_for_commit(uint64 subject, const IdemTouched *touched)
-{
-	TimestampTz now;
-
-	if (!idem_waiters_exist(subject))
-		return;
-	now = idem_clock_now();
-	/* before it wakes anyone: the job before may have ended already, without a mark */
-	if (touched->follows)
-		idem_waiters_note_blocked(subject);
-	if (touched->lets_go || touched->later <= now || touched->nfetched > 0 || touched->undone)
-		idem_waiters_wake(subject, 1, IDEM_WOKEN_FOR_MORE);
-	else if (touched->njobs > 0)
-		idem_waiters_wake(subject, touched->njobs, IDEM_WOKEN_FOR_ONE);
-	if (touched->later > now && touched->later != DT_NOEND)
-		idem_waiters_lower_next_look(subject, idem_clock_steady() + (touched->later - now));
-	if (touched->ended_key)
-		idem_waiters_wake_blocked(subject);
-}
-
 /* A2: the transaction has committed, and other sessions see that */
 static void
 wake_at_commit(void)
@@ -246,8 +209,26 @@ wake_at_commit(void)
 	pg_memory_barrier();
 	for (IdemQueueRef *queue = idem_queueref_used; queue != NULL; queue = queue->next)
 	{
-		if (queue->is_touched)
-			wake_for_commit(queue->subject, &queue->touched);
+		const IdemTouched *touched = &queue->touched;
+		TimestampTz now;
+		bool has_later;
+
+		if (!queue->is_touched || !idem_waiters_exist(queue->subject))
+			continue;
+		now = idem_clock_now();
+		has_later = touched->later > now && touched->later != DT_NOEND;
+		/* before it wakes anyone: the job before may have ended already, without a mark */
+		if (touched->follows || has_later)
+			idem_waiters_tell_looker(queue->subject,
+									 has_later ? idem_clock_steady() + (touched->later - now) : PG_INT64_MAX,
+									 touched->follows);
+		/* New jobs are counted.  If others are let go, too, one session counts all of them. */
+		if (touched->lets_go || touched->later <= now || touched->nfetched > 0 || touched->undone)
+			idem_waiters_wake(queue->subject, 1, IDEM_WOKEN_FOR_MORE);
+		else if (touched->njobs > 0)
+			idem_waiters_wake(queue->subject, touched->njobs, IDEM_WOKEN_FOR_ONE);
+		if (touched->ended_key)
+			idem_waiters_wake_blocked(queue->subject);
 	}
 	if (nends > 0 && idem_waiters_wait_for_end())
 	{
@@ -256,26 +237,6 @@ wake_at_commit(void)
 	}
 	if (too_many)
 		idem_waiters_wake_all();
-}
-
-/*
- * The memory of ends goes with the transaction.  A session that exits keeps its queues for
- * wake_at_exit(): what it still commits are only the temporary tables that it drops, and a job of
- * idem_work() that fails while it exits.
- */
-static void
-forget_all(void)
-{
-	ends = NULL;
-	nends = max_ends = 0;
-	xact_end = XACT_OPEN;
-	ended_subid = InvalidSubTransactionId;
-	if (!proc_exit_inprogress)
-	{
-		idem_queueref_forget_all();
-		nqueues = 0;
-		too_many = false;
-	}
 }
 
 /*
@@ -293,7 +254,21 @@ idem_touched_wake(bool is_commit, bool is_top_level)
 			wake_at_commit();
 		else if (!proc_exit_inprogress && xact_end == XACT_ABORTED)
 			wake_at_abort(TopSubTransactionId);
-		forget_all();
+		/* their memory goes with the transaction */
+		ends = NULL;
+		nends = max_ends = 0;
+		xact_end = XACT_OPEN;
+		ended_subid = InvalidSubTransactionId;
+		/*
+		 * A session that exits keeps its queues for wake_at_exit(): what it still commits are only
+		 * the temporary tables that it drops, and a job of idem_work() that fails while it exits.
+		 */
+		if (!proc_exit_inprogress)
+		{
+			idem_queueref_forget_all();
+			nqueues = 0;
+			too_many = false;
+		}
 	}
 	else if (ended_subid != InvalidSubTransactionId && !is_commit && !is_top_level)
 	{
