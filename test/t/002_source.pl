@@ -243,14 +243,15 @@ while ($sql =~ /^CREATE (FUNCTION|PROCEDURE) pg_catalog\.(\w+)\((.*?)\)\n(?:RETU
 	}
 }
 
-# Every name in backticks exists: a file or folder as the end of a path, any other word in
-# the code, not in a comment only.  For src/README.md, the code is that of src.
+# On the pages for developers every name in backticks exists: a file or folder as the end of a
+# path, any other word in the code, and not in a comment only.  For src/README.md, the code is
+# that of src.
 
 my %exception = (
 	(map { $_ => 'a run makes it' } 'build/', 'src/declared.h', 'regression.diffs', 'output_iso/regression.diffs',
 		'tmp_check/log/', 'pg_stat/idem.stat', 'contrib_regression'),
 	(map { $_ => 'of PostgreSQL or another program' } '--without-icu', '--enable-tap-tests', 'src/test/isolation', '/tmp',
-		'callgrind_annotate', 'git', 'grep'),
+		'callgrind_annotate', 'git', 'grep', 'df'),
 	(map { $_ => 'stands for other names' } 'idem--OLD--NEW.sql', 'line_NAME', 'idem_<file>_<verb>'),
 	(map { $_ => 'the end of names' } '.spec', '.pl', '*store.c', '*.sql'));
 my (%path_end, %word, %word_of_src, @dead);
@@ -277,7 +278,8 @@ find({ no_chdir => 1,
 		}
 	} }, '.');
 
-foreach my $page ('src/README.md', 'CONTRIBUTING.md', 'doc/protocol.md', glob('doc/*-protocol.md'))
+foreach my $page ('src/README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'SECURITY.md',
+	glob('doc/protocol.md doc/*-protocol.md doc/decisions/*.md'))
 {
 	my $text = slurp_file($page) =~ s/^```.*?^```//msgr;
 	my $words = $page eq 'src/README.md' ? \%word_of_src : \%word;
