@@ -120,16 +120,6 @@ idem_probe_find_open(IdemTable *table, IdemLookup *lookup, TupleTableSlot *open)
 	idem_leaf_end(&walk);
 }
 
-static bool
-is_there_now(IdemTable *table, IdemLookup *lookup)
-{
-	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-	bool found = idem_probe_shows(table, lookup, snapshot);
-
-	UnregisterSnapshot(snapshot);
-	return found;
-}
-
 /*
  * Look the row up and do not miss it.  If a snapshot taken now shows a row that the probe has
  * missed, because of an update at that moment, probe again.
@@ -137,11 +127,21 @@ is_there_now(IdemTable *table, IdemLookup *lookup)
 void
 idem_probe_latest(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result)
 {
-	do
+	bool was_missed = true;
+
+	while (was_missed)
 	{
 		CHECK_FOR_INTERRUPTS();
 		idem_probe(table, lookup, result);
-	} while (result->found != IDEM_FOUND_ROW && is_there_now(table, lookup));
+		was_missed = result->found != IDEM_FOUND_ROW;
+		if (was_missed)
+		{
+			Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+
+			was_missed = idem_probe_shows(table, lookup, snapshot);
+			UnregisterSnapshot(snapshot);
+		}
+	}
 }
 
 /*

@@ -103,16 +103,6 @@ idem_table_forget_open(void)
 	}
 }
 
-static void
-list_cache(IdemTableCache *cache)
-{
-	if (caches == NULL)
-		CacheRegisterRelcacheCallback(invalidate_table, (Datum) 0);
-	cache->next = caches;
-	cache->is_listed = true;
-	caches = cache;
-}
-
 /* OID of the table, looked up by name after each change of it; invalid if there is none */
 static Oid
 get_relid(const IdemTableDef *def)
@@ -120,7 +110,13 @@ get_relid(const IdemTableDef *def)
 	IdemTableCache *cache = def->cache;
 
 	if (!cache->is_listed)
-		list_cache(cache);
+	{
+		if (caches == NULL)
+			CacheRegisterRelcacheCallback(invalidate_table, (Datum) 0);
+		cache->next = caches;
+		cache->is_listed = true;
+		caches = cache;
+	}
 	if (!OidIsValid(cache->relid))
 	{
 		Oid namespace = get_namespace_oid("idem", true);
@@ -645,18 +641,6 @@ insert_index_entry(IdemTable *table, int i, TupleTableSlot *slot, IndexUniqueChe
 	return unique || !form->indisunique;
 }
 
-/* Delete the row that was just inserted */
-static void
-delete_inserted(IdemTable *table, TupleTableSlot *stored)
-{
-	TM_FailureData tmfd;
-
-	if (table_tuple_delete(table->heap, &stored->tts_tid, GetCurrentCommandId(true), 0,
-						   GetActiveSnapshot(), InvalidSnapshot, false, &tmfd) != TM_Ok)
-		elog(ERROR, "could not delete a row just inserted into idem.%s", table->def->name);
-	CommandCounterIncrement();
-}
-
 /*
  * Insert the row.  The caller has found that its primary key is absent.  The
  * unique index can still report a conflict: with a row of a program that
@@ -677,7 +661,14 @@ idem_table_insert(IdemTable *table, TupleTableSlot *new)
 		unique = insert_index_entry(table, i, stored, UNIQUE_CHECK_PARTIAL, false);
 	CommandCounterIncrement();
 	if (!unique)
-		delete_inserted(table, stored);
+	{
+		TM_FailureData tmfd;
+
+		if (table_tuple_delete(table->heap, &stored->tts_tid, GetCurrentCommandId(true), 0,
+							   GetActiveSnapshot(), InvalidSnapshot, false, &tmfd) != TM_Ok)
+			elog(ERROR, "could not delete a row just inserted into idem.%s", table->def->name);
+		CommandCounterIncrement();
+	}
 	new->tts_tid = stored->tts_tid;
 	return unique;
 }
@@ -829,24 +820,6 @@ is_key_unchanged(IdemTable *table, Form_pg_index form, TupleTableSlot *old_row,
 }
 
 /*
- * Insert the index entries of a new row version.  The key is unchanged and this
- * transaction has replaced the old version, so there is no uniqueness to check
- * and no transaction to wait for.
- */
-static void
-insert_update_entries(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new,
-					  TU_UpdateIndexes which)
-{
-	idem_table_open_indexes(table);
-	for (int i = 0; i < table->nindexes; i++)
-	{
-		if (idem_compat_index_needs_entry(table->indexes[i], which))
-			(void) insert_index_entry(table, i, new, UNIQUE_CHECK_NO,
-									  is_key_unchanged(table, table->indexes[i]->rd_index, old, new));
-	}
-}
-
-/*
  * Replace a row by a new version of it; waits, and returns what idem_table_lock_row() does.
  * has_moved, unless NULL: the new version has entries of its own in indexes.
  */
@@ -872,7 +845,17 @@ idem_table_update(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new, bo
 			/* the link of a duplicate is written at commit, where no wait can be interrupted */
 			if (INTERRUPTS_CAN_BE_PROCESSED())
 				IDEM_POINT("row without entries");
-			insert_update_entries(table, old, stored, which);
+			/*
+			 * The key of the table is unchanged, and this transaction has replaced the old version,
+			 * so there is no uniqueness to check and no transaction to wait for.
+			 */
+			idem_table_open_indexes(table);
+			for (int i = 0; i < table->nindexes; i++)
+			{
+				if (idem_compat_index_needs_entry(table->indexes[i], which))
+					(void) insert_index_entry(table, i, stored, UNIQUE_CHECK_NO,
+											  is_key_unchanged(table, table->indexes[i]->rd_index, old, stored));
+			}
 		}
 		if (has_moved != NULL)
 			*has_moved = which != 0;
