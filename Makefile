@@ -148,7 +148,6 @@ REGRESS = \
 	job_numbers \
 	job_status \
 	job_privileges \
-	job_shape \
 	job_edges \
 	job_hash \
 	stats \
@@ -169,7 +168,6 @@ REGRESS = \
 	schedule_cron \
 	schedule_privileges \
 	schedule_owner \
-	schedule_shape \
 	why \
 	wait \
 	work
