@@ -69,12 +69,12 @@ typedef struct Leaving
 } Leaving;
 
 /*
- * Does the row found leave?  If so, *slot is its slot, or IDEM_NO_SLOT if that is not known:
+ * Does the row leave?  If so, *slot is its slot, or IDEM_NO_SLOT if that is not known:
  * the number of a job may carry none (M6), and a key that absorbs duplicates may then belong to
  * any slot.
  */
 static bool
-does_row_leave(IdemTable *table, const Leaving *leaving, int *slot)
+does_row_leave(IdemTable *table, TupleTableSlot *row, const Leaving *leaving, int *slot)
 {
 	int64 job_id;
 	bool has_key;
@@ -83,31 +83,31 @@ does_row_leave(IdemTable *table, const Leaving *leaving, int *slot)
 	{
 		IdemKeyRow key;
 
-		idem_keyrow_read(table->found, 0, &key);
+		idem_keyrow_read(row, 0, &key);
 		if (key.status == IDEM_KEY_GONE)
 			return false;
-		*slot = idem_shard_slot(leaving->to, idem_row_text(table->found, IDEM_KEYS_SCOPE),
-								idem_row_text(table->found, IDEM_KEYS_KEY));
+		*slot = idem_shard_slot(leaving->to, idem_row_text(row, IDEM_KEYS_SCOPE),
+								idem_row_text(row, IDEM_KEYS_KEY));
 		return leaving->gone[*slot];
 	}
 	if (table->def == &idem_jobtable_def)
 	{
-		job_id = idem_row_int64(table->found, IDEM_JOBS_JOB_ID);
-		has_key = !idem_row_isnull(table->found, IDEM_JOBS_KEY_HASH);
+		job_id = idem_row_int64(row, IDEM_JOBS_JOB_ID);
+		has_key = !idem_row_isnull(row, IDEM_JOBS_KEY_HASH);
 	}
 	else if (table->def == &idem_jobtable_keys_def)
 	{
-		if (idem_row_timestamp(table->found, IDEM_JOB_KEYS_EXPIRES_AT) <= leaving->now)
+		if (idem_row_timestamp(row, IDEM_JOB_KEYS_EXPIRES_AT) <= leaving->now)
 			return false;
-		job_id = idem_row_int64(table->found, IDEM_JOB_KEYS_JOB_ID);
+		job_id = idem_row_int64(row, IDEM_JOB_KEYS_JOB_ID);
 		has_key = true;
 	}
 	else
 	{
 		Assert(table->def == &idem_jobtable_log_def);
-		if (idem_row_timestamp(table->found, IDEM_JOB_LOG_EXPIRES_AT) <= leaving->now)
+		if (idem_row_timestamp(row, IDEM_JOB_LOG_EXPIRES_AT) <= leaving->now)
 			return false;
-		job_id = idem_row_int64(table->found, IDEM_JOB_LOG_JOB_ID);
+		job_id = idem_row_int64(row, IDEM_JOB_LOG_JOB_ID);
 		has_key = false;
 	}
 	*slot = idem_shard_slot_of_job(&leaving->numbered, job_id);
@@ -123,12 +123,13 @@ check_table(IdemTable *table, const Leaving *leaving)
 	MemoryContext context =
 		AllocSetContextCreate(CurrentMemoryContext, "idem row", ALLOCSET_DEFAULT_SIZES);
 	MemoryContext oldcontext = MemoryContextSwitchTo(context);
+	TupleTableSlot *row = idem_table_row(table);
 	int slot = IDEM_NO_SLOT;
 
-	while (table_scan_getnextslot(scan, ForwardScanDirection, table->found))
+	while (table_scan_getnextslot(scan, ForwardScanDirection, row))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (does_row_leave(table, leaving, &slot))
+		if (does_row_leave(table, row, leaving, &slot))
 			ereport(ERROR,
 					errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 					errmsg("slots that the map leaves out have rows"),
@@ -189,12 +190,13 @@ find_highest_number(IdemTable *table)
 {
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	IndexScanDesc scan = index_beginscan(table->heap, table->pkey, snapshot, NULL, 0, 0, SO_NONE);
+	TupleTableSlot *row = idem_table_row(table);
 	int64 number = 0;
 
 	index_rescan(scan, NULL, 0, NULL, 0);
 	/* both tables begin with the number */
-	if (index_getnext_slot(scan, BackwardScanDirection, table->found))
-		number = idem_row_int64(table->found, 1);
+	if (index_getnext_slot(scan, BackwardScanDirection, row))
+		number = idem_row_int64(row, 1);
 	index_endscan(scan);
 	UnregisterSnapshot(snapshot);
 	return number;
@@ -229,14 +231,16 @@ check_numbers_of_keys(int64 next)
 	TimestampTz now = idem_clock_now();
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	TableScanDesc scan;
+	TupleTableSlot *row;
 
 	idem_jobtable_open_keys(&keys, AccessShareLock);
 	scan = table_beginscan_strat(keys.heap, snapshot, 0, NULL, true, true);
-	while (table_scan_getnextslot(scan, ForwardScanDirection, keys.found))
+	row = idem_table_row(&keys);
+	while (table_scan_getnextslot(scan, ForwardScanDirection, row))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (idem_row_int64(keys.found, IDEM_JOB_KEYS_JOB_ID) >= next &&
-			idem_row_timestamp(keys.found, IDEM_JOB_KEYS_EXPIRES_AT) > now)
+		if (idem_row_int64(row, IDEM_JOB_KEYS_JOB_ID) >= next &&
+			idem_row_timestamp(row, IDEM_JOB_KEYS_EXPIRES_AT) > now)
 			idem_jobtable_refuse_number();
 	}
 	table_endscan(scan);
@@ -289,9 +293,9 @@ is_same_id(const pg_uuid_t *a, const pg_uuid_t *b)
 static void
 read_identity(IdemTable *table, Identity *identity)
 {
-	identity->system_identifier = idem_row_int64(table->found, IDEM_SHARD_SYSTEM_IDENTIFIER);
-	identity->database_oid = idem_row_oid(table->found, IDEM_SHARD_DATABASE_OID);
-	identity->id = *idem_row_uuid(table->found, IDEM_SHARD_DATABASE_ID);
+	identity->system_identifier = idem_row_int64(idem_table_row(table), IDEM_SHARD_SYSTEM_IDENTIFIER);
+	identity->database_oid = idem_row_oid(idem_table_row(table), IDEM_SHARD_DATABASE_OID);
+	identity->id = *idem_row_uuid(idem_table_row(table), IDEM_SHARD_DATABASE_ID);
 }
 
 /*
@@ -375,7 +379,7 @@ end_change(Change *change, const IdemShard *to)
 	set_moving(slot, IDEM_SHARD_GIVEN, to->given, IDEM_SHARD_RECEIVER, change->receiver);
 	set_moving(slot, IDEM_SHARD_TAKEN, to->taken, IDEM_SHARD_SENDER, change->sender);
 	CacheInvalidateRelcache(table->heap);
-	if (change->from.exists ? idem_table_update(table, table->found, slot, NULL) != TM_Ok :
+	if (change->from.exists ? idem_table_update(table, idem_table_row(table), slot, NULL) != TM_Ok :
 							  !idem_table_insert(table, slot))
 		elog(ERROR, "could not store the map of slots");
 	idem_table_close(&change->jobs);
@@ -610,16 +614,19 @@ note_jobs(IdemTable *jobs, const IdemShard *shard, const bool *slots)
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	TableScanDesc scan = table_beginscan_strat(jobs->heap, snapshot, 0, NULL, true, true);
 
-	while (table_scan_getnextslot(scan, ForwardScanDirection, jobs->found))
+	TupleTableSlot *row = idem_table_row(jobs);
+
+	while (table_scan_getnextslot(scan, ForwardScanDirection, row))
 	{
-		int slot = idem_shard_slot_of_job(shard, idem_row_int64(jobs->found, IDEM_JOBS_JOB_ID));
+		int slot = idem_shard_slot_of_job(shard, idem_row_int64(row, IDEM_JOBS_JOB_ID));
 
 		CHECK_FOR_INTERRUPTS();
 		if (slot != IDEM_NO_SLOT && slots[slot])
 		{
-			IdemJob job = idem_job_found(jobs);
+			IdemJob job;
 
-			idem_jobrow_note_found(&job);
+			idem_job_read(&job, row);
+			idem_jobrow_note_copied(&job);
 		}
 	}
 	table_endscan(scan);

@@ -127,7 +127,7 @@ lock_schedule(IdemTable *schedules, text *name, bool must_exist)
 									 LockWaitBlock, probe.row) == TM_Ok)
 			break;
 	}
-	idem_queuestore_use_of_row(schedules, IDEM_SCHEDULES_QUEUE, &queue);
+	idem_queuestore_use_of_row(schedules, probe.row, IDEM_SCHEDULES_QUEUE, &queue);
 	return probe.row;
 }
 

@@ -35,6 +35,8 @@ idem_probe_walk(IdemLeafWalk *walk, IdemTable *table, const IdemLookup *lookup, 
 {
 	idem_leaf_begin(walk, table, lookup->index, snapshot,
 					&(IdemLeafStart){.values = &lookup->value, .n = 1, .nequal = 1});
+	if (lookup->row != NULL)
+		walk->row = lookup->row;
 }
 
 static bool
@@ -84,7 +86,7 @@ idem_probe(IdemTable *table, IdemLookup *lookup, IdemProbeResult *result)
 }
 
 /*
- * Does the snapshot show a row?  The first one is the row found.  Without one that this
+ * Does the snapshot show a row?  Without one that this
  * transaction has replaced or deleted in the same command.
  */
 bool
@@ -157,7 +159,7 @@ idem_probe_note_absent(IdemTable *table, IdemLookup *lookup)
 	if (!IsolationIsSerializable())
 		return;
 	scan = idem_probe_begin(table, lookup, GetTransactionSnapshot());
-	while (index_getnext_slot(scan, ForwardScanDirection, table->found))
+	while (index_getnext_slot(scan, ForwardScanDirection, idem_table_row(table)))
 		CHECK_FOR_INTERRUPTS();
 	index_endscan(scan);
 }
@@ -176,6 +178,6 @@ void
 idem_probe_wait(IdemTable *table, TransactionId xid)
 {
 	/* a pin on the page would make VACUUM wait as long as we do */
-	ExecClearTuple(table->found);
+	ExecClearTuple(idem_table_row(table));
 	XactLockTableWait(xid, NULL, NULL, XLTW_None);
 }

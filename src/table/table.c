@@ -155,7 +155,7 @@ make_slots(const IdemTableDef *def, Relation heap)
 	cache->nindexes = 0;
 	oldcontext = MemoryContextSwitchTo(cache->context);
 	desc = CreateTupleDescCopyConstr(RelationGetDescr(heap));
-	cache->found = MakeSingleTupleTableSlot(desc, table_slot_callbacks(heap));
+	cache->row = MakeSingleTupleTableSlot(desc, table_slot_callbacks(heap));
 	cache->rows = palloc0_array(TupleTableSlot *, def->natts + 1);
 	MemoryContextSwitchTo(oldcontext);
 }
@@ -164,7 +164,7 @@ make_slots(const IdemTableDef *def, Relation heap)
 TupleTableSlot *
 idem_table_row(IdemTable *table)
 {
-	return table->found;
+	return table->def->cache->row;
 }
 
 /* A slot to write a row that ends after its first natts columns */
@@ -177,7 +177,7 @@ get_row_slot(IdemTable *table, int natts)
 	{
 		MemoryContext oldcontext = MemoryContextSwitchTo(cache->context);
 		TupleDesc desc =
-			CreateTupleDescTruncatedCopy(cache->found->tts_tupleDescriptor, natts);
+			CreateTupleDescTruncatedCopy(cache->row->tts_tupleDescriptor, natts);
 
 		cache->rows[natts] = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
 		MemoryContextSwitchTo(oldcontext);
@@ -256,7 +256,6 @@ open_table(IdemTable *table, const IdemTableDef *def, LOCKMODE lockmode)
 	if (lockmode >= RowExclusiveLock)
 		idem_check_subscription(def, RelationGetRelid(table->heap));
 	table->pkey = index_open(cache->pkey.oid, table->index_lock);
-	table->found = cache->found;
 	cache->is_open = true;
 }
 
@@ -319,7 +318,7 @@ idem_table_close(IdemTable *table)
 		if (table->indexes[i] != table->pkey)
 			index_close(table->indexes[i], NoLock);
 	}
-	ExecClearTuple(table->found);
+	ExecClearTuple(cache->row);
 	index_close(table->pkey, NoLock);
 	table_close(table->heap, NoLock);
 	cache->is_open = false;

@@ -45,7 +45,7 @@ typedef struct IdemTableCache
 	bool is_checked; /* the table is as expected, and all below is valid */
 	bool is_open;	 /* a function of this session uses the slots */
 	MemoryContext context;
-	TupleTableSlot *found;
+	TupleTableSlot *row;   /* looks at the table read their row into it */
 	TupleTableSlot **rows; /* rows[n]: to write a row that ends after n columns; NULL: not made */
 	IdemIndexCache pkey;
 	IdemIndexCache *indexes; /* all of them, the primary key included; NULL: not looked up */
@@ -81,8 +81,7 @@ typedef struct IdemTable
 	LOCKMODE index_lock;   /* the lock on each index that is opened */
 	Relation heap;
 	Relation pkey;
-	TupleTableSlot *found; /* the row found last */
-	Relation *indexes;	   /* those that take entries; opened when needed */
+	Relation *indexes; /* those that take entries; opened when needed */
 	int nindexes;
 } IdemTable;
 
@@ -114,8 +113,9 @@ typedef struct IdemBatch
 typedef struct IdemLookup
 {
 	Relation index;
-	Datum value;		/* of its first column */
-	RegProcedure equal; /* equality of its type */
+	Datum value;		 /* of its first column */
+	RegProcedure equal;	 /* equality of its type */
+	TupleTableSlot *row; /* to read rows into; NULL: the slot of the table */
 	/* Does the row have the key, and not only its hash?  NULL: no hash, so it has. */
 	bool (*matches)(TupleTableSlot *row, struct IdemLookup *lookup);
 	const void *key; /* for matches() */

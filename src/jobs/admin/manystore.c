@@ -164,7 +164,7 @@ try_ended(Bulk *bulk, TupleTableSlot *row)
 
 	if (result != TM_Ok)
 		return result == TM_WouldBlock;
-	if (!idem_jobstore_insert_again(bulk->jobs, &bulk->log))
+	if (!idem_jobstore_insert_again(bulk->jobs, row))
 	{
 		idem_history_warn_in_use(idem_row_int64(row, IDEM_JOB_LOG_JOB_ID));
 		return true;
@@ -194,7 +194,7 @@ try_number(Bulk *bulk, int64 job_id, int64 token)
 			idem_probe_existing(&bulk->log, &lookup, &probe);
 			if (probe.found != IDEM_FOUND_ROW)
 				return;
-			idem_queuestore_use_of_row(&bulk->log, IDEM_JOB_LOG_QUEUE, &bulk->queue);
+			idem_queuestore_use_of_row(&bulk->log, probe.row, IDEM_JOB_LOG_QUEUE, &bulk->queue);
 			/* a job that is done stays */
 			done = !idem_row_bool(probe.row, IDEM_JOB_LOG_RETRYABLE) || try_ended(bulk, probe.row);
 		}

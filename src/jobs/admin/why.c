@@ -53,7 +53,7 @@ static void
 use_queue(Why *why, IdemTable *table, TupleTableSlot *row, AttrNumber attno)
 {
 	if (!idem_holders_may_read("job_status"))
-		idem_queuestore_use_of_row(table, attno, &why->queue);
+		idem_queuestore_use_of_row(table, row, attno, &why->queue);
 	else
 		idem_queuestore_get(idem_row_text(row, attno), &why->queue);
 }

@@ -344,7 +344,7 @@ note_job(KeyJobs *list, const KeyedEnqueue *keyed, const IdemJob *job, Kind kind
 	const IdemEnqueue *enqueue = keyed->enqueue;
 	KeyJob *noted;
 
-	if (!idem_jobrow_has_key(keyed->jobs, IDEM_JOBS_QUEUE, enqueue->queue.name, keyed->job->key,
+	if (!idem_jobrow_has_key(idem_job_row(job), IDEM_JOBS_QUEUE, enqueue->queue.name, keyed->job->key,
 							 keyed->others))
 		return;
 	if (enqueue->policy.dedup == IDEM_DEDUP_UNTIL_EXPIRED)
@@ -612,7 +612,7 @@ find_done(const KeyedEnqueue *keyed, KeyScan *scan)
 	while (!found && idem_leaf_next_row(&walk))
 		found = !TransactionIdIsValid(dirty.xmin) &&
 			idem_row_timestamp(walk.row, IDEM_JOB_KEYS_EXPIRES_AT) > keyed->enqueue->now &&
-			idem_jobrow_has_key(keys, IDEM_JOB_KEYS_QUEUE, keyed->enqueue->queue.name,
+			idem_jobrow_has_key(walk.row, IDEM_JOB_KEYS_QUEUE, keyed->enqueue->queue.name,
 								keyed->job->key, keyed->others);
 	if (found)
 	{

@@ -600,7 +600,7 @@ visit_entry(Fetch *fetch, const IdemPosition *entry)
 		MemoryContext oldcontext = MemoryContextSwitchTo(fetch->job_context);
 		IdemJob job;
 
-		idem_job_read(&job, fetch->jobs->found);
+		idem_job_read(&job, fetch->leaf.row);
 		if (is_due(fetch, &job, &outcome, &skip))
 			outcome = take_or_look(fetch, &job);
 		MemoryContextSwitchTo(oldcontext);
@@ -790,7 +790,7 @@ idem_fetchstore_fetch_one(IdemTable *jobs, const IdemFetch *args, int64 job_id,
 	idem_probe_latest(jobs, &lookup, &probe);
 	if (probe.found != IDEM_FOUND_ROW)
 		return;
-	idem_job_read(&job, jobs->found);
+	idem_job_read(&job, probe.row);
 	fetch.dirty.xmax = probe.xwait;
 	if (is_due(&fetch, &job, &outcome, &skip))
 		(void) take_or_look(&fetch, &job);

@@ -158,11 +158,11 @@ write_link(IdemTable *jobs, const NotedLink *link)
 	/* this transaction itself may have fetched or ended the job since */
 	if (probe.found != IDEM_FOUND_ROW || TransactionIdIsValid(probe.xwait))
 		return;
-	idem_job_read(&job, jobs->found);
+	idem_job_read(&job, probe.row);
 	if (job.is_leased)
 		return;
-	links = idem_headers_add_link(idem_row_jsonb(jobs->found, IDEM_JOBS_LINKS),
-								  idem_row_jsonb(jobs->found, IDEM_JOBS_HEADERS), link->trace);
+	links = idem_headers_add_link(idem_row_jsonb(job.row, IDEM_JOBS_LINKS),
+								  idem_row_jsonb(job.row, IDEM_JOBS_HEADERS), link->trace);
 	if (links == NULL)
 		return;
 	/* idem_jobrow_store() takes it once more, and then it cannot have to wait */

@@ -204,13 +204,13 @@ make_room(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_
 		return false;
 	}
 	/* lock it first: a delete that does not wait refuses a row that this transaction has locked */
-	result = idem_table_lock_row(table, table->found->tts_tid, LockTupleExclusive,
-								 wait ? LockWaitBlock : LockWaitSkip, table->found);
-	if (result == TM_Ok && idem_table_delete(table, table->found, true) == TM_Ok)
+	result = idem_table_lock_row(table, probe.row->tts_tid, LockTupleExclusive,
+								 wait ? LockWaitBlock : LockWaitSkip, probe.row);
+	if (result == TM_Ok && idem_table_delete(table, probe.row, true) == TM_Ok)
 		warn_replaced(table, job_id);
 	if (result != TM_WouldBlock)
 		return true;
-	*in_the_way = idem_row_locker(table->found);
+	*in_the_way = idem_row_locker(probe.row);
 	/* it may have ended since */
 	return !TransactionIdIsValid(*in_the_way);
 }

@@ -349,7 +349,7 @@ extern Relation idem_jobtable_retry_index(IdemTable *log);
 extern Relation idem_jobtable_fetch_index(IdemTable *jobs);
 
 /* jobrow.c */
-extern bool idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key,
+extern bool idem_jobrow_has_key(TupleTableSlot *row, AttrNumber queue_attno, text *queue, text *key,
 								IdemSameHash *others);
 extern void idem_jobrow_set_key(TupleTableSlot *slot, text *key, int64 key_hash, bool holds_key);
 extern int64 idem_jobrow_ignored_hash(int64 key_hash);
@@ -373,7 +373,8 @@ extern const char *const idem_if_running_words[];
 extern int idem_queuestore_word(const text *value, const char *name, const char *const *words);
 extern void idem_queuestore_get(text *name, IdemQueue *queue);
 extern void idem_queuestore_use(text *name, IdemQueue *queue);
-extern void idem_queuestore_use_of_row(IdemTable *table, AttrNumber attno, IdemQueue *queue);
+extern void idem_queuestore_use_of_row(IdemTable *table, TupleTableSlot *row, AttrNumber attno,
+									   IdemQueue *queue);
 extern IdemMayEnqueue idem_queuestore_may_enqueue(Oid role, Oid owner);
 extern int idem_queuestore_count_jobs(text *queue, int max);
 extern void idem_queuestore_open(IdemTable *queues);
@@ -385,7 +386,7 @@ extern TimestampTz idem_queuestore_paused_at(text *name);
 extern void idem_jobrow_note_ready(IdemQueueRef *ref, const IdemPosition *position, TimestampTz due,
 								   bool follows);
 extern void idem_jobrow_note_unfetched(const IdemJob *job);
-extern void idem_jobrow_note_found(const IdemJob *job);
+extern void idem_jobrow_note_copied(const IdemJob *job);
 extern void idem_jobrow_note_end(IdemTable *jobs, const IdemJob *job, IdemQueueRef *ref);
 
 /* history.c */
@@ -407,7 +408,7 @@ extern IdemDeadOutcome idem_history_make_dead_if_spent(IdemTable *jobs, const Id
 
 /* jobstore.c */
 extern bool idem_jobstore_cancel(IdemTable *jobs, int64 job_id);
-extern bool idem_jobstore_insert_again(IdemTable *jobs, IdemTable *log);
+extern bool idem_jobstore_insert_again(IdemTable *jobs, TupleTableSlot *ended);
 extern bool idem_jobstore_retry(IdemTable *jobs, int64 job_id);
 extern bool idem_jobstore_get(IdemTable *jobs, int64 job_id, IdemJobInfo *info);
 extern int idem_jobstore_cancel_by_key(IdemTable *jobs, const IdemJobKey *key);
@@ -517,38 +518,6 @@ static inline TimestampTz
 idem_job_due_since(const IdemJob *job)
 {
 	return job->is_leased ? job->lease_until : Max(job->run_at, job->enqueued_at);
-}
-
-/* The job in the row found last: for callers that are not yet handed a job */
-static inline IdemJob
-idem_job_found(IdemTable *jobs)
-{
-	IdemJob job;
-
-	idem_job_read(&job, jobs->found);
-	return job;
-}
-
-static inline bool
-idem_jobrow_is_leased(IdemTable *jobs)
-{
-	return !idem_row_isnull(jobs->found, IDEM_JOBS_LEASE_UNTIL);
-}
-
-static inline int
-idem_jobrow_max_attempts(IdemTable *jobs, const IdemQueue *queue)
-{
-	IdemJob job = idem_job_found(jobs);
-
-	return idem_job_max_attempts(&job, queue);
-}
-
-static inline bool
-idem_jobrow_has_no_attempts_left(IdemTable *jobs, const IdemQueue *queue)
-{
-	IdemJob job = idem_job_found(jobs);
-
-	return idem_job_has_no_attempts_left(&job, queue);
 }
 
 #endif /* IDEM_JOBS_JOB_H */

@@ -33,34 +33,34 @@ const char *const idem_jobrow_state_words[] = {
 	NULL};
 
 static bool
-is_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key)
+is_key(TupleTableSlot *row, AttrNumber queue_attno, text *queue, text *key)
 {
-	return idem_row_varlena_equals(table->found, queue_attno + 1, key) &&
-		idem_row_varlena_equals(table->found, queue_attno, queue);
+	return idem_row_varlena_equals(row, queue_attno + 1, key) &&
+		idem_row_varlena_equals(row, queue_attno, queue);
 }
 
 /*
- * Does the row found have the key?  Its hash is the same, but different keys can
+ * Does the row have the key?  Its hash is the same, but different keys can
  * have the same hash.  An enqueue reads the jobs of all keys that have its hash,
  * so the number of such keys is limited; *others collects them.  NULL: any number of them may
  * have it.  Works for idem.jobs, idem.job_keys and idem.job_log, where the key is the column
  * after the queue.
  */
 bool
-idem_jobrow_has_key(IdemTable *table, AttrNumber queue_attno, text *queue, text *key,
+idem_jobrow_has_key(TupleTableSlot *row, AttrNumber queue_attno, text *queue, text *key,
 					IdemSameHash *others)
 {
-	if (is_key(table, queue_attno, queue, key))
+	if (is_key(row, queue_attno, queue, key))
 		return true;
-	if (others == NULL || idem_row_isnull(table->found, queue_attno + 1))
+	if (others == NULL || idem_row_isnull(row, queue_attno + 1))
 		return false;
 	for (int i = 0; i < others->n; i++)
 	{
-		if (is_key(table, queue_attno, others->queues[i], others->keys[i]))
+		if (is_key(row, queue_attno, others->queues[i], others->keys[i]))
 			return false;
 	}
-	others->queues[others->n] = idem_row_text(table->found, queue_attno);
-	others->keys[others->n] = idem_row_text(table->found, queue_attno + 1);
+	others->queues[others->n] = idem_row_text(row, queue_attno);
+	others->keys[others->n] = idem_row_text(row, queue_attno + 1);
 	if (++others->n == IDEM_MAX_SAME_HASH)
 		ereport(ERROR,
 				errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
@@ -132,17 +132,16 @@ idem_jobrow_waits_for_other(IdemTable *jobs, const IdemJob *job)
 static bool
 is_settled(IdemTable *jobs, int64 job_id)
 {
-	IdemTable others = *jobs;
 	IdemLookup lookup = idem_jobtable_by_id(jobs, job_id);
 	IdemProbeResult probe;
 	bool settled;
 
-	/* a slot of its own: the job that follows stays in the slot of the table */
-	others.found = table_slot_create(jobs->heap, NULL);
-	idem_probe(&others, &lookup, &probe);
+	/* the job that follows stays in the slot of the table */
+	lookup.row = table_slot_create(jobs->heap, NULL);
+	idem_probe(jobs, &lookup, &probe);
 	settled = probe.found == IDEM_FOUND_ROW && !TransactionIdIsValid(probe.xwait) &&
 		!idem_row_is_mine(probe.row);
-	ExecDropSingleTupleTableSlot(others.found);
+	ExecDropSingleTupleTableSlot(lookup.row);
 	return settled;
 }
 
@@ -202,8 +201,8 @@ idem_jobrow_find(IdemTable *jobs, int64 job_id, IdemJob *job, IdemQueue *queue)
 	idem_probe_existing(jobs, &lookup, &probe);
 	if (probe.found != IDEM_FOUND_ROW)
 		return false;
-	idem_job_read(job, jobs->found);
-	idem_queuestore_use_of_row(jobs, IDEM_JOBS_QUEUE, queue);
+	idem_job_read(job, probe.row);
+	idem_queuestore_use_of_row(jobs, probe.row, IDEM_JOBS_QUEUE, queue);
 	return true;
 }
 
@@ -309,7 +308,7 @@ idem_jobrow_store(IdemTable *jobs, const IdemJob *job, TupleTableSlot *new, Idem
  * Its entries are in the indexes already.
  */
 void
-idem_jobrow_note_found(const IdemJob *job)
+idem_jobrow_note_copied(const IdemJob *job)
 {
 	text *queue = idem_row_text(idem_job_row(job), IDEM_JOBS_QUEUE);
 	IdemQueueRef *ref = idem_queueref_get(queue);
@@ -347,7 +346,7 @@ note_followers(IdemTable *jobs, const IdemJob *job, IdemQueueRef *ref)
 
 			if (!idem_leaf_fetch(&walk))
 				continue;
-			idem_job_read(&follower, jobs->found);
+			idem_job_read(&follower, walk.row);
 			if (follower.after_job != job->job_id)
 				continue;
 			position = idem_job_position(&follower);

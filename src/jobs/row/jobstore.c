@@ -37,7 +37,7 @@ idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 		found = idem_jobrow_find(jobs, job_id, &job, &queue);
 		if (found)
 			idem_touched_held(queue.ref, false);
-	} while (found && idem_table_delete(jobs, jobs->found, true) != TM_Ok);
+	} while (found && idem_table_delete(jobs, job.row, true) != TM_Ok);
 	idem_jobtable_unmark_cancel(job_id);
 	if (!found)
 		return false;
@@ -49,35 +49,35 @@ idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 }
 
 /*
- * Insert the job found in the history into its queue again.  J7: this does not
+ * Insert a job of the history, which has ended, into its queue again.  J7: this does not
  * check whether another job of the key exists; if there is one, both run.  J8: a
  * scheduled job that never held its key does not get it now.  J13: false if a live job has the
  * number by now.
  */
 bool
-idem_jobstore_insert_again(IdemTable *jobs, IdemTable *log)
+idem_jobstore_insert_again(IdemTable *jobs, TupleTableSlot *ended)
 {
 	TimestampTz now = idem_clock_now();
-	bool takes_key = idem_row_bool(log->found, IDEM_JOB_LOG_TOOK_KEY);
-	text *queue = idem_row_text(log->found, IDEM_JOB_LOG_QUEUE);
+	bool takes_key = idem_row_bool(ended, IDEM_JOB_LOG_TOOK_KEY);
+	text *queue = idem_row_text(ended, IDEM_JOB_LOG_QUEUE);
 	IdemQueueRef *ref = idem_queueref_get(queue);
-	text *key = idem_row_text(log->found, IDEM_JOB_LOG_KEY);
+	text *key = idem_row_text(ended, IDEM_JOB_LOG_KEY);
 	int64 key_hash = key != NULL ? idem_hash_name(queue, key) : 0;
 	TupleTableSlot *slot = idem_table_new_row(jobs);
 	bool inserted;
 
-	idem_row_copy_column(log->found, IDEM_JOB_LOG_JOB_ID, slot, IDEM_JOBS_JOB_ID);
+	idem_row_copy_column(ended, IDEM_JOB_LOG_JOB_ID, slot, IDEM_JOBS_JOB_ID);
 	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(now));
-	idem_row_copy_column(log->found, IDEM_JOB_LOG_ENQUEUED_AT, slot, IDEM_JOBS_ENQUEUED_AT);
-	idem_row_copy_column(log->found, IDEM_JOB_LOG_PRIORITY, slot, IDEM_JOBS_PRIORITY);
-	idem_row_copy_column(log->found, IDEM_JOB_LOG_QUEUE, slot, IDEM_JOBS_QUEUE);
-	idem_row_copy_column(log->found, IDEM_JOB_LOG_PAYLOAD, slot, IDEM_JOBS_PAYLOAD);
-	idem_row_copy_column(log->found, IDEM_JOB_LOG_MAX_ATTEMPTS, slot, IDEM_JOBS_MAX_ATTEMPTS);
-	idem_row_copy_column(log->found, IDEM_JOB_LOG_KEY_UNTIL, slot, IDEM_JOBS_KEY_UNTIL);
-	idem_row_copy_column(log->found, IDEM_JOB_LOG_HEADERS, slot, IDEM_JOBS_HEADERS);
-	idem_row_copy_column(log->found, IDEM_JOB_LOG_LINKS, slot, IDEM_JOBS_LINKS);
-	idem_row_copy_column(log->found, IDEM_JOB_LOG_ERRORS, slot, IDEM_JOBS_ERRORS);
-	idem_row_copy_column(log->found, IDEM_JOB_LOG_PROGRESS, slot, IDEM_JOBS_PROGRESS);
+	idem_row_copy_column(ended, IDEM_JOB_LOG_ENQUEUED_AT, slot, IDEM_JOBS_ENQUEUED_AT);
+	idem_row_copy_column(ended, IDEM_JOB_LOG_PRIORITY, slot, IDEM_JOBS_PRIORITY);
+	idem_row_copy_column(ended, IDEM_JOB_LOG_QUEUE, slot, IDEM_JOBS_QUEUE);
+	idem_row_copy_column(ended, IDEM_JOB_LOG_PAYLOAD, slot, IDEM_JOBS_PAYLOAD);
+	idem_row_copy_column(ended, IDEM_JOB_LOG_MAX_ATTEMPTS, slot, IDEM_JOBS_MAX_ATTEMPTS);
+	idem_row_copy_column(ended, IDEM_JOB_LOG_KEY_UNTIL, slot, IDEM_JOBS_KEY_UNTIL);
+	idem_row_copy_column(ended, IDEM_JOB_LOG_HEADERS, slot, IDEM_JOBS_HEADERS);
+	idem_row_copy_column(ended, IDEM_JOB_LOG_LINKS, slot, IDEM_JOBS_LINKS);
+	idem_row_copy_column(ended, IDEM_JOB_LOG_ERRORS, slot, IDEM_JOBS_ERRORS);
+	idem_row_copy_column(ended, IDEM_JOB_LOG_PROGRESS, slot, IDEM_JOBS_PROGRESS);
 	/* so that no earlier token matches (J11) */
 	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(idem_clock_next_token(0, now)));
 	if (key != NULL)
@@ -98,9 +98,9 @@ idem_jobstore_insert_again(IdemTable *jobs, IdemTable *log)
 	if (inserted)
 	{
 		IdemPosition position = {
-			.priority = idem_row_int32(log->found, IDEM_JOB_LOG_PRIORITY),
+			.priority = idem_row_int32(ended, IDEM_JOB_LOG_PRIORITY),
 			.run_at = now,
-			.job_id = idem_row_int64(log->found, IDEM_JOB_LOG_JOB_ID)};
+			.job_id = idem_row_int64(ended, IDEM_JOB_LOG_JOB_ID)};
 
 		idem_jobrow_note_ready(ref, &position, now, false);
 	}
@@ -114,6 +114,7 @@ idem_jobstore_retry(IdemTable *jobs, int64 job_id)
 	IdemTable log;
 	IdemLookup lookup;
 	IdemQueue queue = {0};
+	IdemProbeResult probe;
 	bool found;
 	bool removed = false;
 
@@ -121,20 +122,18 @@ idem_jobstore_retry(IdemTable *jobs, int64 job_id)
 	lookup = idem_jobtable_by_number(&log, job_id);
 	do
 	{
-		IdemProbeResult probe;
-
 		idem_probe_existing(&log, &lookup, &probe);
 		found = probe.found == IDEM_FOUND_ROW;
 		if (found)
 		{
-			idem_queuestore_use_of_row(&log, IDEM_JOB_LOG_QUEUE, &queue);
-			found = idem_row_bool(log.found, IDEM_JOB_LOG_RETRYABLE);
+			idem_queuestore_use_of_row(&log, probe.row, IDEM_JOB_LOG_QUEUE, &queue);
+			found = idem_row_bool(probe.row, IDEM_JOB_LOG_RETRYABLE);
 		}
-		removed = found && idem_table_delete(&log, log.found, true) == TM_Ok;
+		removed = found && idem_table_delete(&log, probe.row, true) == TM_Ok;
 	} while (found && !removed);
 	if (removed)
 	{
-		if (!idem_jobstore_insert_again(jobs, &log))
+		if (!idem_jobstore_insert_again(jobs, probe.row))
 			ereport(ERROR,
 					errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 					errmsg("number of the job is in use again"),
@@ -146,27 +145,28 @@ idem_jobstore_retry(IdemTable *jobs, int64 job_id)
 	return removed;
 }
 
-/* Find the row that the snapshot of the statement shows, as a SELECT does */
-static bool
+/* The row that the snapshot of the statement shows, as a SELECT does; or NULL */
+static TupleTableSlot *
 find_visible(IdemTable *table, int64 job_id, AttrNumber queue_attno, IdemQueue *queue)
 {
 	IdemLookup lookup = idem_jobtable_by_number(table, job_id);
+	TupleTableSlot *row = idem_table_row(table);
 	IndexScanDesc scan;
-	bool found;
+	bool exists;
 
 	idem_shard_check_job_shown(job_id, GetActiveSnapshot());
 	scan = idem_probe_begin(table, &lookup, GetActiveSnapshot());
-	found = index_getnext_slot(scan, ForwardScanDirection, table->found);
+	exists = index_getnext_slot(scan, ForwardScanDirection, row);
 	index_endscan(scan);
-	if (found)
-		idem_queuestore_use_of_row(table, queue_attno, queue);
-	return found;
+	if (!exists)
+		return NULL;
+	idem_queuestore_use_of_row(table, row, queue_attno, queue);
+	return row;
 }
 
 static void
-read_job(IdemTable *jobs, const IdemQueue *queue, IdemJobInfo *info)
+read_job(IdemTable *jobs, TupleTableSlot *row, const IdemQueue *queue, IdemJobInfo *info)
 {
-	TupleTableSlot *row = jobs->found;
 	IdemJob job;
 
 	idem_job_read(&job, row);
@@ -191,30 +191,30 @@ read_job(IdemTable *jobs, const IdemQueue *queue, IdemJobInfo *info)
 	info->lease_until = job.lease_until;
 }
 
-/* Read the row found in the history; queue: the settings of its queue */
+/* Read a row of the history; queue: the settings of its queue */
 static void
-read_log(IdemTable *log, const IdemQueue *queue, IdemJobInfo *info)
+read_log(TupleTableSlot *row, const IdemQueue *queue, IdemJobInfo *info)
 {
-	int max_attempts = idem_row_int32(log->found, IDEM_JOB_LOG_MAX_ATTEMPTS);
+	int max_attempts = idem_row_int32(row, IDEM_JOB_LOG_MAX_ATTEMPTS);
 
 	memset(info, 0, sizeof(*info));
-	info->job_id = idem_row_int64(log->found, IDEM_JOB_LOG_JOB_ID);
+	info->job_id = idem_row_int64(row, IDEM_JOB_LOG_JOB_ID);
 	info->queue = queue->name;
-	info->state = text_to_cstring(idem_row_text(log->found, IDEM_JOB_LOG_STATE));
-	info->key = idem_row_text(log->found, IDEM_JOB_LOG_KEY);
-	info->payload = idem_row_jsonb(log->found, IDEM_JOB_LOG_PAYLOAD);
-	info->result = idem_row_jsonb(log->found, IDEM_JOB_LOG_RESULT);
-	info->priority = idem_row_int32(log->found, IDEM_JOB_LOG_PRIORITY);
-	info->attempt = idem_row_int32(log->found, IDEM_JOB_LOG_ATTEMPT);
+	info->state = text_to_cstring(idem_row_text(row, IDEM_JOB_LOG_STATE));
+	info->key = idem_row_text(row, IDEM_JOB_LOG_KEY);
+	info->payload = idem_row_jsonb(row, IDEM_JOB_LOG_PAYLOAD);
+	info->result = idem_row_jsonb(row, IDEM_JOB_LOG_RESULT);
+	info->priority = idem_row_int32(row, IDEM_JOB_LOG_PRIORITY);
+	info->attempt = idem_row_int32(row, IDEM_JOB_LOG_ATTEMPT);
 	info->max_attempts = max_attempts != 0 ? max_attempts : queue->max_attempts;
-	info->worker = idem_row_text(log->found, IDEM_JOB_LOG_WORKER);
-	info->errors = idem_row_jsonb(log->found, IDEM_JOB_LOG_ERRORS);
-	info->headers = idem_row_jsonb(log->found, IDEM_JOB_LOG_HEADERS);
-	info->links = idem_row_jsonb(log->found, IDEM_JOB_LOG_LINKS);
-	info->progress = idem_row_jsonb(log->found, IDEM_JOB_LOG_PROGRESS);
-	info->started_at = idem_row_timestamp(log->found, IDEM_JOB_LOG_STARTED_AT);
-	info->enqueued_at = idem_row_timestamp(log->found, IDEM_JOB_LOG_ENQUEUED_AT);
-	info->ended_at = idem_row_timestamp(log->found, IDEM_JOB_LOG_ENDED_AT);
+	info->worker = idem_row_text(row, IDEM_JOB_LOG_WORKER);
+	info->errors = idem_row_jsonb(row, IDEM_JOB_LOG_ERRORS);
+	info->headers = idem_row_jsonb(row, IDEM_JOB_LOG_HEADERS);
+	info->links = idem_row_jsonb(row, IDEM_JOB_LOG_LINKS);
+	info->progress = idem_row_jsonb(row, IDEM_JOB_LOG_PROGRESS);
+	info->started_at = idem_row_timestamp(row, IDEM_JOB_LOG_STARTED_AT);
+	info->enqueued_at = idem_row_timestamp(row, IDEM_JOB_LOG_ENQUEUED_AT);
+	info->ended_at = idem_row_timestamp(row, IDEM_JOB_LOG_ENDED_AT);
 }
 
 /* Read a job, live or in the history; false if there is none */
@@ -223,19 +223,19 @@ idem_jobstore_get(IdemTable *jobs, int64 job_id, IdemJobInfo *info)
 {
 	IdemTable log;
 	IdemQueue queue = {0};
-	bool found;
+	TupleTableSlot *row = find_visible(jobs, job_id, IDEM_JOBS_QUEUE, &queue);
 
-	if (find_visible(jobs, job_id, IDEM_JOBS_QUEUE, &queue))
+	if (row != NULL)
 	{
-		read_job(jobs, &queue, info);
+		read_job(jobs, row, &queue, info);
 		return true;
 	}
 	idem_jobtable_open_log(&log, AccessShareLock);
-	found = find_visible(&log, job_id, IDEM_JOB_LOG_QUEUE, &queue);
-	if (found)
-		read_log(&log, &queue, info);
+	row = find_visible(&log, job_id, IDEM_JOB_LOG_QUEUE, &queue);
+	if (row != NULL)
+		read_log(row, &queue, info);
 	idem_table_close(&log);
-	return found;
+	return row != NULL;
 }
 
 /* Numbers of jobs.  If only the newest ones are wanted, the heap has the oldest of them on top. */
@@ -298,7 +298,7 @@ find_live(IdemTable *jobs, const IdemJobKey *key, Snapshot snapshot, Numbers *nu
 
 			CHECK_FOR_INTERRUPTS();
 			if (idem_shard_has_job(shard, job_id) &&
-				idem_jobrow_has_key(jobs, IDEM_JOBS_QUEUE, key->queue, key->key, NULL))
+				idem_jobrow_has_key(row, IDEM_JOBS_QUEUE, key->queue, key->key, NULL))
 				add_number(numbers, job_id);
 		}
 		index_endscan(scan);
@@ -368,6 +368,7 @@ idem_jobstore_list_by_key(IdemTable *jobs, const IdemJobKey *key, int max_jobs,
 	IdemTable log;
 	IdemLookup lookup;
 	IndexScanDesc scan;
+	TupleTableSlot *row;
 
 	find_live(jobs, key, GetActiveSnapshot(), &numbers);
 	numbers.n = numbers.newest->bh_size;
@@ -391,13 +392,14 @@ idem_jobstore_list_by_key(IdemTable *jobs, const IdemJobKey *key, int max_jobs,
 	lookup = idem_jobtable_by_key(&log, idem_jobtable_log_key_index(&log),
 								  idem_hash_name(key->queue, key->key));
 	scan = idem_probe_begin(&log, &lookup, GetActiveSnapshot());
-	while (max_jobs > 0 && index_getnext_slot(scan, BackwardScanDirection, log.found))
+	row = idem_table_row(&log);
+	while (max_jobs > 0 && index_getnext_slot(scan, BackwardScanDirection, row))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!idem_shard_has_job(shard, idem_row_int64(log.found, IDEM_JOB_LOG_JOB_ID)) ||
-			!idem_jobrow_has_key(&log, IDEM_JOB_LOG_QUEUE, key->queue, key->key, NULL))
+		if (!idem_shard_has_job(shard, idem_row_int64(row, IDEM_JOB_LOG_JOB_ID)) ||
+			!idem_jobrow_has_key(row, IDEM_JOB_LOG_QUEUE, key->queue, key->key, NULL))
 			continue;
-		read_log(&log, &queue, &info);
+		read_log(row, &queue, &info);
 		put(&info, arg);
 		max_jobs--;
 	}

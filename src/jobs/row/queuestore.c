@@ -70,62 +70,61 @@ idem_queuestore_word(const text *value, const char *name, const char *const *wor
 }
 
 /*
- * Find the settings that were declared for a queue; false if there are none.  An index scan
- * reports the read to SSI, also if there are none.
+ * The row with the settings of a queue; NULL if none were declared.  An index scan reports the
+ * read to SSI, also if there are none.
  */
-static bool
+static TupleTableSlot *
 find_queue(IdemTable *table, text *name)
 {
 	IdemLookup lookup = {
 		.index = table->pkey, .value = PointerGetDatum(name), .equal = F_TEXTEQ};
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-	IndexScanDesc scan;
-	bool found;
+	IndexScanDesc scan = idem_probe_begin(table, &lookup, snapshot);
+	TupleTableSlot *row = idem_table_row(table);
+	bool exists = index_getnext_slot(scan, ForwardScanDirection, row);
 
-	scan = idem_probe_begin(table, &lookup, snapshot);
-	found = index_getnext_slot(scan, ForwardScanDirection, table->found);
 	index_endscan(scan);
 	UnregisterSnapshot(snapshot);
-	return found;
+	return exists ? row : NULL;
 }
 
 static void
-get_span(IdemTable *table, AttrNumber attno, int64 *value)
+get_span(TupleTableSlot *row, AttrNumber attno, int64 *value)
 {
-	NullableDatum column = idem_row_datum(table->found, attno);
+	NullableDatum column = idem_row_datum(row, attno);
 
 	if (!column.isnull)
 		*value = idem_args_span(column.value, "interval", IDEM_SPAN_NOT_NEGATIVE);
 }
 
 static int
-get_word(IdemTable *table, AttrNumber attno, const char *name, const char *const *words)
+get_word(TupleTableSlot *row, AttrNumber attno, const char *name, const char *const *words)
 {
-	text *word = idem_row_text(table->found, attno);
+	text *word = idem_row_text(row, attno);
 
 	return word == NULL ? 0 : idem_queuestore_word(word, name, words);
 }
 
 static void
-read_settings(IdemTable *table, IdemQueue *queue)
+read_settings(TupleTableSlot *row, IdemQueue *queue)
 {
-	queue->owner = idem_row_oid(table->found, IDEM_QUEUES_OWNER);
-	queue->paused = !idem_row_isnull(table->found, IDEM_QUEUES_PAUSED_AT);
-	queue->policy.dedup = get_word(table, IDEM_QUEUES_DEDUP, "dedup", idem_dedup_words);
+	queue->owner = idem_row_oid(row, IDEM_QUEUES_OWNER);
+	queue->paused = !idem_row_isnull(row, IDEM_QUEUES_PAUSED_AT);
+	queue->policy.dedup = get_word(row, IDEM_QUEUES_DEDUP, "dedup", idem_dedup_words);
 	queue->policy.on_duplicate =
-		get_word(table, IDEM_QUEUES_ON_DUPLICATE, "on_duplicate", idem_on_duplicate_words);
+		get_word(row, IDEM_QUEUES_ON_DUPLICATE, "on_duplicate", idem_on_duplicate_words);
 	queue->policy.rerun =
-		get_word(table, IDEM_QUEUES_IF_RUNNING, "if_running", idem_if_running_words) != 0;
-	get_span(table, IDEM_QUEUES_KEY_TTL, &queue->policy.key_ttl);
-	queue->policy.include_scheduled = idem_row_bool(table->found, IDEM_QUEUES_INCLUDE_SCHEDULED);
-	get_span(table, IDEM_QUEUES_DEBOUNCE_MAX, &queue->debounce_max);
-	get_span(table, IDEM_QUEUES_LEASE, &queue->lease);
-	if (!idem_row_isnull(table->found, IDEM_QUEUES_MAX_ATTEMPTS))
-		queue->max_attempts = idem_row_int32(table->found, IDEM_QUEUES_MAX_ATTEMPTS);
-	get_span(table, IDEM_QUEUES_BACKOFF, &queue->backoff);
-	get_span(table, IDEM_QUEUES_BACKOFF_MAX, &queue->backoff_max);
-	get_span(table, IDEM_QUEUES_KEEP, &queue->keep);
-	get_span(table, IDEM_QUEUES_KEEP_DEAD, &queue->keep_dead);
+		get_word(row, IDEM_QUEUES_IF_RUNNING, "if_running", idem_if_running_words) != 0;
+	get_span(row, IDEM_QUEUES_KEY_TTL, &queue->policy.key_ttl);
+	queue->policy.include_scheduled = idem_row_bool(row, IDEM_QUEUES_INCLUDE_SCHEDULED);
+	get_span(row, IDEM_QUEUES_DEBOUNCE_MAX, &queue->debounce_max);
+	get_span(row, IDEM_QUEUES_LEASE, &queue->lease);
+	if (!idem_row_isnull(row, IDEM_QUEUES_MAX_ATTEMPTS))
+		queue->max_attempts = idem_row_int32(row, IDEM_QUEUES_MAX_ATTEMPTS);
+	get_span(row, IDEM_QUEUES_BACKOFF, &queue->backoff);
+	get_span(row, IDEM_QUEUES_BACKOFF_MAX, &queue->backoff_max);
+	get_span(row, IDEM_QUEUES_KEEP, &queue->keep);
+	get_span(row, IDEM_QUEUES_KEEP_DEAD, &queue->keep_dead);
 }
 
 /* Read the settings of a queue, with the default for each one not declared */
@@ -133,6 +132,7 @@ static void
 read_queue(text *name, IdemQueue *queue)
 {
 	IdemTable table;
+	TupleTableSlot *row;
 
 	memset(queue, 0, sizeof(*queue));
 	queue->name = name;
@@ -143,8 +143,9 @@ read_queue(text *name, IdemQueue *queue)
 	queue->keep_dead = 7 * USECS_PER_DAY;
 
 	idem_table_open(&table, &idem_queuestore_def, AccessShareLock);
-	if (find_queue(&table, name))
-		read_settings(&table, queue);
+	row = find_queue(&table, name);
+	if (row != NULL)
+		read_settings(row, queue);
 	idem_table_close(&table);
 }
 
@@ -246,19 +247,19 @@ idem_queuestore_use(text *name, IdemQueue *queue)
 }
 
 /*
- * Settings of the queue that the row found names in this column, after a check that the
+ * Settings of the queue that the row names in this column, after a check that the
  * current user may use it.  If *queue has them already, nothing is read.  A caller without
  * settings sets queue->name to NULL.
  */
 void
-idem_queuestore_use_of_row(IdemTable *table, AttrNumber attno, IdemQueue *queue)
+idem_queuestore_use_of_row(IdemTable *table, TupleTableSlot *row, AttrNumber attno, IdemQueue *queue)
 {
 	MemoryContext oldcontext;
 
-	if (queue->name != NULL && idem_row_varlena_equals(table->found, attno, queue->name))
+	if (queue->name != NULL && idem_row_varlena_equals(row, attno, queue->name))
 		return;
 	oldcontext = MemoryContextSwitchTo(table->context);
-	idem_queuestore_get(idem_row_text(table->found, attno), queue);
+	idem_queuestore_get(idem_row_text(row, attno), queue);
 	/* a caller that guesses the number of a job does not learn the name of its queue */
 	require_owner(queue->owner, NULL);
 	MemoryContextSwitchTo(oldcontext);
@@ -275,24 +276,24 @@ idem_queuestore_open(IdemTable *queues)
 }
 
 /*
- * Write the row: update the one found if it exists, else insert a new one.  The invalidation
+ * Write the row; old is the one to update, NULL: there is none yet.  The invalidation
  * comes first, so that it applies in this session with the end of the write.
  */
 static void
-store_settings(IdemTable *table, bool exists, TupleTableSlot *new)
+store_settings(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new)
 {
 	CacheInvalidateRelcache(table->heap);
-	if (exists ? idem_table_update(table, table->found, new, NULL) != TM_Ok :
-				 !idem_table_insert(table, new))
+	if (old != NULL ? idem_table_update(table, old, new, NULL) != TM_Ok :
+					  !idem_table_insert(table, new))
 		elog(ERROR, "could not store the settings of a queue");
 }
 
-/* The row to write: a copy of the row found, or a new one */
+/* The row to write: a copy of the old one, or a new one */
 static TupleTableSlot *
-begin_change(IdemTable *table, text *name, bool exists)
+begin_change(IdemTable *table, text *name, TupleTableSlot *old)
 {
 	TupleTableSlot *slot =
-		exists ? idem_table_copy_row(table, table->found) : idem_table_new_row(table);
+		old != NULL ? idem_table_copy_row(table, old) : idem_table_new_row(table);
 
 	idem_row_set(slot, IDEM_QUEUES_QUEUE, PointerGetDatum(name));
 	return slot;
@@ -307,9 +308,9 @@ begin_change(IdemTable *table, text *name, bool exists)
 bool
 idem_queuestore_set(IdemTable *queues, text *name, const NullableDatum *columns)
 {
-	bool exists = find_queue(queues, name);
-	Oid owner = exists ? idem_row_oid(queues->found, IDEM_QUEUES_OWNER) : InvalidOid;
-	TupleTableSlot *slot = begin_change(queues, name, exists);
+	TupleTableSlot *old = find_queue(queues, name);
+	Oid owner = old != NULL ? idem_row_oid(old, IDEM_QUEUES_OWNER) : InvalidOid;
+	TupleTableSlot *slot = begin_change(queues, name, old);
 	Oid new_owner = columns[IDEM_QUEUES_OWNER].isnull ?
 		owner :
 		DatumGetObjectId(columns[IDEM_QUEUES_OWNER].value);
@@ -329,7 +330,7 @@ idem_queuestore_set(IdemTable *queues, text *name, const NullableDatum *columns)
 		idem_row_clear(slot, IDEM_QUEUES_OWNER);
 		idem_row_clear(slot, IDEM_QUEUES_OWNED_AT);
 	}
-	store_settings(queues, exists, slot);
+	store_settings(queues, old, slot);
 	return new_owner != owner && OidIsValid(new_owner);
 }
 
@@ -346,7 +347,7 @@ idem_queuestore_count_jobs(text *queue, int max)
 	idem_jobtable_open(&jobs, AccessShareLock);
 	lookup.index = idem_jobtable_fetch_index(&jobs);
 	scan = idem_probe_begin(&jobs, &lookup, snapshot);
-	while (n < max && index_getnext_slot(scan, ForwardScanDirection, jobs.found))
+	while (n < max && index_getnext_slot(scan, ForwardScanDirection, idem_table_row(&jobs)))
 	{
 		CHECK_FOR_INTERRUPTS();
 		n++;
@@ -379,15 +380,17 @@ has_history(text *queue)
 	IdemTable log;
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	IndexScanDesc scan;
+	TupleTableSlot *row;
 	bool found = false;
 
 	idem_jobtable_open_log(&log, AccessShareLock);
 	scan = index_beginscan(log.heap, log.pkey, snapshot, NULL, 0, 0, SO_NONE);
 	index_rescan(scan, NULL, 0, NULL, 0);
-	while (!found && index_getnext_slot(scan, ForwardScanDirection, log.found))
+	row = idem_table_row(&log);
+	while (!found && index_getnext_slot(scan, ForwardScanDirection, row))
 	{
 		CHECK_FOR_INTERRUPTS();
-		found = idem_row_varlena_equals(log.found, IDEM_JOB_LOG_QUEUE, queue);
+		found = idem_row_varlena_equals(row, IDEM_JOB_LOG_QUEUE, queue);
 	}
 	index_endscan(scan);
 	idem_table_close(&log);
@@ -402,7 +405,7 @@ has_history(text *queue)
 bool
 idem_queuestore_drop(IdemTable *queues, text *name)
 {
-	bool exists = find_queue(queues, name);
+	TupleTableSlot *row = find_queue(queues, name);
 
 	if (has_jobs(name))
 		ereport(ERROR,
@@ -410,36 +413,36 @@ idem_queuestore_drop(IdemTable *queues, text *name)
 				errmsg("queue has jobs"),
 				errdetail("Its jobs, also those of open transactions, would fall back to the defaults."),
 				errhint("Let the jobs end or cancel them, or change the settings with idem_queue_set()."));
-	if (exists && !idem_row_isnull(queues->found, IDEM_QUEUES_OWNER))
+	if (row != NULL && !idem_row_isnull(row, IDEM_QUEUES_OWNER))
 		ereport(ERROR,
 				errcode(ERRCODE_OBJECT_IN_USE),
 				errmsg("queue belongs to a role"),
 				errdetail("Without its settings it would be open to every role that may call the functions."),
 				errhint("If that is intended, remove the owner first with idem_queue_set(queue, owner => '-')."));
-	if (exists)
+	if (row != NULL)
 	{
 		CacheInvalidateRelcache(queues->heap);
-		if (idem_table_delete(queues, queues->found, true) != TM_Ok)
+		if (idem_table_delete(queues, row, true) != TM_Ok)
 			elog(ERROR, "could not remove the settings of a queue");
 	}
-	return exists;
+	return row != NULL;
 }
 
 /* Pause or resume the queue; returns false if that changes nothing.  A2: resume wakes waiters. */
 bool
 idem_queuestore_pause(IdemTable *queues, text *name, bool pause)
 {
-	bool exists = find_queue(queues, name);
-	bool paused = exists && !idem_row_isnull(queues->found, IDEM_QUEUES_PAUSED_AT);
+	TupleTableSlot *old = find_queue(queues, name);
+	bool paused = old != NULL && !idem_row_isnull(old, IDEM_QUEUES_PAUSED_AT);
 
-	if (pause && !exists && !has_jobs(name) && !has_history(name))
+	if (pause && old == NULL && !has_jobs(name) && !has_history(name))
 		ereport(NOTICE,
 				errmsg("the queue was never used or declared"),
 				errdetail("It has no settings, no jobs and no history; it is now paused."),
 				errhint("Check the name: idem.queue_status lists the queues. idem_resume() ends the pause."));
 	if (paused != pause)
 	{
-		TupleTableSlot *slot = begin_change(queues, name, exists);
+		TupleTableSlot *slot = begin_change(queues, name, old);
 
 		if (pause)
 			idem_row_set(slot, IDEM_QUEUES_PAUSED_AT, TimestampTzGetDatum(idem_clock_now()));
@@ -448,7 +451,7 @@ idem_queuestore_pause(IdemTable *queues, text *name, bool pause)
 			idem_row_clear(slot, IDEM_QUEUES_PAUSED_AT);
 			idem_touched_held(idem_queueref_get(name), true);
 		}
-		store_settings(queues, exists, slot);
+		store_settings(queues, old, slot);
 	}
 	return paused != pause;
 }
@@ -458,11 +461,13 @@ TimestampTz
 idem_queuestore_paused_at(text *name)
 {
 	IdemTable table;
+	TupleTableSlot *row;
 	TimestampTz paused_at = 0;
 
 	idem_table_open(&table, &idem_queuestore_def, AccessShareLock);
-	if (find_queue(&table, name))
-		paused_at = idem_row_timestamp(table.found, IDEM_QUEUES_PAUSED_AT);
+	row = find_queue(&table, name);
+	if (row != NULL)
+		paused_at = idem_row_timestamp(row, IDEM_QUEUES_PAUSED_AT);
 	idem_table_close(&table);
 	return paused_at;
 }
