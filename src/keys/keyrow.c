@@ -26,26 +26,9 @@
 
 #include "keys/keys.h"
 
-/* Types of the columns, in the order of IdemKeyColumn */
-static const Oid column_types[IDEM_KEYS_NATTS] = {
-	TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID, REGROLEOID,
-	INT2OID, TEXTOID, TEXTOID, BYTEAOID,
-	TIMESTAMPTZOID, JSONBOID,
-	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT4OID,
-	INT4OID, BOOLOID, TEXTOID, JSONBOID,
-	TIMESTAMPTZOID, TIMESTAMPTZOID};
-
 static IdemTableCache keys_cache;
 
-const IdemTableDef idem_keyrow_def = {
-	.name = "keys",
-	.types = column_types,
-	.natts = IDEM_KEYS_NATTS,
-	.nullable = IDEM_COLUMNS_FROM(IDEM_KEYS_FINISHED_AT),
-	.pkey = {IDEM_KEYS_KEY_HASH, IDEM_KEYS_NTH},
-	.npkey = 2,
-	.pkey_command = "ALTER TABLE idem.keys ADD CONSTRAINT keys_pkey PRIMARY KEY (key_hash, nth)",
-	.cache = &keys_cache};
+const IdemTableDef idem_keyrow_def = {IDEM_DECLARED_TABLE_keys, .cache = &keys_cache};
 
 void
 idem_keyrow_open(IdemTable *table, LOCKMODE lockmode)

@@ -34,23 +34,10 @@
 StaticAssertDecl(IDEM_MAX_SCHEDULE_LEN + KEY_SUFFIX_LEN <= IDEM_MAX_KEY_LEN,
 				 "the key of a tick is not longer than other keys");
 
-static const Oid schedules_types[IDEM_SCHEDULES_NATTS] = {
-	TEXTOID, TEXTOID, REGROLEOID, TEXTOID, INTERVALOID, TEXTOID,
-	TEXTOID, INT4OID, INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID,
-	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, JSONBOID};
-
 static IdemTableCache schedules_cache;
 
 const IdemTableDef idem_schedulestore_def = {
-	.name = "schedules",
-	.types = schedules_types,
-	.natts = IDEM_SCHEDULES_NATTS,
-	.nullable = IDEM_COLUMN(IDEM_SCHEDULES_CRON) | IDEM_COLUMN(IDEM_SCHEDULES_EVERY) |
-		IDEM_COLUMNS_FROM(IDEM_SCHEDULES_NEXT_TICK),
-	.pkey = {IDEM_SCHEDULES_NAME},
-	.npkey = 1,
-	.pkey_command = "ALTER TABLE idem.schedules ADD CONSTRAINT schedules_pkey PRIMARY KEY (name)",
-	.cache = &schedules_cache};
+	IDEM_DECLARED_TABLE_schedules, .cache = &schedules_cache};
 
 /* The earliest tick that this transaction has written; DT_NOEND: none */
 static TimestampTz earliest = DT_NOEND;

@@ -2,8 +2,16 @@
 #
 #	awk -f declare.awk PART.sql ... >declared.h
 #
-# The parts of the install script are the one description of each SQL function.  From
-# them come, for the functions of the library:
+# The parts of the install script are the one description of each SQL function and of each
+# table.  From them come, for the tables:
+#
+#	IDEM_JOBS_JOB_ID, IDEM_JOBS_NATTS
+#		numbers of the columns, and how many there are
+#	IDEM_DECLARED_TABLE_jobs
+#		initializer of its IdemTableDef: types of the columns, those that may be null, and
+#		the primary key
+#
+# for the functions of the library:
 #
 #	Anum_claim_result_status, Natts_claim_result
 #		the columns of a row: named after its type, or after the function if that
@@ -124,6 +132,43 @@ function declare_function(text,    name, result, args, row, nargs, types, n, i, 
 	header = header signature ".result = " (row == "" ? oid_of(result) : "RECORDOID") "\n\n"
 }
 
+# CREATE TABLE idem.jobs (job_id bigint NOT NULL, ..., CONSTRAINT jobs_pkey PRIMARY KEY (job_id))
+function declare_table(text,    lines, n, i, table, prefix, name, types, nullable, key, nkey, items, keys)
+{
+	n = split(text, lines, "\n")
+	table = lines[1]
+	sub(/^CREATE TABLE idem\./, "", table)
+	sub(/ .*/, "", table)
+	prefix = "IDEM_" toupper(table) "_"
+	for (i = 2; i <= n && lines[i] !~ /^\tCONSTRAINT /; i++)
+	{
+		sub(/^\t/, "", lines[i])
+		sub(/,$/, "", lines[i])
+		name = prefix toupper(substr(lines[i], 1, index(lines[i], " ") - 1))
+		header = header "#define " name " " (i - 1) "\n"
+		if (!sub(/ NOT NULL/, "", lines[i]))
+			nullable = nullable (nullable == "" ? "" : " | ") "IDEM_COLUMN(" name ")"
+		sub(/^[^ ]* /, "", lines[i])
+		sub(/ DEFAULT .*/, "", lines[i])
+		sub(/ COLLATE .*/, "", lines[i])
+		types = types (types == "" ? "" : ", ") oid_of(lines[i])
+	}
+	header = header "#define " prefix "NATTS " (i - 2) "\n\n"
+	key = lines[i]
+	sub(/^\t/, "", key)
+	if (key !~ /^CONSTRAINT [a-z_]* PRIMARY KEY \([a-z_, ]*\)$/)
+		fail("table idem." table " must end with its primary key")
+	name = key
+	sub(/^[^(]*\(/, "", name)
+	sub(/\)$/, "", name)
+	nkey = split_list(name, items)
+	for (i = 1; i <= nkey; i++)
+		keys = keys (i > 1 ? ", " : "") prefix toupper(items[i])
+	header = header "#define IDEM_DECLARED_TABLE_" table " \\\n\t.name = \"" table "\", .natts = " prefix "NATTS, " \
+		".types = (const Oid[]){" types "}, .nullable = " nullable ", .pkey = {" keys "}, .npkey = " nkey ", " \
+		".pkey_command = \"ALTER TABLE idem." table " ADD " key "\"\n\n"
+}
+
 # "-- set: app, monitor" above "CREATE VIEW idem.stats AS": a line of IDEM_GRANTED
 function declare_member(line,    words, name, n, i, items, sets)
 {
@@ -146,8 +191,8 @@ function declare_member(line,    words, name, n, i, items, sets)
 }
 
 BEGIN {
-	n = split("bigint INT8 boolean BOOL integer INT4 interval INTERVAL jsonb JSONB name NAME oid OID " \
-			  "pg_lsn PG_LSN regproc REGPROC regrole REGROLE text TEXT uuid UUID void VOID xid XID " \
+	n = split("bigint INT8 boolean BOOL bytea BYTEA integer INT4 interval INTERVAL jsonb JSONB name NAME oid OID " \
+			  "pg_lsn PG_LSN regproc REGPROC regrole REGROLE smallint INT2 text TEXT uuid UUID void VOID xid XID " \
 			  "int4multirange INT4MULTIRANGE", words, " ")
 	for (i = 1; i < n; i += 2)
 		oids[words[i]] = words[i + 1] "OID"
@@ -159,7 +204,7 @@ BEGIN {
 	oids["double precision[]"] = "FLOAT8ARRAYOID"
 }
 
-/^CREATE (TYPE|FUNCTION|PROCEDURE) / {
+/^CREATE (TYPE|TABLE|FUNCTION|PROCEDURE) / {
 	statement = ""
 	is_open = 1
 }
@@ -179,6 +224,8 @@ is_open {
 		is_open = 0
 		if (statement ~ /^CREATE TYPE /)
 			declare_type(statement)
+		else if (statement ~ /^CREATE TABLE /)
+			declare_table(statement)
 		else if (statement ~ /\nAS 'MODULE_PATHNAME'/)
 			declare_function(statement)
 	}

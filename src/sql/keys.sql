@@ -5,6 +5,7 @@
  * WAL record of a finish contains little more than the result.  A row ends after its
  * last column that is not null: the row of a plain claim after the request, that of a
  * finished one after the result.  Neither contains a null, so neither has a null bitmap.
+ * The columns from the token on belong to leases.
  */
 -- set: none
 CREATE TABLE idem.keys (

@@ -34,21 +34,9 @@
 
 #include "table/table.h"
 
-static const Oid column_types[IDEM_SHARD_NATTS] = {
-	INT2OID, INT8OID, INT8OID, OIDOID, UUIDOID, TEXTOID,
-	INT4MULTIRANGEOID, INT4OID, INT4MULTIRANGEOID, UUIDOID, INT4MULTIRANGEOID, UUIDOID};
-
 static IdemTableCache shard_cache;
 
-const IdemTableDef idem_shard_def = {
-	.name = "shard",
-	.types = column_types,
-	.natts = IDEM_SHARD_NATTS,
-	.nullable = IDEM_COLUMNS_FROM(IDEM_SHARD_SLOTS),
-	.pkey = {IDEM_SHARD_ID},
-	.npkey = 1,
-	.pkey_command = "ALTER TABLE idem.shard ADD CONSTRAINT shard_pkey PRIMARY KEY (id)",
-	.cache = &shard_cache};
+const IdemTableDef idem_shard_def = {IDEM_DECLARED_TABLE_shard, .cache = &shard_cache};
 
 /* The map, as of this version of the table; see idem_shard_get() */
 static IdemShard current;

@@ -15,11 +15,11 @@
 #include "utils/jsonb.h"
 #include "utils/uuid.h"
 
+#include "declared.h"
 #include "idem.h"
 
-/* Sets of columns, as bits */
-#define IDEM_COLUMN(attno)		 (UINT64CONST(1) << (attno))
-#define IDEM_COLUMNS_FROM(attno) (~(IDEM_COLUMN(attno) - 1))
+/* A set of columns has a bit for each */
+#define IDEM_COLUMN(attno) (UINT64CONST(1) << (attno))
 
 /* An index of a table that takes entries */
 typedef struct IdemIndexCache
@@ -52,7 +52,10 @@ typedef struct IdemTableCache
 	int nindexes;
 } IdemTableCache;
 
-/* A table of the schema idem as the library expects it */
+/*
+ * A table of the schema idem as the library expects it.  All but the last member, and the numbers of
+ * the columns (IDEM_JOBS_JOB_ID), come from CREATE TABLE in src/sql, by way of declared.h.
+ */
 typedef struct IdemTableDef
 {
 	const char *name;
@@ -198,24 +201,6 @@ typedef struct IdemRowLocks
 	int n;
 	IdemRowLock *locks;
 } IdemRowLocks;
-
-/* Columns of idem.shard */
-enum IdemShardColumn
-{
-	IDEM_SHARD_ID = 1,
-	IDEM_SHARD_JOBS_FROM,
-	IDEM_SHARD_SYSTEM_IDENTIFIER,
-	IDEM_SHARD_DATABASE_OID,
-	IDEM_SHARD_DATABASE_ID,
-	IDEM_SHARD_BY,
-	IDEM_SHARD_SLOTS,
-	IDEM_SHARD_NUMBER,
-	IDEM_SHARD_GIVEN,
-	IDEM_SHARD_RECEIVER,
-	IDEM_SHARD_TAKEN,
-	IDEM_SHARD_SENDER,
-	IDEM_SHARD_NATTS = IDEM_SHARD_SENDER
-};
 
 #define IDEM_SHARD_ROW 1 /* id of the one row */
 

@@ -26,63 +26,13 @@
 /* The last field of the tag of a mark; any number but 0, 1 and 2 */
 #define CANCEL_MARK 0x6964
 
-static const Oid jobs_types[IDEM_JOBS_NATTS] = {
-	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID,
-	INT4OID, TEXTOID, TEXTOID, JSONBOID,
-	JSONBOID, BOOLOID, INT4OID, TIMESTAMPTZOID,
-	INT8OID, INT4OID, INT8OID, TIMESTAMPTZOID,
-	TIMESTAMPTZOID, TEXTOID, JSONBOID, JSONBOID,
-	JSONBOID};
-
 static IdemTableCache jobs_cache;
+static IdemTableCache keys_cache;
+static IdemTableCache log_cache;
 
-const IdemTableDef idem_jobtable_def = {
-	.name = "jobs",
-	.types = jobs_types,
-	.natts = IDEM_JOBS_NATTS,
-	.nullable = IDEM_COLUMNS_FROM(IDEM_JOBS_KEY) | IDEM_COLUMN(IDEM_JOBS_KEY_HASH),
-	.pkey = {IDEM_JOBS_JOB_ID},
-	.npkey = 1,
-	.pkey_command = "ALTER TABLE idem.jobs ADD CONSTRAINT jobs_pkey PRIMARY KEY (job_id)",
-	.cache = &jobs_cache};
-
-static const Oid job_keys_types[IDEM_JOB_KEYS_NATTS] = {
-	INT8OID, TIMESTAMPTZOID, INT8OID, TEXTOID, TEXTOID, JSONBOID};
-
-static IdemTableCache job_keys_cache;
-
-const IdemTableDef idem_jobtable_keys_def = {
-	.name = "job_keys",
-	.types = job_keys_types,
-	.natts = IDEM_JOB_KEYS_NATTS,
-	.nullable = IDEM_COLUMNS_FROM(IDEM_JOB_KEYS_RESULT),
-	.pkey = {IDEM_JOB_KEYS_KEY_HASH, IDEM_JOB_KEYS_JOB_ID},
-	.npkey = 2,
-	.pkey_command = "ALTER TABLE idem.job_keys ADD CONSTRAINT job_keys_pkey PRIMARY KEY (key_hash, job_id)",
-	.cache = &job_keys_cache};
-
-static const Oid job_log_types[IDEM_JOB_LOG_NATTS] = {
-	INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
-	TIMESTAMPTZOID, INT8OID, INT4OID, INT4OID,
-	INT4OID, TIMESTAMPTZOID, BOOLOID, BOOLOID,
-	TEXTOID, TEXTOID, TEXTOID, TEXTOID,
-	JSONBOID, JSONBOID, JSONBOID, JSONBOID,
-	JSONBOID, JSONBOID};
-
-static IdemTableCache job_log_cache;
-
-const IdemTableDef idem_jobtable_log_def = {
-	.name = "job_log",
-	.types = job_log_types,
-	.natts = IDEM_JOB_LOG_NATTS,
-	.nullable = IDEM_COLUMNS_FROM(IDEM_JOB_LOG_KEY) | IDEM_COLUMN(IDEM_JOB_LOG_STARTED_AT) |
-		IDEM_COLUMN(IDEM_JOB_LOG_KEY_HASH) | IDEM_COLUMN(IDEM_JOB_LOG_MAX_ATTEMPTS) |
-		IDEM_COLUMN(IDEM_JOB_LOG_KEY_UNTIL) | IDEM_COLUMN(IDEM_JOB_LOG_TOOK_KEY) |
-		IDEM_COLUMN(IDEM_JOB_LOG_RETRYABLE),
-	.pkey = {IDEM_JOB_LOG_JOB_ID},
-	.npkey = 1,
-	.pkey_command = "ALTER TABLE idem.job_log ADD CONSTRAINT job_log_pkey PRIMARY KEY (job_id)",
-	.cache = &job_log_cache};
+const IdemTableDef idem_jobtable_def = {IDEM_DECLARED_TABLE_jobs, .cache = &jobs_cache};
+const IdemTableDef idem_jobtable_keys_def = {IDEM_DECLARED_TABLE_job_keys, .cache = &keys_cache};
+const IdemTableDef idem_jobtable_log_def = {IDEM_DECLARED_TABLE_job_log, .cache = &log_cache};
 
 void
 idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode)

@@ -44,23 +44,9 @@ const char *const idem_dedup_words[] = {"until_executing", "until_executed", "un
 const char *const idem_on_duplicate_words[] = {"skip", "replace", "debounce", "error", NULL};
 const char *const idem_if_running_words[] = {"skip", "rerun", NULL};
 
-static const Oid queues_types[IDEM_QUEUES_NATTS] = {
-	TEXTOID, REGROLEOID, TIMESTAMPTZOID, TEXTOID, TEXTOID,
-	TEXTOID, INTERVALOID, BOOLOID, INTERVALOID, INTERVALOID,
-	INT4OID, INTERVALOID, INTERVALOID, INTERVALOID, INTERVALOID,
-	TIMESTAMPTZOID};
-
 static IdemTableCache queues_cache;
 
-const IdemTableDef idem_queuestore_def = {
-	.name = "queues",
-	.types = queues_types,
-	.natts = IDEM_QUEUES_NATTS,
-	.nullable = IDEM_COLUMNS_FROM(IDEM_QUEUES_OWNER),
-	.pkey = {IDEM_QUEUES_QUEUE},
-	.npkey = 1,
-	.pkey_command = "ALTER TABLE idem.queues ADD CONSTRAINT queues_pkey PRIMARY KEY (queue)",
-	.cache = &queues_cache};
+const IdemTableDef idem_queuestore_def = {IDEM_DECLARED_TABLE_queues, .cache = &queues_cache};
 
 /* The position of the value in a list of words about duplicates; an error if it is not there */
 int
