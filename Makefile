@@ -65,7 +65,6 @@ OBJS = \
 	src/schedules/ticks.o \
 	src/schedules/schedulestore.o \
 	src/schedules/schedule.o \
-	src/testing/changes.o \
 	src/testing/verify.o \
 	src/testing/drain.o \
 	src/testing/reset.o \

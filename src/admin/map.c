@@ -453,11 +453,8 @@ choose_id(Change *change, const pg_uuid_t *keep_id, bool force)
 		return;
 	}
 	if (!change->from.exists || !is_same_id(&identity->id, keep_id))
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid value of \"%s\"", "keep_id"),
-				errdetail("It is not the id in table idem.shard."),
-				errhint("Pass column \"database_id\" of idem.shard if this database replaces the one that has stored it, or leave it out."));
+		idem_args_refuse_value("keep_id", "It is not the id in table idem.shard.",
+							   "Pass column \"database_id\" of idem.shard if this database replaces the one that has stored it, or leave it out.");
 	if (is_copy(identity) && identity->system_identifier == (int64) GetSystemIdentifier() &&
 		(original = get_database_name(identity->database_oid)) != NULL)
 		ereport(ERROR,
@@ -483,11 +480,8 @@ idem_shard_set(PG_FUNCTION_ARGS)
 								 "Use \"key\" to spread single keys, \"scope\" to keep all keys of a scope together.") != 0;
 	to.number = PG_ARGISNULL(2) ? -1 : PG_GETARG_INT32(2);
 	if (to.number < 0 && !PG_ARGISNULL(2))
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid value of \"%s\"", "number"),
-				errdetail("The number of the shard is %d; it must not be negative.", to.number),
-				errhint("Number the shards from 0 on, or leave it out."));
+		idem_args_refuse_value("number", psprintf("The number of the shard is %d; it must not be negative.", to.number),
+							   "Number the shards from 0 on, or leave it out.");
 
 	begin_change(&change);
 	same_rule = change.from.exists && change.from.by_scope == to.by_scope;
@@ -534,11 +528,8 @@ static void
 check_is_other(const Change *change, const pg_uuid_t *other, const char *name)
 {
 	if (is_same_id(&change->identity.id, other))
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid value of \"%s\"", name),
-				errdetail("It is the id of this database."),
-				errhint("Pass what pg_catalog.idem_shard_id() returns in the other database."));
+		idem_args_refuse_value(name, "It is the id of this database.",
+							   "Pass what pg_catalog.idem_shard_id() returns in the other database.");
 }
 
 /*
@@ -665,11 +656,8 @@ idem_shard_take(PG_FUNCTION_ARGS)
 	idem_args_require(fcinfo, 1, "above", "Pass what idem_shard_give() has returned.");
 	above = PG_GETARG_INT64(1);
 	if (above < 0 || above >= PG_INT64_MAX / IDEM_SLOTS)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid value of \"%s\"", "above"),
-				errdetail("The value is %lld, which no sequence of job numbers can reach.", (long long) above),
-				errhint("Pass what idem_shard_give() has returned."));
+		idem_args_refuse_value("above", psprintf("The value is %lld, which no sequence of job numbers can reach.", (long long) above),
+							   "Pass what idem_shard_give() has returned.");
 	begin_move(fcinfo, &change, slots);
 	if (sender != NULL)
 		check_is_other(&change, sender, "sender");

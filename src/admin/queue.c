@@ -55,7 +55,7 @@ warn_of_others(text *queue, Oid owner)
 	int64 nschedules;
 	int njobs = idem_queuestore_count_jobs(queue, MAX_COUNTED);
 
-	idem_schedulestore_open(&schedules, AccessShareLock);
+	idem_table_open(&schedules, &idem_schedulestore_def, AccessShareLock);
 	nschedules = idem_schedulestore_count_refused(&schedules, queue, owner);
 	idem_table_close(&schedules);
 	if (nschedules > 0)

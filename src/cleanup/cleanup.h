@@ -50,6 +50,7 @@ extern void idem_sweep_forget_cursors(void);
 
 /* process.c */
 extern void idem_process_describe(BackgroundWorker *worker, const char *name, const char *function);
+extern ErrorData *idem_process_recover(MemoryContext context);
 extern void idem_process_begin(void);
 extern void idem_process_connect(Oid database);
 extern void idem_process_take_database_settings(void);

@@ -19,18 +19,12 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
 #include "access/heapam.h"
 #include "access/table.h"
-#include "access/tableam.h"
 #include "access/xact.h"
-#include "miscadmin.h"
 #include "postmaster/interrupt.h"
-#include "storage/ipc.h"
-#include "storage/latch.h"
 #include "utils/fmgroids.h"
 #include "utils/guc.h"
-#include "utils/hsearch.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -41,6 +35,8 @@
 #define CLOCK_TOLERANCE USECS_PER_SEC
 #define CLOCK_CHECK		(10 * USECS_PER_SEC)
 #define MAX_SLEEP		USECS_PER_DAY
+
+#define NAPTIME (idem_guc_cleanup_naptime * USECS_PER_SEC)
 
 /* Delays after failures */
 #define MIN_DELAY	   USECS_PER_SEC
@@ -116,12 +112,6 @@ static int64 slot_delay = 0;
 /* Pause after an error of the launcher itself; 0: the last turn was fine */
 static int64 error_delay = 0;
 
-static int64
-get_naptime(void)
-{
-	return idem_guc_cleanup_naptime * USECS_PER_SEC;
-}
-
 /* The delay before the next attempt: it doubles after each failure (W7) */
 static int64
 double_delay(int64 delay, int64 max)
@@ -153,12 +143,6 @@ postpone_visit(Database *database, int64 until)
 	database->due = database->tick_retry = database->not_before = until;
 }
 
-static void
-forget_database(Oid oid)
-{
-	(void) hash_search(databases, &oid, HASH_REMOVE, NULL);
-}
-
 /* The caller commits before it returns: while the launcher sleeps, it holds nothing (W4) */
 static void
 begin_transaction(void)
@@ -178,34 +162,8 @@ may_be_visited(Form_pg_database form)
 }
 
 /*
- * W5: put a database into the list, or update its entry.  One without the extension becomes due
- * if a session has used the functions there.
- */
-static void
-list_database(Form_pg_database form)
-{
-	bool found;
-	Database *database = hash_search(databases, &form->oid, HASH_ENTER, &found);
-
-	if (!found)
-	{
-		memset((char *) database + sizeof(Oid), 0, sizeof(Database) - sizeof(Oid));
-		database->pause = USUAL_PAUSE;
-		database->has_extension = true;
-		database->tick_due = database->tick_retry = PG_INT64_MAX;
-	}
-	memcpy(database->name, NameStr(form->datname), NAMEDATALEN);
-	database->is_listed = true;
-	if (!database->has_extension && idem_entries_is_used(database->oid))
-	{
-		database->has_extension = true;
-		database->due = 0;
-	}
-}
-
-/*
  * Read the list of databases from pg_database, and forget those that no longer exist or may no
- * longer be visited.
+ * longer be visited (W5).
  *
  * Shared memory does not survive a crash, so the launcher does not know whether a visit has
  * caused it.  Therefore the first visits after every start of the launcher begin after one second
@@ -221,6 +179,8 @@ read_databases(void)
 	HeapTuple tuple;
 	HASH_SEQ_STATUS seq;
 	Database *database;
+	int64 n;
+	int64 i = 0;
 	ListCell *lc;
 
 	hash_seq_init(&seq, databases);
@@ -235,10 +195,26 @@ read_databases(void)
 	while ((tuple = heap_getnext(scan, ForwardScanDirection)) != NULL)
 	{
 		Form_pg_database form = (Form_pg_database) GETSTRUCT(tuple);
+		bool found;
 
-		if (may_be_visited(form))
-			list_database(form);
 		gone = list_delete_oid(gone, form->oid);
+		if (!may_be_visited(form))
+			continue;
+		database = hash_search(databases, &form->oid, HASH_ENTER, &found);
+		if (!found)
+			*database = (Database){.oid = form->oid,
+								   .pause = USUAL_PAUSE,
+								   .has_extension = true,
+								   .tick_due = PG_INT64_MAX,
+								   .tick_retry = PG_INT64_MAX};
+		memcpy(database->name, NameStr(form->datname), NAMEDATALEN);
+		database->is_listed = true;
+		/* one without the extension becomes due if a session has used the functions there */
+		if (!database->has_extension && idem_entries_is_used(database->oid))
+		{
+			database->has_extension = true;
+			database->due = 0;
+		}
 	}
 	table_endscan(scan);
 	table_close(rel, AccessShareLock);
@@ -246,22 +222,17 @@ read_databases(void)
 		idem_entries_forget_database(lfirst_oid(lc));
 	CommitTransactionCommand();
 
+	/* the first list has no database that is not listed */
+	n = hash_get_num_entries(databases);
 	hash_seq_init(&seq, databases);
 	while ((database = hash_seq_search(&seq)) != NULL)
 	{
 		if (!database->is_listed)
-			forget_database(database->oid);
-	}
-	if (is_first_list)
-	{
-		int64 n = hash_get_num_entries(databases);
-		int64 i = 0;
-
-		hash_seq_init(&seq, databases);
-		while ((database = hash_seq_search(&seq)) != NULL)
+			(void) hash_search(databases, &database->oid, HASH_REMOVE, NULL);
+		else if (is_first_list)
 			database->due = started_at + FIRST_VISIT + i++ * (LAST_VISIT - FIRST_VISIT) / n;
-		is_first_list = false;
 	}
+	is_first_list = false;
 }
 
 /*
@@ -381,7 +352,7 @@ note_locked(Trouble *trouble, bool was_locked, int64 now)
 static void
 schedule_cleanup(Database *database, const IdemVisitReport *report, int64 now)
 {
-	int64 naptime = get_naptime();
+	int64 naptime = NAPTIME;
 	int64 long_nap = Max(naptime, MAX_DELAY);
 	bool locked_for_long =
 		note_locked(&database->cleanup, report->outcome == IDEM_VISIT_LOCKED, now);
@@ -503,7 +474,7 @@ end_visit(const IdemVisit *visit)
 		bool is_failure = !report->connected || report->error[0] != '\0' || database->was_lost;
 
 		if (access == ACCESS_NO)
-			forget_database(database->oid);
+			(void) hash_search(databases, &database->oid, HASH_REMOVE, NULL);
 		else if (access == ACCESS_NOT_NOW || !is_failure)
 		{
 			database->was_lost = access == ACCESS_YES;
@@ -558,7 +529,7 @@ start_worker(const Database *database)
 					errhint("Consider increasing \"%s\".", "max_worker_processes"));
 			launcher.no_slot_since = GetCurrentTimestamp();
 		}
-		slot_delay = double_delay(slot_delay, Min(get_naptime(), MAX_DELAY));
+		slot_delay = double_delay(slot_delay, Min(NAPTIME, MAX_DELAY));
 		slot_due = idem_clock_steady() + slot_delay;
 		publish_state(IDEM_LAUNCHER_NO_SLOT);
 		return;
@@ -614,7 +585,7 @@ take_turn(void)
 	if (!read_ticks() || now >= next_list)
 	{
 		read_databases();
-		next_list = now + get_naptime();
+		next_list = now + NAPTIME;
 	}
 	hash_seq_init(&seq, databases);
 	while ((database = hash_seq_search(&seq)) != NULL)
@@ -634,7 +605,7 @@ take_turn(void)
 				postpone_visit(first, now + MIN_DELAY);
 				break;
 			case ACCESS_NO:
-				forget_database(first->oid);
+				(void) hash_search(databases, &first->oid, HASH_REMOVE, NULL);
 				break;
 		}
 		return 0;
@@ -670,12 +641,7 @@ try_turn(void)
 		/* pg_cancel_backend() ends the launcher, and the postmaster starts it again (W3) */
 		if (geterrcode() == ERRCODE_QUERY_CANCELED)
 			PG_RE_THROW();
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
-		FlushErrorState();
-		AbortOutOfAnyTransaction();
-		LWLockReleaseAll();
-		MemoryContextSwitchTo(context);
+		error = idem_process_recover(context);
 		if (error_delay == 0)
 			ereport(LOG,
 					errcode(error->sqlerrcode),
@@ -711,47 +677,6 @@ watch_clock(void)
 	is_first = false;
 }
 
-/* W5: a reload makes every database due, including those that are not in the list yet */
-static void
-reload_settings(void)
-{
-	HASH_SEQ_STATUS seq;
-	Database *database;
-	int64 now = idem_clock_steady();
-
-	ProcessConfigFile(PGC_SIGHUP);
-	next_list = slot_due = 0;
-	visit_is_outdated = true;
-	is_first_list = false;
-	hash_seq_init(&seq, databases);
-	while ((database = hash_seq_search(&seq)) != NULL)
-	{
-		database->due = Min(database->due, now);
-		database->not_before = 0;
-	}
-}
-
-/*
- * Sleep until the time to wake up, or until a signal sets the latch.  For idem_doctor(): a launcher
- * that does not wake up at the time published is stuck.
- */
-static void
-sleep_until(int64 wakeup, uint32 wait_event)
-{
-	int64 now = idem_clock_steady();
-
-	if (wakeup <= now)
-		return;
-	wakeup = Min(wakeup, now + MAX_SLEEP);
-	launcher.awake_at = wakeup;
-	idem_exchange_set_launcher(&launcher);
-	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-					 (long) ((wakeup - now) / 1000 + 1), wait_event);
-	ResetLatch(MyLatch);
-	launcher.awake_at = idem_clock_steady();
-	idem_exchange_set_launcher(&launcher);
-}
-
 static void
 at_exit(int code, Datum arg)
 {
@@ -759,10 +684,7 @@ at_exit(int code, Datum arg)
 	publish_state(IDEM_LAUNCHER_STOPPED);
 }
 
-/*
- * Main function of the launcher.  It connects to no database, and holds nothing while it sleeps
- * (W4).  It ends with status 1, so that the postmaster starts it again (W3).
- */
+/* Main function of the launcher (W4).  It ends with status 1, so that it is started again (W3). */
 void
 idem_launcher_main(Datum arg)
 {
@@ -784,24 +706,49 @@ idem_launcher_main(Datum arg)
 
 	for (;;)
 	{
+		int64 wakeup;
+		int64 now;
+
 		/* after SIGTERM; with status 0 the postmaster would not start it again */
 		if (ProcDiePending)
 			proc_exit(1);
 		CHECK_FOR_INTERRUPTS();
 		if (ConfigReloadPending)
 		{
+			HASH_SEQ_STATUS seq;
+			Database *database;
+
+			/* W5: a reload makes every database due, including those that are not in the list yet */
 			ConfigReloadPending = false;
-			reload_settings();
+			ProcessConfigFile(PGC_SIGHUP);
+			next_list = slot_due = 0;
+			visit_is_outdated = true;
+			is_first_list = false;
+			hash_seq_init(&seq, databases);
+			while ((database = hash_seq_search(&seq)) != NULL)
+			{
+				database->due = Min(database->due, idem_clock_steady());
+				database->not_before = 0;
+			}
 		}
 		watch_clock();
-		sleep_until(try_turn(), wait_event);
+		wakeup = try_turn();
+		now = idem_clock_steady();
+		if (wakeup <= now)
+			continue;
+
+		/* for idem_doctor(): a launcher that does not wake up at the time published is stuck */
+		launcher.awake_at = Min(wakeup, now + MAX_SLEEP);
+		idem_exchange_set_launcher(&launcher);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 (long) ((launcher.awake_at - now) / 1000 + 1), wait_event);
+		ResetLatch(MyLatch);
+		launcher.awake_at = idem_clock_steady();
+		idem_exchange_set_launcher(&launcher);
 	}
 }
 
-/*
- * Register the launcher; called by _PG_init() if the library is preloaded (W6).  The postmaster
- * restarts it after five seconds (W3).
- */
+/* Called by _PG_init() if the library is preloaded (W3, W6) */
 void
 idem_launcher_register(void)
 {

@@ -9,27 +9,18 @@
  *
  * The worker uses idem.cleanup and idem.cleanup_batch_size as set for the
  * database, else for the server.  Settings of a role have no effect (W8).
- *
- * An error that ends the worker is not logged by the worker.  It goes to shared
- * memory, and the launcher logs it (W7).
  */
 #include "postgres.h"
 
-#include "access/genam.h"
-#include "access/htup_details.h"
 #include "access/table.h"
 #include "access/xact.h"
 #include "catalog/pg_db_role_setting.h"
-#include "catalog/pg_type.h"
-#include "miscadmin.h"
 #include "tcop/tcopprot.h"
 #include "utils/array.h"
-#include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/guc.h"
 
 #include "cleanup/cleanup.h"
-#include "fn/fn.h"
 
 static emit_log_hook_type prev_emit_log_hook = NULL;
 
@@ -52,12 +43,6 @@ static const char *const fixed_settings[][2] = {
 /* Settings that a database can have of its own */
 static const char *const database_settings[] = {"idem.cleanup", "idem.cleanup_batch_size"};
 
-static void
-override_setting(const char *name, const char *value)
-{
-	SetConfigOption(name, value, PGC_SUSET, PGC_S_OVERRIDE);
-}
-
 /*
  * emit_log_hook of both processes.  The worker reports an error that ends it to
  * the launcher, which logs it when the failure begins (W7); so the worker does
@@ -78,9 +63,24 @@ report_error(ErrorData *error)
 }
 
 /*
- * Fill the registration of a process.  The postmaster starts it when recovery has
- * finished, on a standby at the promotion (W6).
+ * After an error in PG_TRY: roll back, with the identity that the transaction has taken on, and
+ * return the error, in this memory context.
  */
+ErrorData *
+idem_process_recover(MemoryContext context)
+{
+	ErrorData *error;
+
+	MemoryContextSwitchTo(context);
+	error = CopyErrorData();
+	FlushErrorState();
+	AbortOutOfAnyTransaction();
+	LWLockReleaseAll();
+	MemoryContextSwitchTo(context);
+	return error;
+}
+
+/* Fill the registration of a process, which starts when recovery has finished (W6) */
 void
 idem_process_describe(BackgroundWorker *worker, const char *name, const char *function)
 {
@@ -108,11 +108,11 @@ idem_process_begin(void)
 	{
 		/* older servers do not have all of them */
 		if (GetConfigOption(fixed_settings[i][0], true, false) != NULL)
-			override_setting(fixed_settings[i][0], fixed_settings[i][1]);
+			SetConfigOption(fixed_settings[i][0], fixed_settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
 	}
 	for (int i = 0; i < (int) lengthof(database_settings); i++)
-		override_setting(database_settings[i],
-						 pstrdup(GetConfigOption(database_settings[i], false, false)));
+		SetConfigOption(database_settings[i], pstrdup(GetConfigOption(database_settings[i], false, false)),
+						PGC_SUSET, PGC_S_OVERRIDE);
 }
 
 /*
@@ -124,66 +124,58 @@ void
 idem_process_connect(Oid database)
 {
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
-	override_setting("lock_timeout", "1s");
+	SetConfigOption("lock_timeout", "1s", PGC_SUSET, PGC_S_OVERRIDE);
 }
 
 /*
- * Apply the settings that ALTER DATABASE has made, or with InvalidOid those of ALTER ROLE ALL.
- * An invalid value has no effect; the server warns about it.
+ * W8: apply the settings for all databases, those of ALTER ROLE ALL, and then those of ALTER
+ * DATABASE for this one, which take precedence.  An invalid value has no effect; the server warns
+ * about it.
  */
-static void
-apply_settings(Relation rel, Oid database)
-{
-	ScanKeyData keys[2];
-	SysScanDesc scan;
-	HeapTuple tuple;
-	Datum config = (Datum) 0;
-	bool isnull = true;
-	Datum *elements;
-	bool *nulls;
-	int n = 0;
-
-	ScanKeyInit(&keys[0], Anum_pg_db_role_setting_setdatabase, BTEqualStrategyNumber, F_OIDEQ,
-				ObjectIdGetDatum(database));
-	ScanKeyInit(&keys[1], Anum_pg_db_role_setting_setrole, BTEqualStrategyNumber, F_OIDEQ,
-				ObjectIdGetDatum(InvalidOid));
-	scan = systable_beginscan(rel, DbRoleSettingDatidRolidIndexId, true, NULL, 2, keys);
-	tuple = systable_getnext(scan);
-	if (HeapTupleIsValid(tuple))
-		config =
-			heap_getattr(tuple, Anum_pg_db_role_setting_setconfig, RelationGetDescr(rel), &isnull);
-	if (!isnull)
-		deconstruct_array(DatumGetArrayTypePCopy(config), TEXTOID, -1, false, TYPALIGN_INT,
-						  &elements, &nulls, &n);
-	systable_endscan(scan);
-
-	for (int i = 0; i < n; i++)
-	{
-		const char *setting = nulls[i] ? "" : TextDatumGetCString(elements[i]);
-
-		for (int j = 0; j < (int) lengthof(database_settings); j++)
-		{
-			const char *name = database_settings[j];
-			size_t len = strlen(name);
-
-			if (pg_strncasecmp(setting, name, len) == 0 && setting[len] == '=')
-				(void) set_config_option(name, setting + len + 1, PGC_SUSET, PGC_S_OVERRIDE,
-										 GUC_ACTION_SET, true, DEBUG1, false);
-		}
-	}
-}
-
-/* W8: apply the settings for all databases, then those for this one, which take precedence */
 void
 idem_process_take_database_settings(void)
 {
-	Relation rel;
+	const Oid owners[] = {InvalidOid, MyDatabaseId};
+	Relation rel = table_open(DbRoleSettingRelationId, AccessShareLock);
 
-	SetCurrentStatementStartTimestamp();
-	StartTransactionCommand();
-	rel = table_open(DbRoleSettingRelationId, AccessShareLock);
-	apply_settings(rel, InvalidOid);
-	apply_settings(rel, MyDatabaseId);
+	for (int i = 0; i < (int) lengthof(owners); i++)
+	{
+		ScanKeyData keys[2];
+		SysScanDesc scan;
+		HeapTuple tuple;
+		Datum config = (Datum) 0;
+		bool isnull = true;
+		Datum *elements;
+		bool *nulls;
+		int n = 0;
+
+		ScanKeyInit(&keys[0], Anum_pg_db_role_setting_setdatabase, BTEqualStrategyNumber, F_OIDEQ,
+					ObjectIdGetDatum(owners[i]));
+		ScanKeyInit(&keys[1], Anum_pg_db_role_setting_setrole, BTEqualStrategyNumber, F_OIDEQ,
+					ObjectIdGetDatum(InvalidOid));
+		scan = systable_beginscan(rel, DbRoleSettingDatidRolidIndexId, true, NULL, 2, keys);
+		tuple = systable_getnext(scan);
+		if (HeapTupleIsValid(tuple))
+			config = heap_getattr(tuple, Anum_pg_db_role_setting_setconfig, RelationGetDescr(rel), &isnull);
+		if (!isnull)
+			deconstruct_array(DatumGetArrayTypePCopy(config), TEXTOID, -1, false, TYPALIGN_INT,
+							  &elements, &nulls, &n);
+		systable_endscan(scan);
+
+		for (int j = 0; j < n; j++)
+		{
+			const char *setting = nulls[j] ? "" : TextDatumGetCString(elements[j]);
+
+			for (int k = 0; k < (int) lengthof(database_settings); k++)
+			{
+				const char *name = database_settings[k];
+				size_t len = strlen(name);
+
+				if (pg_strncasecmp(setting, name, len) == 0 && setting[len] == '=')
+					(void) set_config_option(name, setting + len + 1, PGC_SUSET, PGC_S_OVERRIDE,
+											 GUC_ACTION_SET, true, DEBUG1, false);
+			}
+		}
+	}
 	table_close(rel, AccessShareLock);
-	CommitTransactionCommand();
 }

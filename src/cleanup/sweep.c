@@ -15,18 +15,11 @@
  */
 #include "postgres.h"
 
-#include "access/relscan.h"
-#include "access/stratnum.h"
-#include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/pg_statistic.h"
-#include "catalog/pg_type.h"
 #include "common/pg_prng.h"
 #include "lib/stringinfo.h"
-#include "miscadmin.h"
-#include "storage/bufmgr.h"
 #include "utils/fmgroids.h"
-#include "utils/fmgrprotos.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
@@ -257,13 +250,29 @@ idem_sweep_forget_cursors(void)
 		cursors[i].from = DT_NOBEGIN;
 }
 
-/* Remove up to max rows of each kind, in the caller's transaction; returns how many were removed */
-static int
-sweep_all(int max)
+/* Remove up to so many rows of each kind, in the caller's transaction; returns how many were removed */
+Datum
+idem_cleanup(PG_FUNCTION_ARGS)
 {
 	static bool has_begun = false;
 	StringInfoData skipped;
 	int removed = 0;
+	int max;
+
+	idem_fn_begin(fcinfo, &idem_cleanup_signature, "idem_cleanup()");
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("\"%s\" must not be null", "batch"),
+				errdetail("It is the number of rows to remove from each table at most."),
+				errhint("Leave it out for the default."));
+	max = PG_GETARG_INT32(0);
+	if (max < 1 || max > IDEM_MAX_CLEANUP_BATCH)
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid batch"),
+				errdetail("The batch is %d; it must be between 1 and %d.", max, IDEM_MAX_CLEANUP_BATCH),
+				errhint("Call %s again until it returns 0.", "idem_cleanup()"));
 
 	if (!has_begun)
 	{
@@ -297,27 +306,5 @@ sweep_all(int max)
 				errmsg("cleanup has skipped tables that a subscription writes"),
 				errdetail("Not cleaned up: %s.", skipped.data),
 				errhint("The publisher removes expired rows. Cleanup continues when the subscription is dropped."));
-	return removed;
-}
-
-Datum
-idem_cleanup(PG_FUNCTION_ARGS)
-{
-	int max;
-
-	idem_fn_begin(fcinfo, &idem_cleanup_signature, "idem_cleanup()");
-	if (PG_ARGISNULL(0))
-		ereport(ERROR,
-				errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				errmsg("\"%s\" must not be null", "batch"),
-				errdetail("It is the number of rows to remove from each table at most."),
-				errhint("Leave it out for the default."));
-	max = PG_GETARG_INT32(0);
-	if (max < 1 || max > IDEM_MAX_CLEANUP_BATCH)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid batch"),
-				errdetail("The batch is %d; it must be between 1 and %d.", max, IDEM_MAX_CLEANUP_BATCH),
-				errhint("Call %s again until it returns 0.", "idem_cleanup()"));
-	PG_RETURN_INT32(sweep_all(max));
+	PG_RETURN_INT32(removed);
 }

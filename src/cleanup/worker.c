@@ -20,19 +20,12 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
 #include "access/xact.h"
 #include "catalog/dependency.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_class.h"
 #include "commands/extension.h"
-#include "miscadmin.h"
 #include "pgstat.h"
-#include "postmaster/bgworker.h"
-#include "storage/ipc.h"
-#include "storage/latch.h"
-#include "storage/lmgr.h"
-#include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
@@ -68,18 +61,11 @@ typedef struct Visit
 	IdemPhase next;					 /* the sweep whose turn it is */
 	IdemSweepBatch batches[IDEM_LAST_SWEEP + 1];
 	IdemTickReport ticks;
+	MemoryContext tick_context;
+	TimestampTz round; /* when the round of ticks began */
+	List *due;		   /* names of the schedules that are due */
+	text *name;		   /* the one that is tried */
 } Visit;
-
-/* The schedules of this database during a visit */
-typedef struct Ticks
-{
-	MemoryContext context;
-	TimestampTz now;
-	List *due; /* names of schedules */
-	int skip;
-	text *name; /* the one that is tried */
-	IdemTickReport *report;
-} Ticks;
 
 /* What a transaction of the worker does with schedules */
 typedef enum TickStep
@@ -99,12 +85,6 @@ typedef enum TableState
 
 /* Progress of cleanup in this database, as published */
 static IdemProgress progress;
-
-static void
-publish_progress(void)
-{
-	idem_entries_set_progress(MyDatabaseId, &progress);
-}
 
 /* W8: find a table in the schema idem that is a member of the extension */
 static Oid
@@ -185,19 +165,13 @@ commit_transaction(void)
 
 /*
  * After an error: roll back, and copy the message to a buffer of IDEM_ERROR_TEXT_LEN bytes,
- * unless it has one already.  The transaction gives the identity of the process back.
+ * unless it has one already
  */
 static void
 recover_from_error(MemoryContext context, char *message)
 {
-	ErrorData *error;
+	ErrorData *error = idem_process_recover(context);
 
-	MemoryContextSwitchTo(context);
-	error = CopyErrorData();
-	FlushErrorState();
-	AbortOutOfAnyTransaction();
-	LWLockReleaseAll();
-	MemoryContextSwitchTo(context);
 	pgstat_report_activity(STATE_IDLE, NULL);
 	if (message[0] == '\0')
 		idem_exchange_copy_error(message, error->message);
@@ -210,9 +184,9 @@ recover_from_error(MemoryContext context, char *message)
  * schedule is due still.
  */
 static bool
-try_step(Ticks *ticks, TickStep step)
+try_step(Visit *visit, TickStep step)
 {
-	IdemTickReport *report = ticks->report;
+	IdemTickReport *report = &visit->ticks;
 	volatile bool is_left = true;
 
 	PG_TRY();
@@ -222,17 +196,17 @@ try_step(Ticks *ticks, TickStep step)
 		int njobs = 0;
 
 		if (state == TABLES_READY && step == STEP_TICK)
-			ticked = idem_schedulestore_tick(ticks->name, ticks->now, false, &njobs);
+			ticked = idem_schedulestore_tick(visit->name, visit->round, false, &njobs);
 		else if (state == TABLES_READY && !idem_schedulestore_is_subscribed())
 		{
-			MemoryContext oldcontext = MemoryContextSwitchTo(ticks->context);
+			MemoryContext oldcontext = MemoryContextSwitchTo(visit->tick_context);
 			IdemTable schedules;
 
-			idem_schedulestore_open(&schedules, RowExclusiveLock);
+			idem_table_open(&schedules, &idem_schedulestore_def, RowExclusiveLock);
 			if (step == STEP_LIST)
-				ticks->due = idem_schedulestore_list_due(&schedules, ticks->now, ticks->skip, MAX_LISTED);
+				visit->due = idem_schedulestore_list_due(&schedules, visit->round, visit->request->tick_skip, MAX_LISTED);
 			else
-				idem_entries_lower_tick(MyDatabaseId, idem_schedulestore_next(&schedules, ticks->now));
+				idem_entries_lower_tick(MyDatabaseId, idem_schedulestore_next(&schedules, visit->round));
 			idem_table_close(&schedules);
 			MemoryContextSwitchTo(oldcontext);
 		}
@@ -245,7 +219,7 @@ try_step(Ticks *ticks, TickStep step)
 		bool is_locked = geterrcode() == ERRCODE_LOCK_NOT_AVAILABLE;
 		char error[IDEM_ERROR_TEXT_LEN] = "";
 
-		recover_from_error(ticks->context, error);
+		recover_from_error(visit->tick_context, error);
 		if (is_locked)
 			report->was_locked = true;
 		else if (!report->failed)
@@ -255,7 +229,7 @@ try_step(Ticks *ticks, TickStep step)
 									 step != STEP_TICK ?
 										 error :
 										 psprintf("%s (schedule \"%s\")", error,
-												  text_to_cstring(ticks->name)));
+												  text_to_cstring(visit->name)));
 		}
 	}
 	PG_END_TRY();
@@ -293,20 +267,17 @@ static void
 run_ticks(Visit *visit, int64 until)
 {
 	MemoryContext oldcontext = CurrentMemoryContext;
-	TimestampTz round = visit->request->round;
-	Ticks ticks = {
-		.context = AllocSetContextCreate(oldcontext, "idem ticks", ALLOCSET_DEFAULT_SIZES),
-		.now = round != 0 ? round : idem_clock_now(),
-		.skip = visit->request->tick_skip,
-		.report = &visit->ticks};
+	int skip = visit->request->tick_skip;
 	int64 turn_end = idem_clock_steady() + TURN;
 	TimestampTz next;
 	bool more;
 	ListCell *lc;
 
-	(void) try_step(&ticks, STEP_LIST);
-	more = list_length(ticks.due) == MAX_LISTED;
-	foreach (lc, ticks.due)
+	visit->tick_context = AllocSetContextCreate(oldcontext, "idem ticks", ALLOCSET_DEFAULT_SIZES);
+	visit->round = visit->request->round != 0 ? visit->request->round : idem_clock_now();
+	(void) try_step(visit, STEP_LIST);
+	more = list_length(visit->due) == MAX_LISTED;
+	foreach (lc, visit->due)
 	{
 		int64 now = idem_clock_steady();
 
@@ -317,19 +288,19 @@ run_ticks(Visit *visit, int64 until)
 			more = true;
 			break;
 		}
-		ticks.name = lfirst(lc);
-		if (try_step(&ticks, STEP_TICK))
-			ticks.skip++;
+		visit->name = lfirst(lc);
+		if (try_step(visit, STEP_TICK))
+			skip++;
 	}
 	if (more)
 	{
-		visit->ticks.round = ticks.now;
-		visit->ticks.skip = ticks.skip;
+		visit->ticks.round = visit->round;
+		visit->ticks.skip = skip;
 		idem_entries_lower_tick(MyDatabaseId, idem_clock_now());
 	}
-	(void) try_step(&ticks, STEP_NEXT);
+	(void) try_step(visit, STEP_NEXT);
 	MemoryContextSwitchTo(oldcontext);
-	MemoryContextDelete(ticks.context);
+	MemoryContextDelete(visit->tick_context);
 }
 
 /*
@@ -378,7 +349,7 @@ run_batch(Visit *visit, IdemPhase phase)
 	batch->removed = batch->rows = batch->left = 0;
 	batch->more = false;
 	progress.phase = phase;
-	publish_progress();
+	idem_entries_set_progress(MyDatabaseId, &progress);
 	PG_TRY();
 	{
 		TableState state =
@@ -394,7 +365,7 @@ run_batch(Visit *visit, IdemPhase phase)
 		progress.removed += batch->removed;
 		progress.working += took;
 		progress.cursors[phase] = batch->cursor;
-		publish_progress();
+		idem_entries_set_progress(MyDatabaseId, &progress);
 		if (batch->more)
 			pause_for(visit, took * visit->request->pause);
 	}
@@ -408,7 +379,7 @@ run_batch(Visit *visit, IdemPhase phase)
 		{
 			batch->cursor.page++;
 			progress.cursors[phase] = batch->cursor;
-			publish_progress();
+			idem_entries_set_progress(MyDatabaseId, &progress);
 		}
 	}
 	PG_END_TRY();
@@ -440,7 +411,7 @@ run_sweeps(Visit *visit)
 		progress.started_at = GetCurrentTimestamp();
 		progress.removed = progress.working = 0;
 	}
-	publish_progress();
+	idem_entries_set_progress(MyDatabaseId, &progress);
 
 	while (nleft > 0 && idem_clock_steady() < visit->until)
 	{
@@ -470,9 +441,9 @@ visit_database(Visit *visit)
 
 	(void) idem_entries_get_progress(MyDatabaseId, &progress);
 	visit->was_used = idem_entries_begin_visit();
-	idem_process_take_database_settings();
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
+	idem_process_take_database_settings();
 	exists = OidIsValid(get_extension_oid("idem", true));
 	CommitTransactionCommand();
 	if (!exists)
@@ -550,7 +521,7 @@ report_outcome(IdemVisitOutcome outcome, const Visit *visit)
 		progress.error_at = GetCurrentTimestamp();
 		strlcpy(progress.error, visit->error, IDEM_ERROR_TEXT_LEN);
 	}
-	publish_progress();
+	idem_entries_set_progress(MyDatabaseId, &progress);
 }
 
 /* A worker that is terminated in the middle of a sweep is not at work any more */
@@ -561,7 +532,7 @@ at_exit(int code, Datum arg)
 	if (progress.phase >= IDEM_FIRST_SWEEP && progress.phase <= IDEM_LAST_SWEEP)
 	{
 		progress.phase = IDEM_PHASE_IDLE;
-		publish_progress();
+		idem_entries_set_progress(MyDatabaseId, &progress);
 	}
 }
 

@@ -295,11 +295,9 @@ idem_args_max_attempts(FunctionCallInfo fcinfo, int arg)
 	if (PG_ARGISNULL(arg))
 		return 0;
 	if (PG_GETARG_INT32(arg) < 1)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid value of \"%s\"", "max_attempts"),
-				errdetail("The number is %d; it must be at least 1.", PG_GETARG_INT32(arg)),
-				errhint("Leave it out for the default."));
+		idem_args_refuse_value("max_attempts",
+							   psprintf("The number is %d; it must be at least 1.", PG_GETARG_INT32(arg)),
+							   "Leave it out for the default.");
 	return PG_GETARG_INT32(arg);
 }
 
@@ -347,6 +345,17 @@ idem_args_job_id(FunctionCallInfo fcinfo, int arg)
 	return PG_GETARG_INT64(arg);
 }
 
+/* Raise the error for a value that an argument, or a column, must not have */
+void
+idem_args_refuse_value(const char *name, const char *detail, const char *hint)
+{
+	ereport(ERROR,
+			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("invalid value of \"%s\"", name),
+			errdetail("%s", detail),
+			errhint("%s", hint));
+}
+
 /* Raise the error for arguments that need or exclude one another; arg: one of them */
 void
 idem_args_refuse_combination(const char *arg, const char *detail, const char *hint)
@@ -364,11 +373,9 @@ idem_args_max_jobs(FunctionCallInfo fcinfo, int arg, int limit)
 {
 	idem_args_require(fcinfo, arg, "max_jobs", "Leave it out for the default.");
 	if (PG_GETARG_INT32(arg) < 1 || PG_GETARG_INT32(arg) > limit)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid value of \"%s\"", "max_jobs"),
-				errdetail("The number is %d; it must be between 1 and %d.", PG_GETARG_INT32(arg), limit),
-				errhint("Leave it out for the default."));
+		idem_args_refuse_value("max_jobs",
+							   psprintf("The number is %d; it must be between 1 and %d.", PG_GETARG_INT32(arg), limit),
+							   "Leave it out for the default.");
 	return PG_GETARG_INT32(arg);
 }
 
@@ -379,11 +386,8 @@ idem_args_run_at(FunctionCallInfo fcinfo, int arg)
 	TimestampTz run_at = PG_GETARG_TIMESTAMPTZ(arg);
 
 	if (TIMESTAMP_NOT_FINITE(run_at))
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid value of \"%s\"", "run_at"),
-				errdetail("The time must be finite."),
-				errhint("Leave it out, or pass now() for a job that is due at once."));
+		idem_args_refuse_value("run_at", "The time must be finite.",
+							   "Leave it out, or pass now() for a job that is due at once.");
 	return run_at;
 }
 

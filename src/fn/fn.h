@@ -212,6 +212,8 @@ extern int64 idem_args_optional_token(FunctionCallInfo fcinfo, int arg);
 extern int64 idem_args_token(FunctionCallInfo fcinfo, int arg);
 extern void idem_args_require(FunctionCallInfo fcinfo, int arg, const char *name, const char *hint);
 extern int64 idem_args_job_id(FunctionCallInfo fcinfo, int arg);
+pg_noreturn extern void idem_args_refuse_value(const char *name, const char *detail,
+											   const char *hint);
 pg_noreturn extern void idem_args_refuse_combination(const char *arg, const char *detail,
 													 const char *hint);
 extern TimestampTz idem_args_run_at(FunctionCallInfo fcinfo, int arg);

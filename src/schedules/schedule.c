@@ -10,9 +10,6 @@
  */
 #include "postgres.h"
 
-#include "catalog/pg_type.h"
-#include "miscadmin.h"
-#include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
@@ -39,6 +36,8 @@ IDEM_FUNCTION(idem_schedule_pause);
 IDEM_FUNCTION(idem_schedule_resume);
 IDEM_FUNCTION(idem_tick);
 
+#define NAME_HINT "Pass a short name for what is to be done, for example 'nightly-report'."
+
 /* The name of the schedule (T8) */
 static text *
 get_name(FunctionCallInfo fcinfo)
@@ -46,8 +45,7 @@ get_name(FunctionCallInfo fcinfo)
 	text *name;
 	int len;
 
-	idem_args_require(fcinfo, ARG_NAME, "name",
-					  "Pass a short name for what is to be done, for example 'nightly-report'.");
+	idem_args_require(fcinfo, ARG_NAME, "name", NAME_HINT);
 	name = PG_GETARG_TEXT_PP(ARG_NAME);
 	len = VARSIZE_ANY_EXHDR(name);
 	if (len < 1 || len > IDEM_MAX_SCHEDULE_LEN)
@@ -55,18 +53,8 @@ get_name(FunctionCallInfo fcinfo)
 				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("invalid length of schedule name"),
 				errdetail("The name has %d bytes; it must have between 1 and %d.", len, IDEM_MAX_SCHEDULE_LEN),
-				errhint("Pass a short name for what is to be done, for example 'nightly-report'."));
+				errhint(NAME_HINT));
 	return name;
-}
-
-pg_noreturn static void
-reject_value(const char *arg, const char *detail, const char *hint)
-{
-	ereport(ERROR,
-			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			errmsg("invalid value of \"%s\"", arg),
-			errdetail("%s", detail),
-			errhint("%s", hint));
 }
 
 /* The argument, or the default if it is null */
@@ -86,7 +74,7 @@ get_time(FunctionCallInfo fcinfo, int arg, const char *name, TimestampTz otherwi
 		return otherwise;
 	time = PG_GETARG_TIMESTAMPTZ(arg);
 	if (TIMESTAMP_NOT_FINITE(time))
-		reject_value(name, "The time must be finite.", "Leave it out for a schedule without this limit.");
+		idem_args_refuse_value(name, "The time must be finite.", "Leave it out for a schedule without this limit.");
 	return time;
 }
 
@@ -102,18 +90,16 @@ get_rhythm(FunctionCallInfo fcinfo, IdemRhythm *rhythm)
 
 	memset(rhythm, 0, sizeof(*rhythm));
 	if (PG_ARGISNULL(ARG_CRON) == PG_ARGISNULL(ARG_EVERY))
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid combination of arguments with \"cron\""),
-				PG_ARGISNULL(ARG_CRON) ? errdetail("Neither cron nor every was passed.") :
-										 errdetail("Both cron and every were passed."),
-				errhint("Pass cron => '0 4 * * *' or every => '10 minutes'."));
+		idem_args_refuse_combination("cron",
+									 PG_ARGISNULL(ARG_CRON) ? "Neither cron nor every was passed." :
+															  "Both cron and every were passed.",
+									 "Pass cron => '0 4 * * *' or every => '10 minutes'.");
 	rhythm->cron = PG_ARGISNULL(ARG_CRON) ? NULL : PG_GETARG_TEXT_PP(ARG_CRON);
 	rhythm->time_zone = get_text(fcinfo, ARG_TIME_ZONE, "UTC");
 	rhythm->starts_at = get_time(fcinfo, ARG_STARTS_AT, "starts_at", DT_NOBEGIN);
 	rhythm->ends_at = get_time(fcinfo, ARG_ENDS_AT, "ends_at", DT_NOEND);
 	if (rhythm->ends_at < rhythm->starts_at)
-		reject_value("ends_at", "The end is before the start.", "Pass a later time, or leave it out.");
+		idem_args_refuse_value("ends_at", "The end is before the start.", "Pass a later time, or leave it out.");
 	idem_ticks_check(rhythm);
 
 	if (rhythm->cron == NULL)
@@ -122,24 +108,24 @@ get_rhythm(FunctionCallInfo fcinfo, IdemRhythm *rhythm)
 
 		/* a day is 24 hours; months differ in length */
 		if (!INTERVAL_NOT_FINITE(every) && every->month != 0)
-			reject_value("every", "Months and years differ in length.",
-						 "Pass cron, for example '0 0 1 * *' for the first day of each month, or an interval of days.");
+			idem_args_refuse_value("every", "Months and years differ in length.",
+								   "Pass cron, for example '0 0 1 * *' for the first day of each month, or an interval of days.");
 		rhythm->every = idem_args_span(PG_GETARG_DATUM(ARG_EVERY), "every", IDEM_SPAN_EVERY);
 		if (VARSIZE_ANY_EXHDR(rhythm->time_zone) != 3 ||
 			memcmp(VARDATA_ANY(rhythm->time_zone), "UTC", 3) != 0)
-			reject_value("time_zone", "An interval has no time zone, because a day is 24 hours.",
-						 "Leave it out, or pass cron.");
+			idem_args_refuse_value("time_zone", "An interval has no time zone, because a day is 24 hours.",
+								   "Leave it out, or pass cron.");
 		return;
 	}
 	unlimited = *rhythm;
 	unlimited.ends_at = DT_NOEND;
 	if (idem_ticks_first(&unlimited, idem_clock_now()) == DT_NOEND)
-		reject_value("cron", "The fields \"day\" and \"month\" match no day.",
-					 "Check the day of the month: February has at most 29 days.");
+		idem_args_refuse_value("cron", "The fields \"day\" and \"month\" match no day.",
+							   "Check the day of the month: February has at most 29 days.");
 	if (!TIMESTAMP_IS_NOBEGIN(rhythm->starts_at) &&
 		idem_ticks_first(rhythm, rhythm->starts_at - 1) == DT_NOEND)
-		reject_value("ends_at", "There is no tick between the start and the end.",
-					 "Pass a later time, or leave it out.");
+		idem_args_refuse_value("ends_at", "There is no tick between the start and the end.",
+							   "Pass a later time, or leave it out.");
 }
 
 /* T9: a role that may not enqueue may not declare a schedule, because each tick of it would fail */
@@ -171,7 +157,7 @@ idem_schedule(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(ARG_PAYLOAD))
 		schedule.payload = idem_args_jsonb(PG_GETARG_DATUM(ARG_PAYLOAD), "payload");
 
-	idem_schedulestore_open(&schedules, RowExclusiveLock);
+	idem_table_open(&schedules, &idem_schedulestore_def, RowExclusiveLock);
 	next = idem_schedulestore_set(&schedules, &schedule);
 	idem_table_close(&schedules);
 	if (next == DT_NOEND)
@@ -187,7 +173,7 @@ change_schedule(FunctionCallInfo fcinfo, bool (*change)(IdemTable *schedules, te
 	IdemTable schedules;
 	bool changed;
 
-	idem_schedulestore_open(&schedules, RowExclusiveLock);
+	idem_table_open(&schedules, &idem_schedulestore_def, RowExclusiveLock);
 	changed = change(&schedules, name);
 	idem_table_close(&schedules);
 	return changed;
@@ -250,7 +236,7 @@ idem_tick(PG_FUNCTION_ARGS)
 				errhint("Schedules tick here when the subscription is dropped."));
 		PG_RETURN_INT32(0);
 	}
-	idem_schedulestore_open(&schedules, RowExclusiveLock);
+	idem_table_open(&schedules, &idem_schedulestore_def, RowExclusiveLock);
 	due = idem_schedulestore_list_due(&schedules, tick.now, 0, INT_MAX);
 	idem_table_close(&schedules);
 	foreach (lc, due)

@@ -1,12 +1,6 @@
 /*
  * schedules.h
- *		Types and functions that the files about schedules share.
- *
- * Calls go down only:
- *
- *	SQL functions	schedule.c: declare, remove, pause, tick
- *	store			schedulestore.c: the rows; the ticks of a schedule become jobs
- *	instants		ticks.c: when a schedule ticks, and which ticks are due
+ *		Schedules: when they tick, and their rows.
  */
 #ifndef IDEM_SCHEDULES_H
 #define IDEM_SCHEDULES_H
@@ -85,7 +79,6 @@ extern void idem_ticks_due(const IdemRhythm *rhythm, TimestampTz next, IdemMisse
 /* schedulestore.c */
 extern void idem_schedulestore_end_transaction(bool is_commit);
 extern const IdemTableDef idem_schedulestore_def;
-extern void idem_schedulestore_open(IdemTable *schedules, LOCKMODE lockmode);
 extern bool idem_schedulestore_is_subscribed(void);
 extern TimestampTz idem_schedulestore_set(IdemTable *schedules, const IdemSchedule *schedule);
 extern bool idem_schedulestore_drop(IdemTable *schedules, text *name);

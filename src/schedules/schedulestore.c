@@ -17,12 +17,7 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
-#include "access/stratnum.h"
 #include "access/xact.h"
-#include "catalog/pg_type.h"
-#include "miscadmin.h"
-#include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -30,6 +25,9 @@
 #include "schedules/schedules.h"
 
 #define KEY_SUFFIX_LEN 40
+
+/* For a row that was not written by the functions here */
+#define REPAIR_HINT "Declare the schedule again."
 
 StaticAssertDecl(IDEM_MAX_SCHEDULE_LEN + KEY_SUFFIX_LEN <= IDEM_MAX_KEY_LEN,
 				 "the key of a tick is not longer than other keys");
@@ -61,12 +59,6 @@ note_tick(TimestampTz tick)
 	idem_fn_at_end |= IDEM_AT_END_TICK;
 }
 
-void
-idem_schedulestore_open(IdemTable *schedules, LOCKMODE lockmode)
-{
-	idem_table_open(schedules, &idem_schedulestore_def, lockmode);
-}
-
 /* T6: does a subscription write the schedules or the jobs?  Then the publisher ticks. */
 bool
 idem_schedulestore_is_subscribed(void)
@@ -76,15 +68,6 @@ idem_schedulestore_is_subscribed(void)
 	return idem_check_any_subscribed(tables);
 }
 
-static IdemLookup
-make_lookup(IdemTable *schedules, text *name)
-{
-	IdemLookup lookup = {
-		.index = schedules->pkey, .value = PointerGetDatum(name), .equal = F_TEXTEQ};
-
-	return lookup;
-}
-
 /*
  * Find the schedule and lock its row, which waits.  Raises an error unless the current user may
  * change it (T8), or if it must exist and does not.  NULL: there is none.
@@ -92,7 +75,8 @@ make_lookup(IdemTable *schedules, text *name)
 static TupleTableSlot *
 lock_schedule(IdemTable *schedules, text *name, bool must_exist)
 {
-	IdemLookup lookup = make_lookup(schedules, name);
+	IdemLookup lookup = {
+		.index = schedules->pkey, .value = PointerGetDatum(name), .equal = F_TEXTEQ};
 	IdemProbeResult probe;
 	IdemQueue queue = {0};
 
@@ -135,17 +119,6 @@ set_time(TupleTableSlot *row, AttrNumber attno, TimestampTz time)
 		idem_row_set(row, attno, TimestampTzGetDatum(time));
 }
 
-/* The row was not written by the functions here */
-pg_noreturn static void
-reject_row(const char *column, const char *detail)
-{
-	ereport(ERROR,
-			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			errmsg("invalid value of \"%s\"", column),
-			errdetail("%s", detail),
-			errhint("Declare the schedule again."));
-}
-
 /* When the schedule ticks */
 static void
 read_rhythm(TupleTableSlot *row, IdemRhythm *rhythm)
@@ -155,16 +128,16 @@ read_rhythm(TupleTableSlot *row, IdemRhythm *rhythm)
 	memset(rhythm, 0, sizeof(*rhythm));
 	rhythm->cron = idem_row_text(row, IDEM_SCHEDULES_CRON);
 	if (every.isnull == (rhythm->cron == NULL))
-		reject_row("cron", "Either cron or every must be null.");
+		idem_args_refuse_value("cron", "Either cron or every must be null.", REPAIR_HINT);
 	if (!every.isnull)
 		rhythm->every = idem_args_span(every.value, "every", IDEM_SPAN_EVERY);
 	rhythm->time_zone = idem_row_text(row, IDEM_SCHEDULES_TIME_ZONE);
 	rhythm->starts_at = get_time(row, IDEM_SCHEDULES_STARTS_AT, DT_NOBEGIN);
 	rhythm->ends_at = get_time(row, IDEM_SCHEDULES_ENDS_AT, DT_NOEND);
 	if (!every.isnull && TIMESTAMP_NOT_FINITE(rhythm->starts_at))
-		reject_row("starts_at", "An interval must have a finite start.");
+		idem_args_refuse_value("starts_at", "An interval must have a finite start.", REPAIR_HINT);
 	if (TIMESTAMP_IS_NOBEGIN(get_time(row, IDEM_SCHEDULES_NEXT_TICK, DT_NOEND)))
-		reject_row("next_tick", "The time must be finite.");
+		idem_args_refuse_value("next_tick", "The time must be finite.", REPAIR_HINT);
 }
 
 /*
@@ -213,48 +186,43 @@ choose_next(TupleTableSlot *row, const IdemSchedule *schedule, IdemRhythm *rhyth
 }
 
 /*
- * The number of schedules, with those that another open transaction inserts or removes, as if the
- * one commits and the other one rolls back.  An open update counts once.
- */
-static int64
-count_schedules(IdemTable *schedules)
-{
-	SnapshotData dirty;
-	TupleTableSlot *row = idem_table_row(schedules);
-	IndexScanDesc scan;
-	int64 n = 0;
-
-	InitDirtySnapshot(dirty);
-	scan = index_beginscan(schedules->heap, schedules->pkey, &dirty, NULL, 0, 0, SO_NONE);
-	index_rescan(scan, NULL, 0, NULL, 0);
-	while (index_getnext_slot(scan, ForwardScanDirection, row))
-	{
-		CHECK_FOR_INTERRUPTS();
-		if (!TransactionIdIsValid(dirty.xmax) || idem_row_is_last_version(row))
-			n++;
-	}
-	index_endscan(scan);
-	return n;
-}
-
-/*
  * T10: insert a schedule, unless there are too many.  One lock for all names, for a moment, lets
  * one transaction at a time count and insert, so that the limit is exact.
  */
 static bool
 insert_schedule(IdemTable *schedules, TupleTableSlot *row)
 {
+	SnapshotData dirty;
+	TupleTableSlot *other = idem_table_row(schedules);
+	IndexScanDesc scan;
+	int n = 0;
 	bool inserted;
 
 	idem_table_open_indexes(schedules);
 	idem_table_lock_toast(schedules);
 	idem_table_lock_hash(schedules, 0);
-	if (count_schedules(schedules) >= IDEM_MAX_SCHEDULES)
+
+	/*
+	 * Those that another open transaction inserts or removes count, as if the one commits and the
+	 * other one rolls back.  An open update counts once.
+	 */
+	InitDirtySnapshot(dirty);
+	scan = index_beginscan(schedules->heap, schedules->pkey, &dirty, NULL, 0, 0, SO_NONE);
+	index_rescan(scan, NULL, 0, NULL, 0);
+	while (index_getnext_slot(scan, ForwardScanDirection, other))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!TransactionIdIsValid(dirty.xmax) || idem_row_is_last_version(other))
+			n++;
+	}
+	index_endscan(scan);
+	if (n >= IDEM_MAX_SCHEDULES)
 		ereport(ERROR,
 				errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				errmsg("too many schedules"),
 				errdetail("This database has %d schedules, and may not have more.", IDEM_MAX_SCHEDULES),
 				errhint("Remove schedules with idem_unschedule(), or let one schedule do the work of many."));
+
 	inserted = idem_table_insert(schedules, row);
 	idem_table_unlock_hash(schedules, 0);
 	return inserted;
@@ -459,25 +427,20 @@ make_key(const text *name, TimestampTz tick)
 {
 	struct pg_tm tm;
 	fsec_t fsec;
-	char suffix[KEY_SUFFIX_LEN];
-	int len = VARSIZE_ANY_EXHDR(name);
-	text *key;
+	StringInfoData key;
 
 	if (timestamp2tm(tick, NULL, &tm, &fsec, NULL, NULL) != 0)
 		ereport(ERROR,
 				errcode(ERRCODE_DATETIME_VALUE_OUT_OF_RANGE),
 				errmsg("timestamp out of range"));
-	snprintf(suffix, sizeof(suffix), "@%04d-%02d-%02dT%02d:%02d:%02d", tm.tm_year, tm.tm_mon,
-			 tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec);
+	initStringInfo(&key);
+	appendBinaryStringInfo(&key, VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));
+	appendStringInfo(&key, "@%04d-%02d-%02dT%02d:%02d:%02d", tm.tm_year, tm.tm_mon, tm.tm_mday,
+					 tm.tm_hour, tm.tm_min, tm.tm_sec);
 	if (fsec != 0)
-		snprintf(suffix + strlen(suffix), sizeof(suffix) - strlen(suffix), ".%06d", (int) fsec);
-	strlcat(suffix, "Z", sizeof(suffix));
-
-	key = palloc(VARHDRSZ + len + strlen(suffix));
-	SET_VARSIZE(key, VARHDRSZ + len + strlen(suffix));
-	memcpy(VARDATA(key), VARDATA_ANY(name), len);
-	memcpy(VARDATA(key) + len, suffix, strlen(suffix));
-	return key;
+		appendStringInfo(&key, ".%06d", (int) fsec);
+	appendStringInfoChar(&key, 'Z');
+	return cstring_to_text_with_len(key.data, key.len);
 }
 
 /*
@@ -487,26 +450,18 @@ make_key(const text *name, TimestampTz tick)
 static void
 check_owner(Oid owner, const IdemQueue *queue)
 {
+	static const char *const messages[] = {
+		[IDEM_ROLE_IS_GONE] = "the owner of the schedule does not exist",
+		[IDEM_NO_EXECUTE] = "the owner of the schedule may not execute idem_enqueue()",
+		[IDEM_QUEUE_OF_ANOTHER] = "the owner of the schedule may not use its queue"};
+	IdemMayEnqueue may = idem_queuestore_may_enqueue(owner, queue->owner);
 	char *name = GetUserNameFromId(owner, true);
-	const char *message = NULL;
 
-	switch (idem_queuestore_may_enqueue(owner, queue->owner))
-	{
-		case IDEM_MAY_ENQUEUE:
-			return;
-		case IDEM_ROLE_IS_GONE:
-			message = "the owner of the schedule does not exist";
-			break;
-		case IDEM_NO_EXECUTE:
-			message = "the owner of the schedule may not execute idem_enqueue()";
-			break;
-		case IDEM_QUEUE_OF_ANOTHER:
-			message = "the owner of the schedule may not use its queue";
-			break;
-	}
+	if (may == IDEM_MAY_ENQUEUE)
+		return;
 	ereport(ERROR,
 			errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			errmsg("%s", message),
+			errmsg("%s", messages[may]),
 			name != NULL ? errdetail("The role \"%s\" has declared the schedule last.", name) :
 						   errdetail("The role %u has declared the schedule last; it was dropped.", owner),
 			name != NULL ?
@@ -529,7 +484,7 @@ idem_schedulestore_tick(text *name, TimestampTz now, bool tell_launcher, int *nj
 {
 	IdemTable schedules;
 	IdemTable jobs;
-	IdemLookup lookup;
+	IdemLookup lookup = {.value = PointerGetDatum(name), .equal = F_TEXTEQ};
 	IdemProbeResult probe;
 	TM_Result locked = TM_Deleted;
 	TupleTableSlot *row;
@@ -542,8 +497,8 @@ idem_schedulestore_tick(text *name, TimestampTz now, bool tell_launcher, int *nj
 	Jsonb *payload;
 
 	/* lock the row of the schedule that is due, without waiting */
-	idem_schedulestore_open(&schedules, RowExclusiveLock);
-	lookup = make_lookup(&schedules, name);
+	idem_table_open(&schedules, &idem_schedulestore_def, RowExclusiveLock);
+	lookup.index = schedules.pkey;
 	idem_probe_latest(&schedules, &lookup, &probe);
 	row = probe.row;
 	if (probe.found == IDEM_FOUND_ROW)
@@ -559,7 +514,7 @@ idem_schedulestore_tick(text *name, TimestampTz now, bool tell_launcher, int *nj
 	 * key; a duplicate is always absorbed, and its payload is ignored.
 	 */
 	missed = idem_args_word(idem_row_text(row, IDEM_SCHEDULES_MISSED), "missed",
-							idem_missed_words, "Declare the schedule again.");
+							idem_missed_words, REPAIR_HINT);
 	idem_queuestore_get(idem_args_queue_name(idem_row_datum(row, IDEM_SCHEDULES_QUEUE)), &enqueue.queue);
 	check_owner(idem_row_oid(row, IDEM_SCHEDULES_OWNER), &enqueue.queue);
 	enqueue.policy = enqueue.queue.policy;

@@ -16,10 +16,8 @@
 #include "postgres.h"
 
 #include "common/int.h"
-#include "miscadmin.h"
 #include "pgtime.h"
 #include "port/pg_bitutils.h"
-#include "utils/builtins.h"
 #include "utils/datetime.h"
 #include "utils/timestamp.h"
 
@@ -135,20 +133,10 @@ typedef struct Walk
 const char *const idem_missed_words[] = {"skip", "once", "all", NULL};
 
 pg_noreturn static void
-reject_cron(const char *detail, const char *hint)
-{
-	ereport(ERROR,
-			errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			errmsg("invalid value of \"%s\"", "cron"),
-			errdetail("%s", detail),
-			errhint("%s", hint));
-}
-
-pg_noreturn static void
 reject_field(const CronText *text, const char *reason, const char *hint)
 {
-	reject_cron(psprintf("The field \"%s\" is \"%s\"; %s.", fields[text->field].name, text->text, reason),
-				hint);
+	idem_args_refuse_value("cron", psprintf("The field \"%s\" is \"%s\"; %s.", fields[text->field].name, text->text, reason),
+						   hint);
 }
 
 /* Say which values the field has, and what to write instead of signs that only other schedulers have */
@@ -270,25 +258,6 @@ split_fields(char *str, char **texts)
 	return n;
 }
 
-/* The five fields that a shorthand stands for; it must be alone */
-static const char *
-expand_shorthand(const char *shorthand, int nfields)
-{
-	const char *hint = "Write one of these, or five fields: minute, hour, day, month and weekday.";
-
-	for (int i = 0; nfields == 1 && i < (int) lengthof(shorthands); i++)
-	{
-		if (pg_strcasecmp(shorthand, shorthands[i].name) == 0)
-			return shorthands[i].fields;
-	}
-	if (pg_strcasecmp(shorthand, "@every") == 0)
-		hint = "Pass an interval as \"every\" instead of \"cron\", such as every => '5 minutes'.";
-	else if (pg_strcasecmp(shorthand, "@reboot") == 0)
-		hint = "A schedule does not know when a server or a program starts: call idem_enqueue() at that time.";
-	reject_cron(psprintf("The expression begins with \"%s\"; it must be one of @yearly, @annually, @monthly, @weekly, @daily, @midnight and @hourly, and nothing else.", shorthand),
-				hint);
-}
-
 /* Read an expression (T2, T8) */
 static void
 parse_cron(const text *expression, Cron *cron)
@@ -296,22 +265,42 @@ parse_cron(const text *expression, Cron *cron)
 	int len = VARSIZE_ANY_EXHDR(expression);
 	char *texts[NFIELDS];
 	int nfields;
+	const char *hint;
 
 	if (len > MAX_CRON_LEN)
-		reject_cron(psprintf("The expression has %d bytes; it must have at most %d.", len, MAX_CRON_LEN),
-					"Write ranges and steps instead of long lists.");
+		idem_args_refuse_value("cron", psprintf("The expression has %d bytes; it must have at most %d.", len, MAX_CRON_LEN),
+							   "Write ranges and steps instead of long lists.");
 	nfields = split_fields(text_to_cstring(expression), texts);
+
+	/* a shorthand, which must be alone, stands for five fields */
 	if (nfields > 0 && *texts[0] == '@')
-		nfields = split_fields(pstrdup(expand_shorthand(texts[0], nfields)), texts);
+	{
+		const char *shorthand = texts[0];
+		const char *full = NULL;
+
+		for (int i = 0; nfields == 1 && i < (int) lengthof(shorthands); i++)
+		{
+			if (pg_strcasecmp(shorthand, shorthands[i].name) == 0)
+				full = shorthands[i].fields;
+		}
+		hint = "Write one of these, or five fields: minute, hour, day, month and weekday.";
+		if (pg_strcasecmp(shorthand, "@every") == 0)
+			hint = "Pass an interval as \"every\" instead of \"cron\", such as every => '5 minutes'.";
+		else if (pg_strcasecmp(shorthand, "@reboot") == 0)
+			hint = "A schedule does not know when a server or a program starts: call idem_enqueue() at that time.";
+		if (full == NULL)
+			idem_args_refuse_value("cron", psprintf("The expression begins with \"%s\"; it must be one of @yearly, @annually, @monthly, @weekly, @daily, @midnight and @hourly, and nothing else.", shorthand),
+								   hint);
+		nfields = split_fields(pstrdup(full), texts);
+	}
 	if (nfields != NFIELDS)
 	{
-		const char *hint = "Write minute, hour, day, month and weekday, or a shorthand such as @daily.";
-
+		hint = "Write minute, hour, day, month and weekday, or a shorthand such as @daily.";
 		if (nfields > 0 && strchr(texts[0], '=') != NULL)
 			hint = "Pass the time zone as \"time_zone\".";
 		else if (nfields > NFIELDS)
 			hint = "Write minute, hour, day, month and weekday. Seconds and years are not possible; for a short interval pass \"every\" instead of \"cron\".";
-		reject_cron(psprintf("The number of fields is %d; it must be %d.", nfields, NFIELDS), hint);
+		idem_args_refuse_value("cron", psprintf("The number of fields is %d; it must be %d.", nfields, NFIELDS), hint);
 	}
 
 	for (int i = 0; i < NFIELDS; i++)
@@ -340,12 +329,10 @@ find_zone(const text *name)
 	pg_tz *zone = is_short ? pg_tzset(zone_name) : NULL;
 
 	if (zone == NULL || !pg_tz_acceptable(zone))
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid value of \"%s\"", "time_zone"),
-				is_short ? errdetail("The server does not know the time zone \"%s\".", zone_name) :
-						   errdetail("The server does not know a time zone with such a long name."),
-				errhint("The view pg_timezone_names lists the names, for example \"Europe/Berlin\"."));
+		idem_args_refuse_value("time_zone",
+							   is_short ? psprintf("The server does not know the time zone \"%s\".", zone_name) :
+										  "The server does not know a time zone with such a long name.",
+							   "The view pg_timezone_names lists the names, for example \"Europe/Berlin\".");
 	return zone;
 }
 
@@ -549,42 +536,37 @@ begin_walk(Walk *walk, const IdemRhythm *rhythm, TimestampTz after)
 	enter_segment(walk);
 }
 
-/* The next tick of the expression; DT_NOEND: there is none, and none will come */
-static TimestampTz
-next_of_cron(Walk *walk)
-{
-	int64 horizon = Min(walk->last + HORIZON, END_INSTANT);
-	int64 local;
-
-	CHECK_FOR_INTERRUPTS();
-	while (!walk->has_gap_tick &&
-		   !find_local(walk, walk->next, Min(walk->segment_end, horizon) + walk->offset, &local))
-	{
-		if (walk->segment_end >= horizon)
-			return DT_NOEND;
-		CHECK_FOR_INTERRUPTS();
-		enter_segment(walk);
-	}
-	if (walk->has_gap_tick)
-	{
-		walk->has_gap_tick = false;
-		walk->last = walk->segment_start;
-	}
-	else
-	{
-		walk->next = local + 1;
-		walk->last = local - walk->offset;
-	}
-	return (walk->last - UNIX_EPOCH) * USECS_PER_SEC;
-}
-
-/* The next tick; DT_NOEND: there is none */
+/* The next tick; DT_NOEND: there is none, and none will come */
 static TimestampTz
 walk_next(Walk *walk)
 {
-	TimestampTz tick =
-		walk->rhythm->cron != NULL ? next_of_cron(walk) : get_nth(walk->rhythm, walk->n++);
+	int64 horizon = Min(walk->last + HORIZON, END_INSTANT);
+	TimestampTz tick;
+	int64 local;
 
+	CHECK_FOR_INTERRUPTS();
+	if (walk->rhythm->cron == NULL)
+		tick = get_nth(walk->rhythm, walk->n++);
+	else
+	{
+		while (!walk->has_gap_tick &&
+			   !find_local(walk, walk->next, Min(walk->segment_end, horizon) + walk->offset, &local))
+		{
+			if (walk->segment_end >= horizon)
+				return DT_NOEND;
+			CHECK_FOR_INTERRUPTS();
+			enter_segment(walk);
+		}
+		if (walk->has_gap_tick)
+			walk->last = walk->segment_start;
+		else
+		{
+			walk->next = local + 1;
+			walk->last = local - walk->offset;
+		}
+		walk->has_gap_tick = false;
+		tick = (walk->last - UNIX_EPOCH) * USECS_PER_SEC;
+	}
 	return tick <= walk->rhythm->ends_at ? tick : DT_NOEND;
 }
 
@@ -624,23 +606,14 @@ idem_ticks_due(const IdemRhythm *rhythm, TimestampTz next, IdemMissed missed, Ti
 	}
 	for (; next <= now; next = walk_next(&walk))
 	{
-		CHECK_FOR_INTERRUPTS();
 		latest = next;
 		newest[ticks->n++ % IDEM_MAX_MISSED] = next;
 	}
 	ticks->next = next;
-	switch (missed)
-	{
-		case IDEM_MISSED_SKIP:
-			ticks->njobs = now - latest <= MAX_LATE ? 1 : 0;
-			break;
-		case IDEM_MISSED_ONCE:
-			ticks->njobs = 1;
-			break;
-		case IDEM_MISSED_ALL:
-			ticks->njobs = Min(ticks->n, IDEM_MAX_MISSED);
-			break;
-	}
+	if (missed == IDEM_MISSED_ALL)
+		ticks->njobs = Min(ticks->n, IDEM_MAX_MISSED);
+	else
+		ticks->njobs = missed == IDEM_MISSED_ONCE || now - latest <= MAX_LATE ? 1 : 0;
 	for (int i = 0; i < ticks->njobs; i++)
 		ticks->jobs[i] = newest[(ticks->n - ticks->njobs + i) % IDEM_MAX_MISSED];
 }

@@ -9,10 +9,8 @@
  */
 #include "postgres.h"
 
-#include "miscadmin.h"
 #include "utils/memutils.h"
 
-#include "jobs/fetch/fetch.h"
 #include "jobs/hold/hold.h"
 
 IDEM_FUNCTION(idem_drain);
@@ -38,11 +36,8 @@ idem_drain(PG_FUNCTION_ARGS)
 	idem_args_require(fcinfo, 2, "max_jobs", "Leave it out for the default.");
 	max_jobs = PG_GETARG_INT32(2);
 	if (max_jobs < 1)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid value of \"%s\"", "max_jobs"),
-				errdetail("The number is %d; it must be at least 1.", max_jobs),
-				errhint("Leave it out for the default."));
+		idem_args_refuse_value("max_jobs", psprintf("The number is %d; it must be at least 1.", max_jobs),
+							   "Leave it out for the default.");
 	idem_handler_check(handler, false);
 	idem_fetchstore_check_isolation("idem_drain()", "BEGIN ISOLATION LEVEL READ COMMITTED.");
 

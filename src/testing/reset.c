@@ -20,10 +20,6 @@
 #include "catalog/namespace.h"
 #include "commands/dbcommands.h"
 #include "lib/stringinfo.h"
-#include "miscadmin.h"
-#include "storage/latch.h"
-#include "storage/lmgr.h"
-#include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -46,21 +42,6 @@ static const struct
 	{"jobs", idem_jobtable_open},
 	{"job_keys", idem_jobtable_open_keys},
 	{"job_log", idem_jobtable_open_log}};
-
-/* V8: may the caller remove everything? */
-static void
-check_allowed(void)
-{
-	if (superuser() || idem_guc_allow_reset)
-		return;
-	ereport(ERROR,
-			errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			errmsg("idem_reset() is not allowed in this database"),
-			errdetail("It removes all keys and jobs, so that work of the past can run again. The setting \"%s\" is off.",
-					  "idem.allow_reset"),
-			errhint("In a test database, a superuser can run ALTER DATABASE %s SET idem.allow_reset = on. It takes effect for new sessions.",
-					idem_show_name(get_database_name(MyDatabaseId))));
-}
 
 /* Raise the error for a table that other transactions use, and name their processes (V9) */
 pg_noreturn static void
@@ -92,36 +73,6 @@ refuse_used_table(const char *name, Oid relid)
 }
 
 /*
- * V9: keep other transactions out.  This polls, because sessions would queue behind a wait in the
- * lock manager, and an error would end it.
- */
-static void
-lock_tables(void)
-{
-	static uint32 wait_event = 0;
-	Oid schema = get_namespace_oid("idem", false);
-	TimestampTz until = GetCurrentTimestamp() + MAX_WAIT;
-
-	if (wait_event == 0)
-		wait_event = WaitEventExtensionNew("IdemReset");
-	for (size_t i = 0; i < lengthof(tables); i++)
-	{
-		Oid relid = get_relname_relid(tables[i].name, schema);
-
-		if (!OidIsValid(relid))
-			idem_version_mismatch(psprintf("There is no table idem.%s.", tables[i].name));
-		while (!ConditionalLockRelationOid(relid, ExclusiveLock))
-		{
-			if (GetCurrentTimestamp() >= until)
-				refuse_used_table(tables[i].name, relid);
-			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 5, wait_event);
-			ResetLatch(MyLatch);
-			CHECK_FOR_INTERRUPTS();
-		}
-	}
-}
-
-/*
  * Delete all rows, which no other transaction holds (V9); returns their number.  A row may be a job
  * (A5) or a key (A6) whose end sessions wait for.
  */
@@ -139,20 +90,17 @@ empty_table(void (*open)(IdemTable *table, LOCKMODE lockmode))
 	scan = table_beginscan(table.heap, snapshot, 0, NULL, SO_NONE);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, row))
 	{
-		bool is_held = false;
-
 		CHECK_FOR_INTERRUPTS();
 		if (open == idem_keyrow_open)
 		{
 			IdemKeyRow key;
 
 			idem_keyrow_read(row, 0, &key);
-			is_held = key.status == IDEM_KEY_HELD;
+			if (key.status == IDEM_KEY_HELD)
+				idem_unfinished_add(IDEM_UNFINISHED_KEYS, -1);
+			idem_touched_end(idem_waiters_key(idem_row_int64(row, IDEM_KEYS_KEY_HASH)));
 		}
-		/* only this transaction can have locked the row; for that there is no wait */
-		if (idem_table_delete(&table, row, true) != TM_Ok)
-			elog(ERROR, "could not delete a row of idem.%s", table.def->name);
-		if (open == idem_jobtable_open)
+		else if (open == idem_jobtable_open)
 		{
 			IdemJob job;
 
@@ -160,10 +108,9 @@ empty_table(void (*open)(IdemTable *table, LOCKMODE lockmode))
 			idem_touched_end(idem_waiters_job(job.job_id));
 			idem_jobrow_note_unfetched(&job);
 		}
-		if (open == idem_keyrow_open)
-			idem_touched_end(idem_waiters_key(idem_row_int64(row, IDEM_KEYS_KEY_HASH)));
-		if (is_held)
-			idem_unfinished_add(IDEM_UNFINISHED_KEYS, -1);
+		/* only this transaction can have locked the row; for that there is no wait */
+		if (idem_table_delete(&table, row, true) != TM_Ok)
+			elog(ERROR, "could not delete a row of idem.%s", table.def->name);
 		removed++;
 	}
 	table_endscan(scan);
@@ -172,14 +119,44 @@ empty_table(void (*open)(IdemTable *table, LOCKMODE lockmode))
 	return removed;
 }
 
+/* Remove everything, if the caller may (V8), and when no other transaction uses the tables (V9) */
 Datum
 idem_reset(PG_FUNCTION_ARGS)
 {
+	static uint32 wait_event = 0;
+	TimestampTz until = GetCurrentTimestamp() + MAX_WAIT;
+	Oid schema;
 	int64 removed = 0;
 
 	idem_fn_begin(fcinfo, &idem_reset_signature, "idem_reset()");
-	check_allowed();
-	lock_tables();
+	if (!superuser() && !idem_guc_allow_reset)
+		ereport(ERROR,
+				errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("idem_reset() is not allowed in this database"),
+				errdetail("It removes all keys and jobs, so that work of the past can run again. The setting \"%s\" is off.",
+						  "idem.allow_reset"),
+				errhint("In a test database, a superuser can run ALTER DATABASE %s SET idem.allow_reset = on. It takes effect for new sessions.",
+						idem_show_name(get_database_name(MyDatabaseId))));
+
+	/* this polls, because sessions would queue behind a wait in the lock manager, and an error would end it */
+	if (wait_event == 0)
+		wait_event = WaitEventExtensionNew("IdemReset");
+	schema = get_namespace_oid("idem", false);
+	for (size_t i = 0; i < lengthof(tables); i++)
+	{
+		Oid relid = get_relname_relid(tables[i].name, schema);
+
+		if (!OidIsValid(relid))
+			idem_version_mismatch(psprintf("There is no table idem.%s.", tables[i].name));
+		while (!ConditionalLockRelationOid(relid, ExclusiveLock))
+		{
+			if (GetCurrentTimestamp() >= until)
+				refuse_used_table(tables[i].name, relid);
+			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 5, wait_event);
+			ResetLatch(MyLatch);
+			CHECK_FOR_INTERRUPTS();
+		}
+	}
 	for (size_t i = 0; i < lengthof(tables); i++)
 		removed += empty_table(tables[i].open);
 	PG_RETURN_INT64(removed);

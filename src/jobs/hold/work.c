@@ -341,11 +341,8 @@ get_max_jobs(FunctionCallInfo fcinfo, int arg)
 	if (PG_ARGISNULL(arg))
 		return PG_INT64_MAX;
 	if (PG_GETARG_INT32(arg) < 1)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid value of \"%s\"", "max_jobs"),
-				errdetail("The number is %d; it must be at least 1.", PG_GETARG_INT32(arg)),
-				errhint("Leave it out to run as many jobs as there are."));
+		idem_args_refuse_value("max_jobs", psprintf("The number is %d; it must be at least 1.", PG_GETARG_INT32(arg)),
+							   "Leave it out to run as many jobs as there are.");
 	return PG_GETARG_INT32(arg);
 }
 

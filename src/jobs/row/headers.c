@@ -67,11 +67,8 @@ idem_headers_get(Jsonb *defaults, NullableDatum value)
 		return defaults;
 	headers = idem_args_jsonb(value.value, "headers");
 	if (!JB_ROOT_IS_OBJECT(headers))
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid value of \"%s\"", "headers"),
-				errdetail("Headers must be a JSON object."),
-				errhint("Pass an object such as {\"traceparent\": \"00-...\"}."));
+		idem_args_refuse_value("headers", "Headers must be a JSON object.",
+							   "Pass an object such as {\"traceparent\": \"00-...\"}.");
 	if (defaults != NULL)
 		value.value = DirectFunctionCall2(jsonb_concat, JsonbPGetDatum(defaults),
 										  JsonbPGetDatum(headers));
