@@ -60,7 +60,6 @@ OBJS = \
 	src/jobs/hold/work.o \
 	src/jobs/admin/manystore.o \
 	src/jobs/admin/job.o \
-	src/jobs/admin/many.o \
 	src/jobs/admin/why.o \
 	src/schedules/ticks.o \
 	src/schedules/schedulestore.o \

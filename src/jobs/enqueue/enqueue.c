@@ -41,29 +41,6 @@ enum EnqueueArg
 IDEM_FUNCTION(idem_enqueue);
 IDEM_FUNCTION(idem_enqueue_many);
 
-/* How duplicates are treated: each argument that is null leaves the setting of the queue */
-static void
-get_policy(FunctionCallInfo fcinfo, const IdemQueue *queue, IdemPolicy *policy)
-{
-	*policy = queue->policy;
-	if (!PG_ARGISNULL(ARG_DEDUP))
-		policy->dedup =
-			idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_DEDUP), "dedup", idem_dedup_words);
-	if (!PG_ARGISNULL(ARG_ON_DUPLICATE))
-		policy->on_duplicate = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_ON_DUPLICATE),
-													"on_duplicate", idem_on_duplicate_words);
-	if (!PG_ARGISNULL(ARG_IF_RUNNING))
-		policy->rerun = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_IF_RUNNING), "if_running",
-											 idem_if_running_words) != 0;
-	if (!PG_ARGISNULL(ARG_KEY_TTL))
-		policy->key_ttl =
-			idem_args_span(PG_GETARG_DATUM(ARG_KEY_TTL), "key_ttl", IDEM_SPAN_POSITIVE);
-	if (!PG_ARGISNULL(ARG_INCLUDE_SCHEDULED))
-		policy->include_scheduled = PG_GETARG_BOOL(ARG_INCLUDE_SCHEDULED);
-	else if (policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE)
-		policy->include_scheduled = true;
-}
-
 /* Reject arguments that need or exclude one another */
 static void
 check_policy(FunctionCallInfo fcinfo, IdemPolicy *policy)
@@ -90,12 +67,35 @@ check_policy(FunctionCallInfo fcinfo, IdemPolicy *policy)
 }
 
 /*
- * When the job becomes due, and whether that makes it a scheduled job.  A run_at at most
- * MAX_CLOCK_AHEAD ahead does not: the clock of the client may be ahead (J8).
+ * Arguments that both functions have, but for keys and payloads.  J8: a run_at at most
+ * MAX_CLOCK_AHEAD ahead makes no scheduled job, because the clock of the client may be ahead.
  */
 static void
-get_time(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
+get_enqueue(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 {
+	IdemPolicy *policy = &enqueue->policy;
+
+	idem_queuestore_use(idem_args_queue(fcinfo, ARG_QUEUE), &enqueue->queue);
+
+	/* how duplicates are treated: each argument that is null leaves the setting of the queue */
+	*policy = enqueue->queue.policy;
+	if (!PG_ARGISNULL(ARG_DEDUP))
+		policy->dedup =
+			idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_DEDUP), "dedup", idem_dedup_words);
+	if (!PG_ARGISNULL(ARG_ON_DUPLICATE))
+		policy->on_duplicate = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_ON_DUPLICATE),
+													"on_duplicate", idem_on_duplicate_words);
+	if (!PG_ARGISNULL(ARG_IF_RUNNING))
+		policy->rerun = idem_queuestore_word(PG_GETARG_TEXT_PP(ARG_IF_RUNNING), "if_running",
+											 idem_if_running_words) != 0;
+	if (!PG_ARGISNULL(ARG_KEY_TTL))
+		policy->key_ttl =
+			idem_args_span(PG_GETARG_DATUM(ARG_KEY_TTL), "key_ttl", IDEM_SPAN_POSITIVE);
+	if (!PG_ARGISNULL(ARG_INCLUDE_SCHEDULED))
+		policy->include_scheduled = PG_GETARG_BOOL(ARG_INCLUDE_SCHEDULED);
+	else if (policy->on_duplicate == IDEM_ON_DUPLICATE_DEBOUNCE)
+		policy->include_scheduled = true;
+
 	if (!PG_ARGISNULL(ARG_DELAY) && !PG_ARGISNULL(ARG_RUN_AT))
 		idem_args_refuse_combination("delay", "Both delay and run_at were passed.",
 									 "Pass delay or run_at, not both.");
@@ -106,15 +106,7 @@ get_time(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
 		enqueue->run_at = idem_args_run_at(fcinfo, ARG_RUN_AT);
 	enqueue->later =
 		enqueue->run_at > enqueue->now + (PG_ARGISNULL(ARG_RUN_AT) ? 0 : MAX_CLOCK_AHEAD);
-}
 
-/* Arguments that both functions have, but for keys and payloads */
-static void
-get_enqueue(FunctionCallInfo fcinfo, IdemEnqueue *enqueue)
-{
-	idem_queuestore_use(idem_args_queue(fcinfo, ARG_QUEUE), &enqueue->queue);
-	get_policy(fcinfo, &enqueue->queue, &enqueue->policy);
-	get_time(fcinfo, enqueue);
 	enqueue->priority = PG_ARGISNULL(ARG_PRIORITY) ? 0 : PG_GETARG_INT32(ARG_PRIORITY);
 	enqueue->max_attempts = idem_args_max_attempts(fcinfo, ARG_MAX_ATTEMPTS);
 	enqueue->nowait = false;
@@ -191,33 +183,6 @@ idem_enqueue(PG_FUNCTION_ARGS)
 	return idem_answer_row(&answer);
 }
 
-/* J16: set the headers of each job; without the array all have the defaults */
-static void
-set_headers(FunctionCallInfo fcinfo, IdemNewJob *news, int n)
-{
-	Jsonb *defaults = idem_headers_defaults();
-	NullableDatum none = {.isnull = true};
-	Datum *elems;
-	bool *nulls;
-	int nheaders;
-	bool has_array = idem_args_array(fcinfo, ARG_HEADERS, "headers", &elems, &nulls, &nheaders);
-	IdemElement element = {.array = "headers"};
-	ErrorContextCallback context = {
-		.previous = error_context_stack, .callback = idem_args_say_element, .arg = &element};
-
-	if (has_array)
-		idem_args_check_length("payloads", n, "headers", nheaders);
-	error_context_stack = &context;
-	for (int i = 0; i < n; i++)
-	{
-		CHECK_FOR_INTERRUPTS();
-		element.ord = i;
-		news[i].headers =
-			idem_headers_get(defaults, has_array ? (NullableDatum){elems[i], nulls[i]} : none);
-	}
-	error_context_stack = context.previous;
-}
-
 Datum
 idem_enqueue_many(PG_FUNCTION_ARGS)
 {
@@ -225,12 +190,17 @@ idem_enqueue_many(PG_FUNCTION_ARGS)
 	IdemEnqueue enqueue;
 	Datum *payloads;
 	bool *nulls;
+	int n;
 	Datum *keys;
 	bool *no_key;
 	int nkeys;
+	Datum *headers;
+	bool *no_headers;
+	int nheaders;
+	bool has_headers;
+	Jsonb *defaults;
 	IdemNewJob *news;
-	int n;
-	IdemElement element = {.array = "payloads"};
+	IdemElement element = {.array = "headers"};
 	ErrorContextCallback context = {
 		.previous = error_context_stack, .callback = idem_args_say_element, .arg = &element};
 	IdemTable jobs;
@@ -255,11 +225,25 @@ idem_enqueue_many(PG_FUNCTION_ARGS)
 	}
 	else
 		check_no_policy(fcinfo);
-	set_headers(fcinfo, news, n);
+
+	/* J16: without the array all jobs have the default headers */
+	defaults = idem_headers_defaults();
+	has_headers = idem_args_array(fcinfo, ARG_HEADERS, "headers", &headers, &no_headers, &nheaders);
+	if (has_headers)
+		idem_args_check_length("payloads", n, "headers", nheaders);
 	if (n == 0)
 		return (Datum) 0;
-
 	error_context_stack = &context;
+	for (element.ord = 0; element.ord < n; element.ord++)
+	{
+		NullableDatum own = {.isnull = true};
+
+		CHECK_FOR_INTERRUPTS();
+		if (has_headers)
+			own = (NullableDatum){headers[element.ord], no_headers[element.ord]};
+		news[element.ord].headers = idem_headers_get(defaults, own);
+	}
+	element.array = "payloads";
 	for (element.ord = 0; element.ord < n; element.ord++)
 		set_payload(&news[element.ord], payloads[element.ord], nulls[element.ord]);
 	element.ord = 0;
@@ -275,9 +259,7 @@ idem_enqueue_many(PG_FUNCTION_ARGS)
 	{
 		CHECK_FOR_INTERRUPTS();
 		idem_answer_int32(&answer, Anum_enqueue_many_result_ord, i + 1);
-		set_enqueue_columns(&answer,
-							ENQUEUE_OFFSET(job_id),
-							&news[i].answer);
+		set_enqueue_columns(&answer, ENQUEUE_OFFSET(job_id), &news[i].answer);
 		idem_answer_put(&answer);
 	}
 	return (Datum) 0;
