@@ -30,41 +30,20 @@ typedef struct Bulk
 } Bulk;
 
 /*
- * When the rescheduled job is due.  To move a job that is due to another time that has passed
- * would change nothing for the workers, and repeated calls would have no end.
+ * The new time and the new priority of a rescheduled job.  To move a job that is due to another
+ * time that has passed would change nothing for the workers, and repeated calls would have no end.
  */
-static TimestampTz
-choose_run_at(const Bulk *bulk, const IdemJob *job)
+static IdemPosition
+choose_position(const Bulk *bulk, const IdemJob *job)
 {
 	const IdemMany *many = bulk->many;
+	IdemPosition position = idem_job_position(job);
 
-	if (!many->has_run_at || (job->run_at <= bulk->now && many->run_at <= bulk->now))
-		return job->run_at;
-	return many->run_at;
-}
-
-static int
-choose_priority(const Bulk *bulk, const IdemJob *job)
-{
-	return bulk->many->has_priority ? bulk->many->priority : job->priority;
-}
-
-/* Is it a job that the call changes?  token: of the worker's form, else 0 */
-static bool
-is_wanted(const Bulk *bulk, const IdemJob *job, int64 token)
-{
-	const IdemMany *many = bulk->many;
-
-	if (many->tokens != NULL && idem_holdstore_judge(job, token) != IDEM_HOLD_OK)
-		return false;
-	if (many->worker != NULL &&
-		!idem_row_varlena_equals(idem_job_row(job), IDEM_JOBS_WORKER, many->worker))
-		return false;
-	if (many->kind == IDEM_MANY_RESCHEDULE && choose_run_at(bulk, job) == job->run_at &&
-		choose_priority(bulk, job) == job->priority)
-		return false;
-	return (many->states &
-			(1 << idem_jobrow_state(bulk->jobs, job, bulk->snapshot, bulk->now))) != 0;
+	if (many->has_run_at && (job->run_at > bulk->now || many->run_at > bulk->now))
+		position.run_at = many->run_at;
+	if (many->has_priority)
+		position.priority = many->priority;
+	return position;
 }
 
 /*
@@ -84,6 +63,7 @@ change_job(Bulk *bulk, const IdemJob *job)
 	IdemEnd end = {.state = "cancelled"};
 	TransactionId in_the_way;
 	bool is_dead;
+	IdemPosition position;
 	TupleTableSlot *row;
 
 	switch (many->kind)
@@ -107,9 +87,10 @@ change_job(Bulk *bulk, const IdemJob *job)
 				idem_counters_add_queue(queue, IDEM_QUEUE_COUNTER_SNOOZED);
 			return true;
 		case IDEM_MANY_RESCHEDULE:
+			position = choose_position(bulk, job);
 			row = idem_table_copy_row(bulk->jobs, idem_job_row(job));
-			idem_row_set(row, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(choose_run_at(bulk, job)));
-			idem_row_set(row, IDEM_JOBS_PRIORITY, Int32GetDatum(choose_priority(bulk, job)));
+			idem_row_set(row, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(position.run_at));
+			idem_row_set(row, IDEM_JOBS_PRIORITY, Int32GetDatum(position.priority));
 			/* tells idem_why that this came after the last attempt; no worker has a token of the job */
 			if (job->token != 0)
 				idem_row_set(row, IDEM_JOBS_TOKEN,
@@ -124,20 +105,33 @@ change_job(Bulk *bulk, const IdemJob *job)
 
 /*
  * Change the live job in this row, if the call wants it and no other transaction holds it.
- * Returns false if the row has changed since it was read: look the job up again.
+ * Returns false if the row has changed since it was read: look the job up again.  token: of the
+ * worker's form, else 0.
  */
 static bool
 try_live(Bulk *bulk, TupleTableSlot *row, int64 token)
 {
-	/* J2: all but reschedule may delete the row, so an absorbed duplicate must keep them from it */
-	LockTupleMode mode =
-		bulk->many->kind == IDEM_MANY_RESCHEDULE ? LockTupleNoKeyExclusive : LockTupleExclusive;
+	const IdemMany *many = bulk->many;
 	IdemQueueRef *queue = bulk->queue.ref;
+	LockTupleMode mode = LockTupleExclusive;
 	IdemJob job;
 	TM_Result result;
 
 	idem_job_read(&job, row);
-	if (!is_wanted(bulk, &job, token))
+	if (many->tokens != NULL && idem_holdstore_judge(&job, token) != IDEM_HOLD_OK)
+		return true;
+	if (many->worker != NULL && !idem_row_varlena_equals(row, IDEM_JOBS_WORKER, many->worker))
+		return true;
+	if (many->kind == IDEM_MANY_RESCHEDULE)
+	{
+		IdemPosition position = choose_position(bulk, &job);
+
+		if (position.run_at == job.run_at && position.priority == job.priority)
+			return true;
+		/* J2: all others may delete the row, so an absorbed duplicate must keep them from it */
+		mode = LockTupleNoKeyExclusive;
+	}
+	if ((many->states & (1 << idem_jobrow_state(bulk->jobs, &job, bulk->snapshot, bulk->now))) == 0)
 		return true;
 	result = idem_table_lock_row(bulk->jobs, job.tid, mode, LockWaitSkip, row);
 	if (result != TM_Ok)
@@ -210,77 +204,70 @@ try_number(Bulk *bulk, int64 job_id, int64 token)
 }
 
 /*
- * Walk over the queue: over its live jobs, or over those that can be retried and have this
- * state, the first end first.  The snapshot shows every job that was there when the call began in
- * one version, wherever its row moves, and nothing that the call itself writes.
+ * J20: change the jobs that the call addresses; returns how many were changed.  The snapshot
+ * shows every job of a queue that was there when the call began in one version, wherever its row
+ * moves, and nothing that the call itself writes.
  */
-static void
-change_by_queue(Bulk *bulk, MemoryContext job_context)
-{
-	const IdemMany *many = bulk->many;
-	bool retries = many->kind == IDEM_MANY_RETRY;
-	IdemTable *table = retries ? &bulk->log : bulk->jobs;
-	const IdemShard *shard = idem_shard_get();
-	Datum queue = PointerGetDatum(many->queue);
-	IdemLeafWalk walk;
-
-	idem_queuestore_use(many->queue, &bulk->queue);
-	if (retries)
-	{
-		Datum values[] = {BoolGetDatum(true), queue, CStringGetTextDatum(many->state)};
-
-		idem_leaf_begin(&walk, table, idem_jobtable_retry_index(table), bulk->snapshot,
-						&(IdemLeafStart){.values = values, .n = lengthof(values), .nequal = lengthof(values)});
-	}
-	else
-		idem_leaf_begin(&walk, table, idem_jobtable_fetch_index(table), bulk->snapshot,
-						&(IdemLeafStart){.values = &queue, .n = 1, .nequal = 1});
-	while (bulk->nchanged < many->max_jobs && idem_leaf_next_row(&walk))
-	{
-		int64 job_id =
-			idem_row_int64(walk.row, retries ? IDEM_JOB_LOG_JOB_ID : IDEM_JOBS_JOB_ID);
-		MemoryContext oldcontext;
-
-		CHECK_FOR_INTERRUPTS();
-		if (!idem_shard_has_job(shard, job_id))
-			continue;
-		oldcontext = MemoryContextSwitchTo(job_context);
-		/* a row of the history never changes: if it has been removed, so be it */
-		if (retries)
-			(void) try_ended(bulk, walk.row);
-		else if (!try_live(bulk, walk.row, 0))
-			try_number(bulk, job_id, 0);
-		MemoryContextSwitchTo(oldcontext);
-		MemoryContextReset(job_context);
-	}
-	idem_leaf_end(&walk);
-}
-
-/* J20: change the jobs that the call addresses; returns how many were changed */
 int
 idem_manystore_change(IdemTable *jobs, const IdemMany *many)
 {
 	MemoryContext job_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idem job", ALLOCSET_DEFAULT_SIZES);
+	MemoryContext oldcontext = CurrentMemoryContext;
 	Bulk bulk = {.jobs = jobs, .many = many, .now = idem_clock_now()};
+	bool retries = many->kind == IDEM_MANY_RETRY;
+	IdemTable *table = retries ? &bulk.log : jobs;
 
-	if (many->kind == IDEM_MANY_RETRY)
+	if (retries)
 		idem_jobtable_open_log(&bulk.log, RowExclusiveLock);
 	bulk.snapshot = RegisterSnapshot(GetLatestSnapshot());
-	if (many->n < 0)
-		change_by_queue(&bulk, job_context);
 	for (int i = 0; i < many->n; i++)
 	{
-		MemoryContext oldcontext = MemoryContextSwitchTo(job_context);
-
 		CHECK_FOR_INTERRUPTS();
+		MemoryContextSwitchTo(job_context);
 		try_number(&bulk, DatumGetInt64(many->ids[i]),
 				   many->tokens != NULL ? DatumGetInt64(many->tokens[i]) : 0);
 		MemoryContextSwitchTo(oldcontext);
 		MemoryContextReset(job_context);
 	}
+	if (many->n < 0)
+	{
+		/* the live jobs of the queue, or those that can be retried and have the state, the first end first */
+		const IdemShard *shard = idem_shard_get();
+		Datum queue = PointerGetDatum(many->queue);
+		Datum ended[] = {BoolGetDatum(true), queue, (Datum) 0};
+		IdemLeafStart start = {.values = &queue, .n = 1, .nequal = 1};
+		IdemLeafWalk walk;
+
+		idem_queuestore_use(many->queue, &bulk.queue);
+		if (retries)
+		{
+			ended[2] = CStringGetTextDatum(many->state);
+			start = (IdemLeafStart){.values = ended, .n = lengthof(ended), .nequal = lengthof(ended)};
+		}
+		idem_leaf_begin(&walk, table, retries ? idem_jobtable_retry_index(table) : idem_jobtable_fetch_index(table),
+						bulk.snapshot, &start);
+		while (bulk.nchanged < many->max_jobs && idem_leaf_next_row(&walk))
+		{
+			int64 job_id =
+				idem_row_int64(walk.row, retries ? IDEM_JOB_LOG_JOB_ID : IDEM_JOBS_JOB_ID);
+
+			CHECK_FOR_INTERRUPTS();
+			if (!idem_shard_has_job(shard, job_id))
+				continue;
+			MemoryContextSwitchTo(job_context);
+			/* a row of the history never changes: if it has been removed, so be it */
+			if (retries)
+				(void) try_ended(&bulk, walk.row);
+			else if (!try_live(&bulk, walk.row, 0))
+				try_number(&bulk, job_id, 0);
+			MemoryContextSwitchTo(oldcontext);
+			MemoryContextReset(job_context);
+		}
+		idem_leaf_end(&walk);
+	}
 	UnregisterSnapshot(bulk.snapshot);
-	if (many->kind == IDEM_MANY_RETRY)
+	if (retries)
 		idem_table_close(&bulk.log);
 	MemoryContextDelete(job_context);
 	return bulk.nchanged;

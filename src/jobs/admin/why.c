@@ -179,18 +179,6 @@ put_table_holders(Why *why)
 	}
 }
 
-/* Could a fetch take the job? */
-static bool
-is_fetchable(IdemTable *jobs, const IdemJob *job, const SnapshotData *dirty, TimestampTz now)
-{
-	IdemLockers lockers;
-
-	if (idem_jobrow_is_fetchable(jobs, job, dirty, idem_shard_get(), now, false) != IDEM_FETCHABLE)
-		return false;
-	idem_row_lockers(job->row, &lockers);
-	return !TransactionIdIsValid(lockers.shared) && !TransactionIdIsValid(lockers.exclusive);
-}
-
 /* When a worker last asked for jobs of the queue, and whether a session waits for it */
 static void
 set_fetches(Why *why)
@@ -204,10 +192,11 @@ set_fetches(Why *why)
 					 idem_waiters_exist(idem_waiters_queue(why->queue.name)));
 }
 
-/* Nothing is in the way of the job: count the jobs that a fetch would take before this position */
+/* Nothing is in the way of the job: count the jobs that a fetch would take before it */
 static void
-put_count(Why *why, const IdemPosition *end)
+put_count(Why *why, const IdemJob *end_job)
 {
+	IdemPosition end = idem_job_position(end_job);
 	IdemAnswer *fact = &why->answer;
 	Datum queue = PointerGetDatum(why->queue.name);
 	SnapshotData dirty;
@@ -220,6 +209,7 @@ put_count(Why *why, const IdemPosition *end)
 	{
 		TupleDesc desc = RelationGetDescr(walk.index);
 		IdemPosition position;
+		IdemLockers lockers;
 		IdemJob job;
 		bool isnull;
 
@@ -227,15 +217,19 @@ put_count(Why *why, const IdemPosition *end)
 		position.priority = DatumGetInt32(index_getattr(&walk.entry.tuple, 2, desc, &isnull));
 		position.run_at = DatumGetTimestampTz(index_getattr(&walk.entry.tuple, 3, desc, &isnull));
 		position.job_id = DatumGetInt64(index_getattr(&walk.entry.tuple, 4, desc, &isnull));
-		if (idem_skips_compare(&position, end) >= 0)
+		if (idem_skips_compare(&position, &end) >= 0)
 			break;
 		if (position.run_at > why->now || !idem_leaf_fetch(&walk))
 			continue;
 		idem_job_read(&job, walk.row);
-		n += is_fetchable(why->jobs, &job, &dirty, why->now);
+		if (idem_jobrow_is_fetchable(why->jobs, &job, &dirty, idem_shard_get(), why->now, false) != IDEM_FETCHABLE)
+			continue;
+		idem_row_lockers(job.row, &lockers);
+		if (!TransactionIdIsValid(lockers.shared) && !TransactionIdIsValid(lockers.exclusive))
+			n++;
 	}
 	idem_answer_string(fact, Anum_idem_job_facts_fact, "free");
-	idem_answer_time(fact, Anum_idem_job_facts_since, end->run_at);
+	idem_answer_time(fact, Anum_idem_job_facts_since, end.run_at);
 	idem_answer_time(fact, Anum_idem_job_facts_now, why->now);
 	idem_answer_int32(fact, Anum_idem_job_facts_ahead, n);
 	idem_answer_bool(fact, Anum_idem_job_facts_is_least, walk.nentries >= MAX_ENTRIES);
@@ -263,7 +257,6 @@ put_job(Why *why, TupleTableSlot *row)
 {
 	IdemAnswer *fact = &why->answer;
 	IdemTable *jobs = why->jobs;
-	IdemPosition position;
 	IdemJob job;
 	IdemJobState state;
 	Snapshot snapshot;
@@ -274,7 +267,6 @@ put_job(Why *why, TupleTableSlot *row)
 	bool is_due;
 
 	idem_job_read(&job, row);
-	position = idem_job_position(&job);
 	token_at = job.token != 0 ? idem_clock_token_time(job.token) : 0;
 	use_queue(why, jobs, row, IDEM_JOBS_QUEUE);
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
@@ -327,7 +319,7 @@ put_job(Why *why, TupleTableSlot *row)
 		put_table_holders(why);
 	/* the jobs before it matter only if nothing else is in the way */
 	if (is_due && fact->nrows == 1)
-		put_count(why, &position);
+		put_count(why, &job);
 }
 
 /* The job is not here: M2, it belongs to another database, or there is none */

@@ -42,10 +42,8 @@ typedef struct Bulk
 	IdemTable *jobs;
 	Relation index; /* on the hash; NULL if no job holds its key */
 	const IdemEnqueue *enqueue;
-	IdemNewJob *news;	/* in the order of the array */
-	IdemNewJob **order; /* in the order in which they are enqueued */
-	int n;
-	int *ord; /* position of the current job in the array, for the error context */
+	IdemNewJob *news; /* in the order of the array */
+	int *ord;		  /* position of the current job in the array, for the error context */
 	IdemBatch *batch;
 } Bulk;
 
@@ -72,27 +70,6 @@ compare_jobs(const void *a, const void *b)
 	}
 	return cmp != 0 ? cmp : ja < jb ? -1 :
 									  1;
-}
-
-/* J9: the order in which the jobs are enqueued.  Locks the TOAST table if a row may need it. */
-static void
-order_jobs(Bulk *bulk)
-{
-	bulk->order = MemoryContextAllocExtended(CurrentMemoryContext, bulk->n * sizeof(IdemNewJob *),
-											 MCXT_ALLOC_HUGE);
-	for (int i = 0; i < bulk->n; i++)
-	{
-		IdemNewJob *job = &bulk->news[i];
-
-		CHECK_FOR_INTERRUPTS();
-		bulk->order[i] = job;
-		idem_enqueuestore_set_key(bulk->enqueue, job);
-		/* also without a key: its row may be written under the locks on the hashes of others */
-		idem_enqueuestore_lock_toast(bulk->jobs, job);
-		if (job->holds_key && bulk->index == NULL)
-			bulk->index = idem_jobtable_key_index(bulk->jobs);
-	}
-	qsort(bulk->order, bulk->n, sizeof(IdemNewJob *), compare_jobs);
 }
 
 /*
@@ -175,13 +152,15 @@ finish_batch(Bulk *bulk)
 }
 
 /*
- * Enqueue the jobs, which have their numbers (J9).  An error context of the caller shows
- * the position *ord.
+ * Enqueue the jobs, which have their numbers, in the order of their hashes (J9).  An error
+ * context of the caller shows the position *ord.
  */
 void
 idem_bulk_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, IdemNewJob *news, int n, int *ord)
 {
-	Bulk bulk = {.jobs = jobs, .enqueue = enqueue, .news = news, .n = n, .ord = ord};
+	Bulk bulk = {.jobs = jobs, .enqueue = enqueue, .news = news, .ord = ord};
+	IdemNewJob **order = MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(IdemNewJob *),
+													MCXT_ALLOC_HUGE);
 	MemoryContext context =
 		AllocSetContextCreate(CurrentMemoryContext, "idem enqueue", ALLOCSET_DEFAULT_SIZES);
 	MemoryContext oldcontext;
@@ -190,18 +169,28 @@ idem_bulk_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, IdemNewJob *news,
 
 	/* acquire every lock that may block before the locks on the hashes */
 	idem_table_open_indexes(jobs);
-	order_jobs(&bulk);
+	for (int i = 0; i < n; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		order[i] = &news[i];
+		idem_enqueuestore_set_key(enqueue, &news[i]);
+		/* also without a key: its row may be written under the locks on the hashes of others */
+		idem_enqueuestore_lock_toast(jobs, &news[i]);
+		if (news[i].holds_key && bulk.index == NULL)
+			bulk.index = idem_jobtable_key_index(jobs);
+	}
+	qsort(order, n, sizeof(IdemNewJob *), compare_jobs);
 	bulk.batch = idem_table_begin_batch(jobs);
 	oldcontext = MemoryContextSwitchTo(context);
 	while (done < n)
 	{
-		IdemNewJob *job = bulk.order[done];
+		IdemNewJob *job = order[done];
 		int run = 0;
 
 		if (bulk.batch->n == IDEM_BATCH_ROWS || bulk.batch->size >= MAX_BATCH_SIZE)
 			finish_batch(&bulk);
 		if (expect_new)
-			run = insert_run(&bulk, &bulk.order[done], n - done);
+			run = insert_run(&bulk, &order[done], n - done);
 		done += Max(run, 1);
 		if (run == 0)
 		{

@@ -43,10 +43,19 @@ IDEM_FUNCTION(idem_enqueue_many);
 
 /* Reject arguments that need or exclude one another */
 static void
-check_policy(FunctionCallInfo fcinfo, IdemPolicy *policy)
+check_policy(FunctionCallInfo fcinfo, bool has_key, IdemPolicy *policy)
 {
 	bool has_time = !PG_ARGISNULL(ARG_DELAY) || !PG_ARGISNULL(ARG_RUN_AT);
 
+	/* only a key identifies duplicates */
+	for (int arg = ARG_DEDUP; !has_key && arg <= ARG_INCLUDE_SCHEDULED; arg++)
+	{
+		if (!PG_ARGISNULL(arg))
+			idem_args_refuse_combination("key", "There is no key, but an argument about duplicates was passed.",
+										 "Pass a key, or leave out dedup, on_duplicate, if_running, key_ttl and include_scheduled.");
+	}
+	if (!has_key)
+		return;
 	if (policy->dedup == IDEM_DEDUP_UNTIL_EXPIRED && policy->key_ttl == 0)
 		idem_args_refuse_combination("dedup", "\"until_expired\" needs a key_ttl.",
 									 "Pass key_ttl, or declare it with idem_queue_set().");
@@ -122,18 +131,6 @@ set_payload(IdemNewJob *job, Datum payload, bool isnull)
 		job->payload.value = JsonbPGetDatum(idem_args_jsonb(payload, "payload"));
 }
 
-/* Reject arguments about duplicates if there is no key: only a key identifies duplicates */
-static void
-check_no_policy(FunctionCallInfo fcinfo)
-{
-	for (int arg = ARG_DEDUP; arg <= ARG_INCLUDE_SCHEDULED; arg++)
-	{
-		if (!PG_ARGISNULL(arg))
-			idem_args_refuse_combination("key", "There is no key, but an argument about duplicates was passed.",
-										 "Pass a key, or leave out dedup, on_duplicate, if_running, key_ttl and include_scheduled.");
-	}
-}
-
 #define ENQUEUE_OFFSET(column) (Anum_enqueue_many_result_##column - Anum_enqueue_result_##column)
 
 StaticAssertDecl(ENQUEUE_OFFSET(job_id) == ENQUEUE_OFFSET(outcome) &&
@@ -163,14 +160,12 @@ idem_enqueue(PG_FUNCTION_ARGS)
 
 	idem_fn_begin(fcinfo, &idem_enqueue_signature, "idem_enqueue()");
 	get_enqueue(fcinfo, &enqueue);
-	if (PG_ARGISNULL(ARG_KEY))
-		check_no_policy(fcinfo);
-	else
+	if (!PG_ARGISNULL(ARG_KEY))
 	{
 		job.key = PG_GETARG_TEXT_PP(ARG_KEY);
 		idem_args_check_key(job.key);
-		check_policy(fcinfo, &enqueue.policy);
 	}
+	check_policy(fcinfo, job.key != NULL, &enqueue.policy);
 	set_payload(&job, PG_GETARG_DATUM(ARG_PAYLOAD), PG_ARGISNULL(ARG_PAYLOAD));
 	job.headers = idem_headers_get(idem_headers_defaults(), fcinfo->args[ARG_HEADERS]);
 
@@ -197,6 +192,7 @@ idem_enqueue_many(PG_FUNCTION_ARGS)
 	Datum *headers;
 	bool *no_headers;
 	int nheaders;
+	bool has_keys;
 	bool has_headers;
 	Jsonb *defaults;
 	IdemNewJob *news;
@@ -211,20 +207,17 @@ idem_enqueue_many(PG_FUNCTION_ARGS)
 	idem_args_required_array(fcinfo, ARG_PAYLOAD, "payloads", &payloads, &nulls, &n);
 	news = MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(IdemNewJob),
 									  MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
-	if (idem_args_array(fcinfo, ARG_KEY, "keys", &keys, &no_key, &nkeys))
-	{
+	has_keys = idem_args_array(fcinfo, ARG_KEY, "keys", &keys, &no_key, &nkeys);
+	if (has_keys)
 		idem_args_check_length("payloads", n, "keys", nkeys);
-		for (int i = 0; i < n; i++)
-		{
-			if (no_key[i])
-				continue;
-			news[i].key = DatumGetTextPP(keys[i]);
-			idem_args_check_key(news[i].key);
-		}
-		check_policy(fcinfo, &enqueue.policy);
+	for (int i = 0; has_keys && i < n; i++)
+	{
+		if (no_key[i])
+			continue;
+		news[i].key = DatumGetTextPP(keys[i]);
+		idem_args_check_key(news[i].key);
 	}
-	else
-		check_no_policy(fcinfo);
+	check_policy(fcinfo, has_keys, &enqueue.policy);
 
 	/* J16: without the array all jobs have the default headers */
 	defaults = idem_headers_defaults();

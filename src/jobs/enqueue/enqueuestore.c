@@ -2,43 +2,21 @@
  * enqueuestore.c
  *		The protocol of enqueue: what the jobs of the key mean, and what becomes of the duplicate.
  *
- * The jobs of a key are found through an index on a hash of queue and key.  The index is
- * not unique.  A short lock on the hash keeps two transactions from inserting a job of the
- * same key: an enqueue scans the jobs of the key and inserts a job under this lock.  An
- * update that moves a job in the index holds it, too (idem_jobrow_store()), so the scan
- * misses no job.
+ * The jobs of a key are found through an index on a hash of queue and key, which is not
+ * unique.  A short lock on the hash keeps two transactions from inserting a job of the same
+ * key: an enqueue scans the jobs of the key and inserts a job under this lock.  An update that
+ * moves a job in the index holds it, too (idem_jobrow_store()), so the scan misses no job.
  *
- * A waiting job absorbs a duplicate by a row lock: the transaction that enqueues the
- * duplicate locks the job FOR KEY SHARE until it ends.  Fetch locks FOR UPDATE and skips
- * the jobs that it cannot lock.  So the job cannot start before that transaction has ended,
- * and its worker sees everything that the transaction has committed.  If the enqueue
- * cannot lock the job, the job runs in an open transaction.  The enqueue takes FOR KEY
- * SHARE under the lock on the hash, so that no update of the job is in progress:
- * heap_update() may release the page in between and then writes back the row locks that
- * it saw before; a lock taken meanwhile would be lost.
+ * A waiting job absorbs a duplicate by a row lock: the transaction of the duplicate holds the
+ * job FOR KEY SHARE until it ends, and fetch skips the jobs that it cannot lock FOR UPDATE.  The
+ * lock is taken under the one on the hash, so that no update of the job is in progress:
+ * heap_update() may release the page in between and then writes back the row locks that it
+ * saw before; a lock taken meanwhile would be lost.
  *
- * A stream of such transactions could keep the job from ever starting.  So a job drains,
- * that is, it absorbs no more duplicates, if another open transaction has locked it this
- * way, and it has been due for longer than idem.drain_after or a session waits to cancel
- * it.  A job that has been due for so long also drains if this backend has locked it this
- * way, in one transaction after another, for idem.drain_after.  The duplicate then goes to
- * another waiting job, or to a new one.
- *
- * A job that a worker has fetched with a lease absorbs nothing by a row lock, not even
- * after the lease has expired, because the worker may still complete it.  If the lease of
- * the last attempt has expired, the job will not run again: an enqueue that would rely on
- * it makes it dead first, under the lock on the hash.
- *
- * An enqueue waits for an open transaction that
- * - has inserted a job of the key, or has changed the waiting job;
- * - is inserting or removing a follow-up job of the job that absorbs a new payload or gets
- *   another follow-up job;
- * - is removing the running job that would absorb the duplicate;
- * - is changing or has locked a job without attempts left, or an older row of its number
- *   in the history;
- * - waits to cancel a draining follow-up job.
- * It never waits for a running job to end.  While it waits, it does not hold the lock on
- * the hash.  The enqueue of a tick raises an error instead (T6).
+ * An enqueue waits for open transactions, but never for a running job to end, and without the
+ * lock on the hash.  The enqueue of a tick raises an error instead (T6).
+ * doc/jobs-protocol.md says for which transactions it waits, when a job drains, that is, absorbs
+ * no more duplicates, and what becomes of a job that will not run again.
  *
  * An error rolls back the inserts and updates and releases all these locks, like any
  * error of the transaction.
@@ -62,6 +40,9 @@ StaticAssertDecl(LARGE_PAYLOAD + IDEM_MAX_KEY_LEN + IDEM_MAX_QUEUE_LEN + 128 <
 
 /* Publish the places of so many ended jobs of a key, and only if so many are new (J14) */
 #define MANY_ENDED 32
+
+/* How long duplicates may keep a due job from starting, in microseconds */
+#define DRAIN_AFTER (idem_guc_drain_after * INT64CONST(1000))
 
 /*
  * What a job of the key means for this enqueue.  If the key has jobs of several kinds, the
@@ -180,9 +161,8 @@ typedef struct KeyJobs
 typedef struct KeyScan
 {
 	Kind found;				  /* the kind that decides */
-	IdemJob job;			  /* the job that decides, if there is one */
-	int64 done_job;			  /* number and result of a job that is done */
-	Jsonb *done_result;		  /* may be NULL */
+	IdemJob job;			  /* the job that decides, if there is one; of a job that is done, only the number */
+	Jsonb *done_result;		  /* of a job that is done; may be NULL */
 	TransactionId in_the_way; /* transaction that must end before we can decide, or invalid */
 	bool is_being_cancelled;  /* a session waits to cancel the draining job: wait for the cancel */
 } KeyScan;
@@ -212,40 +192,17 @@ static struct
 /*
  * A walk over the jobs of the key, past those that have ended.  Index entries of jobs that have
  * ended stay until VACUUM, and longer while a transaction holds an old snapshot.  A walk that
- * has passed many of them publishes their places, and later walks jump over these (J14):
- * shmem/skips.c.
+ * has passed many of them publishes their places, and later walks jump over these (J14): skips.c.
  */
 typedef struct KeyWalk
 {
-	IdemTable *jobs;
-	IdemLeafWalk leaf;
-	IdemSkips *skips; /* NULL: the places are not shared, so none are used */
-	int64 began;	  /* by the steady clock */
-	bool has_known;
-	IdemKeySkip known; /* what earlier enqueues have passed */
+	IdemLeafWalk *leaf;
+	IdemSkips *skips;  /* NULL: the places are not shared, so none are used */
+	int64 began;	   /* by the steady clock */
+	IdemKeySkip known; /* what earlier enqueues have passed; may be empty */
 	IdemKeySkip run;   /* since the last row that has not ended */
 	IdemKeySkip most;
 } KeyWalk;
-
-static void
-begin_walk(KeyWalk *walk, const KeyedEnqueue *keyed, SnapshotData *dirty)
-{
-	IdemLookup lookup = idem_jobtable_by_key(keyed->jobs, keyed->index, keyed->job->key_hash);
-	IdemQueueRef *queue = keyed->enqueue->queue.ref;
-
-	walk->jobs = keyed->jobs;
-	walk->skips = idem_queueref_pin(queue) ? queue->entry.skips : NULL;
-	memset(&walk->run, 0, sizeof(walk->run));
-	walk->run.key_hash = keyed->job->key_hash;
-	walk->run.storage = keyed->jobs->heap->rd_rel->relfilenode;
-	walk->most = walk->run;
-	walk->began = idem_clock_steady();
-	walk->has_known = walk->skips != NULL &&
-		idem_skips_key_get(walk->skips, walk->run.key_hash, walk->run.storage, walk->began,
-						   &walk->known);
-	InitDirtySnapshot(*dirty);
-	idem_probe_walk(&walk->leaf, keyed->jobs, &lookup, dirty);
-}
 
 /* The walk has passed entries of ended jobs: those of a skip */
 static void
@@ -269,14 +226,14 @@ add_ended(KeyWalk *walk, const IdemKeySkip *ended)
 static bool
 next_row(KeyWalk *walk)
 {
-	IdemLeafWalk *leaf = &walk->leaf;
+	IdemLeafWalk *leaf = walk->leaf;
 	ItemPointer place = &leaf->entry.tuple.t_tid;
 
 	while (leaf->again || idem_leaf_next(leaf))
 	{
 		bool is_first = !leaf->again; /* of the row versions that the entry points to */
 
-		if (is_first && walk->has_known && idem_skips_key_contains(&walk->known, place))
+		if (is_first && walk->known.n > 0 && idem_skips_key_contains(&walk->known, place))
 		{
 			add_ended(walk, &walk->known);
 			idem_leaf_skip(leaf, &walk->known.last);
@@ -287,26 +244,12 @@ next_row(KeyWalk *walk)
 			return true;
 		}
 		/* a rollback may bring back what this transaction has ended */
-		else if (walk->skips == NULL || (is_first && idem_row_is_changed_by_me(walk->jobs, place)))
+		else if (walk->skips == NULL || (is_first && idem_row_is_changed_by_me(leaf->table, place)))
 			walk->run.n = 0;
 		else if (is_first)
 			add_ended(walk, &(IdemKeySkip){.first = *place, .last = *place, .n = 1, .looked_at = walk->began});
 	}
 	return false;
-}
-
-/* J14: publish the places of many ended jobs */
-static void
-end_walk(KeyWalk *walk)
-{
-	int64 cost = walk->has_known ? walk->known.cost : 0;
-
-	idem_leaf_end(&walk->leaf);
-	if (walk->most.n < (walk->has_known ? walk->known.n : 0) + MANY_ENDED)
-		return;
-	cost += Max(idem_clock_steady() - walk->began, 0);
-	walk->most.cost = Min(cost, PG_INT32_MAX);
-	idem_skips_key_publish(walk->skips, &walk->most, walk->began);
 }
 
 static bool
@@ -409,21 +352,33 @@ note_committed(KeyJobs *list, const KeyedEnqueue *keyed, const IdemJob *job, Tra
 static bool
 list_jobs(KeyedEnqueue *keyed, KeyJobs *list)
 {
+	IdemTable *jobs = keyed->jobs;
+	IdemQueueRef *queue = keyed->enqueue->queue.ref;
+	IdemLookup lookup = idem_jobtable_by_key(jobs, keyed->index, keyed->job->key_hash);
+	IdemKeySkip none = {.key_hash = keyed->job->key_hash, .storage = jobs->heap->rd_rel->relfilenode};
+	IdemLeafWalk leaf;
+	KeyWalk walk = {.leaf = &leaf, .began = idem_clock_steady(), .run = none, .most = none};
+	IdemKeySkip *known = &walk.known;
 	IdSet seen = {0};
 	IdSet changing = {0};
 	bool settled = true;
 	SnapshotData dirty;
-	KeyWalk walk;
 
 	list->n = 0;
 	keyed->others->n = 0;
-	begin_walk(&walk, keyed, &dirty);
+	if (idem_queueref_pin(queue))
+	{
+		walk.skips = queue->entry.skips;
+		(void) idem_skips_key_get(walk.skips, none.key_hash, none.storage, walk.began, known);
+	}
+	InitDirtySnapshot(dirty);
+	idem_probe_walk(&leaf, jobs, &lookup, &dirty);
 	while (next_row(&walk))
 	{
 		IdemJob job;
 
 		CHECK_FOR_INTERRUPTS();
-		idem_job_read(&job, walk.leaf.row);
+		idem_job_read(&job, leaf.row);
 		/* a job that an open transaction has updated has two versions: expect both */
 		if (!TransactionIdIsValid(dirty.xmin))
 		{
@@ -443,9 +398,17 @@ list_jobs(KeyedEnqueue *keyed, KeyJobs *list)
 				settled = false;
 		}
 	}
-	end_walk(&walk);
-	ExecClearTuple(idem_table_row(keyed->jobs));
+	idem_leaf_end(&leaf);
+	ExecClearTuple(idem_table_row(jobs));
 
+	/* J14: publish the places of many ended jobs */
+	if (walk.most.n >= known->n + MANY_ENDED)
+	{
+		int64 cost = known->cost + Max(idem_clock_steady() - walk.began, 0);
+
+		walk.most.cost = Min(cost, PG_INT32_MAX);
+		idem_skips_key_publish(walk.skips, &walk.most, walk.began);
+	}
 	for (int i = 0; i < changing.n; i++)
 		settled = settled && has_id(&seen, changing.ids[i]);
 	return settled;
@@ -489,13 +452,6 @@ is_blocked(const KeyJobs *list, const KeyJob *job)
 	return false;
 }
 
-/* How long duplicates may keep a due job from starting, in microseconds */
-static int64
-get_drain_after(void)
-{
-	return idem_guc_drain_after * INT64CONST(1000);
-}
-
 /* J1: how well a waiting job suits the duplicate, or RANK_DRAINING if the job drains */
 static Rank
 rank_job(const KeyJobs *list, const KeyJob *job, const IdemEnqueue *enqueue)
@@ -508,7 +464,7 @@ rank_job(const KeyJobs *list, const KeyJob *job, const IdemEnqueue *enqueue)
 	 * Could a worker have started the job for longer than idem.drain_after?  No worker could
 	 * if the queue is paused or the job before it is still there.
 	 */
-	overdue = !enqueue->queue.paused && idem_clock_now() - idem_job_due_since(&job->job) >= get_drain_after() &&
+	overdue = !enqueue->queue.paused && idem_clock_now() - idem_job_due_since(&job->job) >= DRAIN_AFTER &&
 		!is_blocked(list, job);
 	if (job->is_held_back && (overdue || idem_jobtable_is_marked(job->job.job_id)))
 		return RANK_DRAINING;
@@ -519,38 +475,10 @@ rank_job(const KeyJobs *list, const KeyJob *job, const IdemEnqueue *enqueue)
 	 * for too long?  A worker that polls rarely hits the moment between two of them.
 	 */
 	if (absorb_stream.job_id == job->job.job_id &&
-		idem_clock_steady() - absorb_stream.last < get_drain_after() &&
-		absorb_stream.last - absorb_stream.began >= get_drain_after())
+		idem_clock_steady() - absorb_stream.last < DRAIN_AFTER &&
+		absorb_stream.last - absorb_stream.began >= DRAIN_AFTER)
 		return RANK_DRAINING;
 	return RANK_OVERDUE;
-}
-
-/* Remember that a waiting job has absorbed a duplicate of this backend */
-static void
-note_absorbed(int64 job_id)
-{
-	int64 now = idem_clock_steady();
-
-	if (absorb_stream.job_id != job_id || now - absorb_stream.last >= get_drain_after())
-		absorb_stream.began = now;
-	absorb_stream.job_id = job_id;
-	absorb_stream.last = now;
-}
-
-/*
- * Should this job absorb the duplicate rather than the best one of its rank so far?  A
- * follow-up job goes first: it was inserted for later duplicates.  Else the job that is due
- * first; but of overdue or draining jobs the one that is due last, because workers fetch
- * the first one first.
- */
-static bool
-is_better_job(const KeyJob *job, const KeyJob *best, Rank rank)
-{
-	if (best == NULL || (job->job.after_job != 0) != (best->job.after_job != 0))
-		return best == NULL || job->job.after_job != 0;
-	if (rank == RANK_OVERDUE || rank == RANK_DRAINING)
-		return job->job.run_at > best->job.run_at;
-	return job->job.run_at < best->job.run_at;
 }
 
 /*
@@ -579,7 +507,17 @@ choose_waiting(const KeyJobs *list, const IdemEnqueue *enqueue, const KeyJob **d
 			continue;
 		rank = rank_job(list, job, enqueue);
 		n[rank]++;
-		if (is_better_job(job, best[rank], rank))
+		/*
+		 * Of one rank a follow-up job goes first: it was inserted for later duplicates.  Else the
+		 * job that is due first; but of overdue or draining jobs the one that is due last, because
+		 * workers fetch the first one first.
+		 */
+		if (best[rank] == NULL)
+			best[rank] = job;
+		else if ((job->job.after_job != 0) != (best[rank]->job.after_job != 0))
+			best[rank] = job->job.after_job != 0 ? job : best[rank];
+		else if (rank == RANK_OVERDUE || rank == RANK_DRAINING ? job->job.run_at > best[rank]->job.run_at :
+																 job->job.run_at < best[rank]->job.run_at)
 			best[rank] = job;
 	}
 	*draining = best[RANK_DRAINING];
@@ -616,7 +554,7 @@ find_done(const KeyedEnqueue *keyed, KeyScan *scan)
 								keyed->job->key, keyed->others);
 	if (found)
 	{
-		scan->done_job = idem_row_int64(walk.row, IDEM_JOB_KEYS_JOB_ID);
+		scan->job.job_id = idem_row_int64(walk.row, IDEM_JOB_KEYS_JOB_ID);
 		scan->done_result = idem_row_jsonb(walk.row, IDEM_JOB_KEYS_RESULT);
 	}
 	idem_leaf_end(&walk);
@@ -941,6 +879,7 @@ absorb_waiting(const KeyedEnqueue *keyed, IdemJob *job)
 {
 	IdemTable *jobs = keyed->jobs;
 	IdemEnqueued *answer = &keyed->job->answer;
+	int64 now;
 
 	answer->job_id = job->job_id;
 	if (change_waiting(keyed, job, &answer->outcome) != NULL)
@@ -959,32 +898,16 @@ absorb_waiting(const KeyedEnqueue *keyed, IdemJob *job)
 		idem_job_read(job, row);
 		row = change_waiting(keyed, job, &answer->outcome);
 		if (row != NULL)
-		{
 			idem_jobrow_store(jobs, job, row, keyed->enqueue->queue.ref, IDEM_CHANGE_ABSORBED);
-		}
 	}
-	note_absorbed(job->job_id);
+	/* remember that the job has absorbed duplicates of this backend */
+	now = idem_clock_steady();
+	if (absorb_stream.job_id != job->job_id || now - absorb_stream.last >= DRAIN_AFTER)
+		absorb_stream.began = now;
+	absorb_stream.job_id = job->job_id;
+	absorb_stream.last = now;
 	idem_headers_note_link(job->job_id, keyed->job->headers);
 	return true;
-}
-
-/* Raise the error for a duplicate, with on_duplicate => 'error' (J1) */
-pg_noreturn static void
-refuse_duplicate(const KeyedEnqueue *keyed, const KeyScan *scan)
-{
-	const text *queue = keyed->enqueue->queue.name;
-	bool is_done = scan->found == KIND_DONE;
-
-	idem_counters_add_queue(keyed->enqueue->queue.ref, IDEM_QUEUE_COUNTER_REFUSED);
-	idem_counters_log_duplicate("enqueue", "refused", queue, keyed->job->key);
-	ereport(ERROR,
-			errcode(ERRCODE_IDEM_DUPLICATE_JOB),
-			errmsg("duplicate job"),
-			errdetail("Job " INT64_FORMAT " has this key and %s.",
-					  is_done ? scan->done_job : scan->job.job_id,
-					  is_done ? "is done" : scan->found == KIND_RUNNING ? "runs" :
-																		  "waits"),
-			errhint("Pass %s to let the job absorb its duplicates.", "on_duplicate => 'skip'"));
 }
 
 /* Lock the TOAST table if the row of the job may need it, before the lock on a hash (K5) */
@@ -1001,21 +924,6 @@ idem_enqueuestore_lock_toast(IdemTable *jobs, const IdemNewJob *job)
 		idem_table_lock_toast(jobs);
 }
 
-/*
- * Lock the history, its indexes and its TOAST table until the transaction ends, so that
- * make_spent_dead() does not wait for them while it holds the lock on the hash
- */
-static void
-lock_log(void)
-{
-	IdemTable log;
-
-	idem_jobtable_open_log(&log, RowExclusiveLock);
-	idem_table_open_indexes(&log);
-	idem_table_lock_toast(&log);
-	idem_table_close(&log);
-}
-
 /* The line of the table of decisions for this policy */
 static const Action *
 get_actions(const IdemPolicy *policy)
@@ -1028,33 +936,35 @@ get_actions(const IdemPolicy *policy)
 }
 
 /*
- * Enqueue a job that holds its key.  Each pass of the loop scans the key, and then answers, or
- * waits for the transaction in the way (J6), or prepares the next scan.
+ * Enqueue a job that holds its key.  Each pass of the loop scans the key, and then answers,
+ * raises the error for a duplicate (J1), waits for the transaction in the way (J6), or prepares
+ * the next scan.
  */
 static void
 enqueue_keyed(IdemTable *jobs, const IdemEnqueue *enqueue, IdemNewJob *job)
 {
-	IdemSameHash others;
-	KeyedEnqueue keyed = {
-		.jobs = jobs,
-		.enqueue = enqueue,
-		.job = job,
-		.actions = get_actions(&enqueue->policy),
-		.others = &others};
+	KeyedEnqueue keyed;
 	IdemEnqueued *answer = &job->answer;
+	IdemSameHash others;
 	IdemTable keys;
+	IdemTable log;
 	KeyScan scan;
 	bool answered = false;
+	bool until_expired = enqueue->policy.dedup == IDEM_DEDUP_UNTIL_EXPIRED;
 
 	/* acquire every lock that may block before the lock on the hash */
 	idem_jobtable_lock_ids();
 	idem_enqueuestore_lock_toast(jobs, job);
-	if (enqueue->policy.dedup == IDEM_DEDUP_UNTIL_EXPIRED)
-	{
+	if (until_expired)
 		idem_jobtable_open_keys(&keys, AccessShareLock);
-		keyed.keys = &keys;
-	}
-	keyed.index = idem_jobtable_key_index(jobs);
+	keyed = (KeyedEnqueue){
+		.jobs = jobs,
+		.index = idem_jobtable_key_index(jobs),
+		.keys = until_expired ? &keys : NULL,
+		.enqueue = enqueue,
+		.job = job,
+		.actions = get_actions(&enqueue->policy),
+		.others = &others};
 	while (!answered)
 	{
 		CHECK_FOR_INTERRUPTS();
@@ -1073,14 +983,32 @@ enqueue_keyed(IdemTable *jobs, const IdemEnqueue *enqueue, IdemNewJob *job)
 				answered = true;
 				break;
 			case DO_DONE:
-				*answer = (IdemEnqueued){scan.done_job, IDEM_OUTCOME_DONE, scan.done_result};
+				*answer = (IdemEnqueued){scan.job.job_id, IDEM_OUTCOME_DONE, scan.done_result};
 				answered = true;
 				break;
 			case DO_REFUSE:
-				refuse_duplicate(&keyed, &scan);
+				idem_counters_add_queue(enqueue->queue.ref, IDEM_QUEUE_COUNTER_REFUSED);
+				idem_counters_log_duplicate("enqueue", "refused", enqueue->queue.name, job->key);
+				ereport(ERROR,
+						errcode(ERRCODE_IDEM_DUPLICATE_JOB),
+						errmsg("duplicate job"),
+						errdetail("Job " INT64_FORMAT " has this key and %s.",
+								  scan.job.job_id,
+								  scan.found == KIND_DONE ? "is done" : scan.found == KIND_RUNNING ? "runs" :
+																									 "waits"),
+						errhint("Pass %s to let the job absorb its duplicates.", "on_duplicate => 'skip'"));
+				break;
 			case DO_BURY:
-				if (!keyed.log_is_locked)
-					lock_log();
+				if (keyed.log_is_locked)
+					break;
+				/*
+				 * Lock the history, its indexes and its TOAST table until the transaction ends, so
+				 * that no enqueue waits for them while it holds the lock on the hash.
+				 */
+				idem_jobtable_open_log(&log, RowExclusiveLock);
+				idem_table_open_indexes(&log);
+				idem_table_lock_toast(&log);
+				idem_table_close(&log);
 				keyed.log_is_locked = true;
 				break;
 			case DO_WAIT:
@@ -1093,8 +1021,8 @@ enqueue_keyed(IdemTable *jobs, const IdemEnqueue *enqueue, IdemNewJob *job)
 				break;
 		}
 	}
-	if (keyed.keys != NULL)
-		idem_table_close(keyed.keys);
+	if (until_expired)
+		idem_table_close(&keys);
 }
 
 /*
