@@ -145,9 +145,11 @@ typedef struct KeyJob
 {
 	Kind kind; /* waiting, open, spent or running */
 	IdemJob job;
-	TransactionId changed_by; /* open transaction that inserts, changes or removes it; or invalid */
-	bool is_mine;			  /* this transaction keeps it from starting */
-	bool is_held_back;		  /* other transactions do, because it absorbed their duplicates */
+	TransactionId changed_by;				/* open transaction that inserts, changes or removes it; or invalid */
+	bool is_mine;							/* this transaction keeps it from starting */
+	bool is_held_back;						/* other transactions do, because it absorbed their duplicates */
+	bool is_blocked;						/* a follow-up job, and the job before it is still there */
+	const struct KeyJob *followers[KIND_N]; /* its first follow-up job of each kind, or NULL */
 } KeyJob;
 
 /* The jobs of the key that matter for this enqueue */
@@ -414,47 +416,22 @@ list_jobs(KeyedEnqueue *keyed, KeyJobs *list)
 	return settled;
 }
 
-/* A follow-up job of this kind, which runs after the given job; or NULL */
-static const KeyJob *
-find_follower(const KeyJobs *list, Kind kind, const KeyJob *job)
-{
-	for (int i = 0; i < list->n; i++)
-	{
-		if (list->jobs[i].kind == kind && list->jobs[i].job.after_job == job->job.job_id)
-			return &list->jobs[i];
-	}
-	return NULL;
-}
-
 /*
- * J4: the transaction that must end before we know whether the waiting job has a follow-up
- * job, or invalid
+ * J4: the transaction that must end before we know whether the job has a follow-up job, or
+ * invalid
  */
 static TransactionId
-find_follower_changer(const KeyJobs *list, const KeyJob *waiting)
+get_follower_changer(const KeyJob *job)
 {
-	const KeyJob *follower = find_follower(list, KIND_OPEN, waiting);
+	const KeyJob *open = job->followers[KIND_OPEN];
+	const KeyJob *follower = open != NULL ? open : job->followers[KIND_RUNNING];
 
-	if (follower == NULL)
-		follower = find_follower(list, KIND_RUNNING, waiting);
 	return follower != NULL ? follower->changed_by : InvalidTransactionId;
-}
-
-/* Is it a follow-up job, and is the job before it still there? */
-static bool
-is_blocked(const KeyJobs *list, const KeyJob *job)
-{
-	for (int i = 0; i < list->n && job->job.after_job != 0; i++)
-	{
-		if (list->jobs[i].job.job_id == job->job.after_job)
-			return true;
-	}
-	return false;
 }
 
 /* J1: how well a waiting job suits the duplicate, or RANK_DRAINING if the job drains */
 static Rank
-rank_job(const KeyJobs *list, const KeyJob *job, const IdemEnqueue *enqueue)
+rank_job(const KeyJob *job, const IdemEnqueue *enqueue)
 {
 	bool overdue;
 
@@ -465,7 +442,7 @@ rank_job(const KeyJobs *list, const KeyJob *job, const IdemEnqueue *enqueue)
 	 * if the queue is paused or the job before it is still there.
 	 */
 	overdue = !enqueue->queue.paused && idem_clock_now() - idem_job_due_since(&job->job) >= DRAIN_AFTER &&
-		!is_blocked(list, job);
+		!job->is_blocked;
 	if (job->is_held_back && (overdue || idem_jobtable_is_marked(job->job.job_id)))
 		return RANK_DRAINING;
 	if (!overdue)
@@ -503,9 +480,9 @@ choose_waiting(const KeyJobs *list, const IdemEnqueue *enqueue, const KeyJob **d
 		const KeyJob *job = &list->jobs[i];
 		Rank rank;
 
-		if (job->kind != KIND_WAITING || find_follower(list, KIND_WAITING, job) != NULL)
+		if (job->kind != KIND_WAITING || job->followers[KIND_WAITING] != NULL)
 			continue;
-		rank = rank_job(list, job, enqueue);
+		rank = rank_job(job, enqueue);
 		n[rank]++;
 		/*
 		 * Of one rank a follow-up job goes first: it was inserted for later duplicates.  Else the
@@ -590,6 +567,21 @@ scan_key(KeyedEnqueue *keyed, KeyScan *scan)
 	memset(scan, 0, sizeof(*scan));
 	while (!list_jobs(keyed, &list))
 		CHECK_FOR_INTERRUPTS();
+	for (int i = 0; i < list.n; i++)
+	{
+		KeyJob *follower = &list.jobs[i];
+
+		for (int j = 0; j < list.n && follower->job.after_job != 0; j++)
+		{
+			KeyJob *job = &list.jobs[j];
+
+			if (job->job.job_id != follower->job.after_job)
+				continue;
+			follower->is_blocked = true;
+			if (job->followers[follower->kind] == NULL)
+				job->followers[follower->kind] = follower;
+		}
+	}
 	waiting = choose_waiting(&list, enqueue, &draining);
 	for (int i = 0; i < list.n; i++)
 	{
@@ -607,7 +599,7 @@ scan_key(KeyedEnqueue *keyed, KeyScan *scan)
 		else if (job->kind == KIND_RUNNING &&
 				 (running == NULL || !TransactionIdIsValid(running->changed_by)) &&
 				 (TransactionIdIsValid(job->changed_by) ||
-				  find_follower(&list, KIND_RUNNING, job) == NULL))
+				  job->followers[KIND_RUNNING] == NULL))
 			running = job;
 	}
 
@@ -618,7 +610,7 @@ scan_key(KeyedEnqueue *keyed, KeyScan *scan)
 		if (!TransactionIdIsValid(scan->in_the_way) &&
 			(enqueue->policy.rerun ||
 			 absorbed_outcomes[enqueue->policy.on_duplicate] != IDEM_OUTCOME_ABSORBED))
-			scan->in_the_way = find_follower_changer(&list, waiting);
+			scan->in_the_way = get_follower_changer(waiting);
 	}
 	/* J6; but a draining job that gets no new job beside it answers at once */
 	else if (open != NULL &&
@@ -638,8 +630,8 @@ scan_key(KeyedEnqueue *keyed, KeyScan *scan)
 		 */
 		if (keyed->actions[KIND_DRAINING] == DO_FOLLOW)
 		{
-			scan->in_the_way = find_follower_changer(&list, draining);
-			scan->is_being_cancelled = is_blocked(&list, draining);
+			scan->in_the_way = get_follower_changer(draining);
+			scan->is_being_cancelled = draining->is_blocked;
 		}
 	}
 	else if (spent != NULL)
