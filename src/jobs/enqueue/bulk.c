@@ -9,9 +9,8 @@
  * Most keys are new.  A run of new keys is written together: for each key in turn, lock
  * its hash and look for jobs of the key; at the first key that is not new, or when the
  * run is long enough, insert the rows and their entries in the index on the hash, and
- * unlock all hashes.  No transaction waits for another one while it holds these locks.  The
- * key that ended the run is then enqueued alone (enqueuestore.c), which may wait.  At that time
- * all jobs before it in the order are enqueued, and none after it.
+ * unlock all hashes.  The key that ended the run is then enqueued alone (enqueuestore.c), which
+ * may wait.  At that time all jobs before it in the order are enqueued, and none after it.
  *
  * The entries in the other indexes follow later (table.c), in the order of the job
  * numbers, so that they go to the right end of the index.  They are inserted before a
@@ -19,9 +18,11 @@
  */
 #include "postgres.h"
 
+#include "catalog/pg_collation.h"
 #include "miscadmin.h"
 #include "storage/lock.h"
 #include "utils/memutils.h"
+#include "utils/varlena.h"
 
 #include "jobs/enqueue/enqueue.h"
 
@@ -60,16 +61,11 @@ compare_jobs(const void *a, const void *b)
 	if (ja->holds_key && ja->key_hash != jb->key_hash)
 		return ja->key_hash < jb->key_hash ? -1 : 1;
 	if (ja->holds_key)
-	{
-		int la = VARSIZE_ANY_EXHDR(ja->key);
-		int lb = VARSIZE_ANY_EXHDR(jb->key);
-
-		cmp = memcmp(VARDATA_ANY(ja->key), VARDATA_ANY(jb->key), Min(la, lb));
-		if (cmp == 0)
-			cmp = la - lb;
-	}
-	return cmp != 0 ? cmp : ja < jb ? -1 :
-									  1;
+		cmp = varstr_cmp(VARDATA_ANY(ja->key), VARSIZE_ANY_EXHDR(ja->key), VARDATA_ANY(jb->key),
+						 VARSIZE_ANY_EXHDR(jb->key), C_COLLATION_OID);
+	if (cmp == 0)
+		cmp = ja < jb ? -1 : 1;
+	return cmp;
 }
 
 /*
@@ -141,12 +137,9 @@ finish_batch(Bulk *bulk)
 		idem_jobtable_refuse_number();
 	for (int i = 0; i < n; i++)
 	{
-		IdemPosition position = {
-			.priority = enqueue->priority,
-			.run_at = enqueue->run_at,
-			.job_id = bulk->news[ords[i]].job_id};
-
-		idem_jobrow_note_ready(enqueue->queue.ref, &position, enqueue->run_at, false);
+		idem_jobrow_note_ready(enqueue->queue.ref,
+							   &(IdemPosition){.priority = enqueue->priority, .run_at = enqueue->run_at, .job_id = bulk->news[ords[i]].job_id},
+							   enqueue->run_at, false);
 		idem_counters_add_queue(enqueue->queue.ref, IDEM_QUEUE_COUNTER_ENQUEUED);
 	}
 }

@@ -548,10 +548,8 @@ set_found(KeyScan *scan, Kind kind, const KeyJob *job)
 }
 
 /*
- * What all jobs of the key together mean for the enqueue (J1, J4, J6).  The caller holds the lock on the
- * hash of the key, so no job of the key moves in the index.  The scan uses a dirty snapshot,
- * which also shows uncommitted rows, and those that are newer than the snapshot of REPEATABLE
- * READ.  It waits for no transaction and writes nothing.
+ * What all jobs of the key together mean for the enqueue (J1, J4, J6).  The caller holds the lock
+ * on the hash of the key.  The scan waits for no transaction and writes nothing.
  */
 static void
 scan_key(KeyedEnqueue *keyed, KeyScan *scan)
@@ -722,43 +720,19 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, IdemNewJob *job, int64 a
 }
 
 /*
- * J2: the job that decides will not run again: make it dead; the caller has locked the history
- * and holds the lock on the hash.  Returns true if the scan must be repeated.  Returns false if
- * another transaction has locked the job or an older row of its number in the history (J13).
- * Unless that transaction has just ended, it is in scan->in_the_way then.
- */
-static bool
-make_spent_dead(const KeyedEnqueue *keyed, KeyScan *scan)
-{
-	const IdemQueue *queue = &keyed->enqueue->queue;
-	TupleTableSlot *row = idem_table_row(keyed->jobs);
-	TM_Result result =
-		idem_table_lock_row(keyed->jobs, scan->job.tid, LockTupleExclusive, LockWaitSkip, row);
-
-	if (result == TM_Ok)
-	{
-		idem_job_read(&scan->job, row);
-		idem_touched_held(queue->ref, true);
-		return idem_history_make_dead_if_spent(keyed->jobs, &scan->job, queue, &scan->in_the_way) !=
-			IDEM_DEAD_SKIPPED;
-	}
-	if (result != TM_WouldBlock)
-		return true;
-	scan->in_the_way = idem_row_locker(row);
-	return false;
-}
-
-/*
  * The part of an enqueue that needs the lock on the hash of the key, which is released at once
- * (J9): scan the jobs of the key, lock the waiting one (J2), and insert a job if the decision is
- * to do so.  The steps are those of doc/jobs-protocol.md.  Returns the decision; the caller does
- * what is left to do.
+ * (J9): scan the jobs of the key, lock the waiting one or make the spent one dead (J2), and insert
+ * a job if the decision is to do so.  The steps are those of doc/jobs-protocol.md.  Returns the
+ * decision; the caller does what is left to do.
  */
 static Action
 scan_or_insert(KeyedEnqueue *keyed, KeyScan *scan)
 {
 	IdemTable *jobs = keyed->jobs;
+	const IdemQueue *queue = &keyed->enqueue->queue;
 	IdemNewJob *job = keyed->job;
+	TupleTableSlot *row = idem_table_row(jobs);
+	TM_Result result;
 	Action action;
 	bool settled;
 
@@ -777,10 +751,7 @@ scan_or_insert(KeyedEnqueue *keyed, KeyScan *scan)
 		 */
 		if (scan->found == KIND_WAITING && action != DO_WAIT)
 		{
-			TupleTableSlot *row = idem_table_row(jobs);
-			TM_Result result =
-				idem_table_lock_row(jobs, scan->job.tid, LockTupleKeyShare, LockWaitSkip, row);
-
+			result = idem_table_lock_row(jobs, scan->job.tid, LockTupleKeyShare, LockWaitSkip, row);
 			settled = result == TM_Ok;
 			if (result == TM_WouldBlock)
 				(void) add_id(&keyed->unlockable, scan->job.job_id);
@@ -789,13 +760,27 @@ scan_or_insert(KeyedEnqueue *keyed, KeyScan *scan)
 				idem_job_read(&scan->job, row);
 				/* a row of this transaction was noted when it was written */
 				if (!idem_job_is_mine(&scan->job))
-					idem_touched_held(keyed->enqueue->queue.ref, true);
+					idem_touched_held(queue->ref, true);
 			}
 		}
-		/* step 5: make the job dead, and go on as if it were gone */
+		/*
+		 * Step 5: make the job dead, and scan again as if it were gone.  If another transaction has
+		 * locked the job, or an older row of its number in the history (J13), that one is in the way,
+		 * unless it has just ended.
+		 */
 		else if (action == DO_BURY && keyed->log_is_locked)
 		{
-			settled = !make_spent_dead(keyed, scan);
+			result = idem_table_lock_row(jobs, scan->job.tid, LockTupleExclusive, LockWaitSkip, row);
+			settled = result == TM_WouldBlock;
+			if (result == TM_WouldBlock)
+				scan->in_the_way = idem_row_locker(row);
+			else if (result == TM_Ok)
+			{
+				idem_job_read(&scan->job, row);
+				idem_touched_held(queue->ref, true);
+				settled = idem_history_make_dead_if_spent(jobs, &scan->job, queue, &scan->in_the_way) ==
+					IDEM_DEAD_SKIPPED;
+			}
 			action = choose_action(keyed, scan);
 		}
 	} while (!settled);
