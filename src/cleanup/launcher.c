@@ -173,7 +173,9 @@ may_be_visited(Form_pg_database form)
 static void
 read_databases(void)
 {
-	List *gone;
+	List *gone = NIL;
+	int nentries;
+	IdemDatabaseInfo *infos;
 	Relation rel;
 	TableScanDesc scan;
 	HeapTuple tuple;
@@ -189,7 +191,9 @@ read_databases(void)
 
 	begin_transaction();
 	/* copied before pg_database is read: a database created meanwhile is not among them */
-	gone = idem_entries_list_databases();
+	infos = idem_entries_copy_databases(&nentries);
+	for (int j = 0; j < nentries; j++)
+		gone = lappend_oid(gone, infos[j].database);
 	rel = table_open(DatabaseRelationId, AccessShareLock);
 	scan = table_beginscan_catalog(rel, 0, NULL);
 	while ((tuple = heap_getnext(scan, ForwardScanDirection)) != NULL)
@@ -249,20 +253,23 @@ read_ticks(void)
 	TimestampTz now = GetCurrentTimestamp();
 	bool has_all = true;
 	int n;
-	IdemDatabaseTick *ticks = idem_entries_copy_ticks(&n);
+	IdemDatabaseInfo *infos = idem_entries_copy_databases(&n);
 
-	have_ticks = n > 0;
+	have_ticks = false;
 	hash_seq_init(&seq, databases);
 	while ((database = hash_seq_search(&seq)) != NULL)
 		database->tick_due = PG_INT64_MAX;
 	for (int i = 0; i < n; i++)
 	{
-		database = hash_search(databases, &ticks[i].database, HASH_FIND, NULL);
+		if (infos[i].next_tick == DT_NOEND)
+			continue;
+		have_ticks = true;
+		database = hash_search(databases, &infos[i].database, HASH_FIND, NULL);
 		has_all &= database != NULL;
-		if (database != NULL && ticks[i].tick - now < USECS_PER_DAY)
-			database->tick_due = steady + (ticks[i].tick - now);
+		if (database != NULL && infos[i].next_tick - now < USECS_PER_DAY)
+			database->tick_due = steady + (infos[i].next_tick - now);
 	}
-	pfree(ticks);
+	pfree(infos);
 	return has_all;
 }
 

@@ -243,17 +243,17 @@ others_are_due(TimestampTz *next)
 	TimestampTz now = GetCurrentTimestamp();
 	bool found = false;
 	int n;
-	IdemDatabaseTick *ticks = idem_entries_copy_ticks(&n);
+	IdemDatabaseInfo *infos = idem_entries_copy_databases(&n);
 
 	*next = DT_NOEND;
 	for (int i = 0; i < n; i++)
 	{
-		if (ticks[i].tick > now)
-			*next = Min(*next, ticks[i].tick);
-		else if (ticks[i].database != MyDatabaseId)
+		if (infos[i].next_tick > now)
+			*next = Min(*next, infos[i].next_tick);
+		else if (infos[i].database != MyDatabaseId)
 			found = true;
 	}
-	pfree(ticks);
+	pfree(infos);
 	return found;
 }
 

@@ -11,8 +11,7 @@
  * process holds the lock for moments and never while it waits.  The postmaster takes no lock,
  * because it is alone when it loads and saves the counters.
  *
- * Counters and histograms are added to without the lock.  They are
- * atomic variables.  There are several sets of counters per entry, each in cache
+ * Counters and histograms are atomic variables, added to without the lock.  There are several sets of counters per entry, each in cache
  * lines of its own, so that two backends rarely write the same line.  There is one set of
  * histograms: eight would take 4 kB.  A job adds to it only four times.
  *
@@ -44,7 +43,7 @@
 /* Length of the queue name in the entry of a database itself */
 #define NO_QUEUE (-1)
 
-/* The database may have this many queues per free entry; see may_take_free() */
+/* The database may have this many queues per free entry; see make_queue() */
 #define QUEUES_PER_FREE 3
 
 /* Look at this many entries at most for one that gives way */
@@ -77,10 +76,10 @@ typedef struct StatsEntry
 	int nqueues;	   /* of a database: length of the next one */
 	dlist_head queues; /* of a database: the first one gives way first */
 	TimestampTz stats_reset;
-	IdemProgress progress;						/* of a database */
-	TimestampTz next_tick;						/* of a database, the earliest; DT_NOEND: none */
-	IdemSkips skips;							/* of a queue */
-	IdemHistogram histograms[IDEM_HISTOGRAM_N]; /* of a queue */
+	IdemProgress progress;				 /* of a database */
+	TimestampTz next_tick;				 /* of a database, the earliest; DT_NOEND: none */
+	IdemSkips skips;					 /* of a queue */
+	pg_atomic_uint64 times[IDEM_NTIMES]; /* histograms of a queue */
 	char stripes[NSTRIPES * sizeof(IdemCounters) + PG_CACHE_LINE_SIZE];
 } StatsEntry;
 
@@ -179,12 +178,8 @@ idem_entries_attach(void)
 				for (int k = 0; k < IDEM_NCOUNTERS; k++)
 					pg_atomic_init_u64(&get_stripes(&entries[i])[j].values[k], 0);
 			}
-			for (int j = 0; j < IDEM_HISTOGRAM_N; j++)
-			{
-				for (int k = 0; k < IDEM_HISTOGRAM_BUCKETS; k++)
-					pg_atomic_init_u64(&entries[i].histograms[j].counts[k], 0);
-				pg_atomic_init_u64(&entries[i].histograms[j].usecs, 0);
-			}
+			for (int j = 0; j < IDEM_NTIMES; j++)
+				pg_atomic_init_u64(&entries[i].times[j], 0);
 			dlist_push_tail(&shared->free, &entries[i].node);
 		}
 	}
@@ -294,38 +289,6 @@ give_way(StatsEntry *database)
 	return false;
 }
 
-/*
- * S2: may the database take a free entry for another queue?  A quarter of the entries is
- * reserved for databases.  The more queues a database has, the more of the rest must be free.  So
- * no database takes the last entries from those that come after it, even if its sessions use all
- * that it has.  What was saved comes back as long as there is room.
- */
-static bool
-may_take_free(const StatsEntry *database)
-{
-	int nfree = idem_guc_stats_max - idem_guc_stats_max / 4 - shared->nentries;
-
-	return nfree > 0 && (!IsUnderPostmaster || database->nqueues < QUEUES_PER_FREE * nfree);
-}
-
-/* S2: make room for a queue: one of the database that has most gives way, or else one of its own */
-static bool
-make_room(StatsEntry *database)
-{
-	StatsEntry *fullest = database;
-	dlist_iter iter;
-
-	shared->is_full = true;
-	dlist_foreach(iter, &shared->databases)
-	{
-		StatsEntry *other = get_entry_of_node(iter.cur);
-
-		if (other->nqueues > fullest->nqueues)
-			fullest = other;
-	}
-	return give_way(fullest) || (fullest != database && give_way(database));
-}
-
 /* The counters and histograms begin at zero, also while other processes add to them */
 static void
 zero_entry(StatsEntry *entry)
@@ -335,12 +298,8 @@ zero_entry(StatsEntry *entry)
 		for (int j = 0; j < IDEM_NCOUNTERS; j++)
 			pg_atomic_write_u64(&get_stripes(entry)[i].values[j], 0);
 	}
-	for (int i = 0; i < IDEM_HISTOGRAM_N; i++)
-	{
-		for (int j = 0; j < IDEM_HISTOGRAM_BUCKETS; j++)
-			pg_atomic_write_u64(&entry->histograms[i].counts[j], 0);
-		pg_atomic_write_u64(&entry->histograms[i].usecs, 0);
-	}
+	for (int i = 0; i < IDEM_NTIMES; i++)
+		pg_atomic_write_u64(&entry->times[i], 0);
 }
 
 /* Put an entry that is free into use; NULL: there is none */
@@ -388,15 +347,44 @@ make_database(Oid database, TimestampTz stats_reset)
 	return entry;
 }
 
-/* Make the entry of a queue; NULL: there is no room.  may_displace: another one may give way. */
+/* S2: make the entry of a queue; NULL: there is no room.  may_displace: another one may give way. */
 static StatsEntry *
 make_queue(const EntryKey *key, TimestampTz stats_reset, bool may_displace)
 {
 	StatsEntry *database = make_database(key->database, stats_reset);
-	StatsEntry *entry = NULL;
+	StatsEntry *entry;
+	int nfree;
 
-	if (database != NULL && (may_take_free(database) || (may_displace && make_room(database))))
-		entry = take_entry(key, stats_reset);
+	if (database == NULL)
+		return NULL;
+
+	/*
+	 * A quarter of the entries is reserved for databases.  The more queues a database has, the
+	 * more of the rest must be free.  So no database takes the last entries from those that come
+	 * after it, even if its sessions use all that it has.  What was saved comes back as long as
+	 * there is room.
+	 */
+	nfree = idem_guc_stats_max - idem_guc_stats_max / 4 - shared->nentries;
+	if (nfree <= 0 || (IsUnderPostmaster && database->nqueues >= QUEUES_PER_FREE * nfree))
+	{
+		StatsEntry *fullest = database;
+		dlist_iter iter;
+
+		if (!may_displace)
+			return NULL;
+		/* a queue of the database that has most gives way, or else one of its own */
+		shared->is_full = true;
+		dlist_foreach(iter, &shared->databases)
+		{
+			StatsEntry *other = get_entry_of_node(iter.cur);
+
+			if (other->nqueues > fullest->nqueues)
+				fullest = other;
+		}
+		if (!give_way(fullest) && (fullest == database || !give_way(database)))
+			return NULL;
+	}
+	entry = take_entry(key, stats_reset);
 	if (entry == NULL)
 		return NULL;
 	entry->used = IsUnderPostmaster;
@@ -455,7 +443,7 @@ make_ref(StatsEntry *entry)
 		ref.version = &entry->version;
 		ref.seen_version = pg_atomic_read_u64(&entry->version);
 		ref.skips = &entry->skips;
-		ref.histograms = entry->histograms;
+		ref.times = entry->times;
 	}
 	return ref;
 }
@@ -571,12 +559,8 @@ copy_entry(StatsEntry *entry, IdemStatsSnapshot *snapshot)
 		for (int j = 0; j < IDEM_NCOUNTERS; j++)
 			snapshot->counters[j] += pg_atomic_read_u64(&get_stripes(entry)[i].values[j]);
 	}
-	for (int i = 0; i < IDEM_HISTOGRAM_N; i++)
-	{
-		for (int j = 0; j < IDEM_HISTOGRAM_BUCKETS; j++)
-			snapshot->histograms[i].counts[j] = pg_atomic_read_u64(&entry->histograms[i].counts[j]);
-		snapshot->histograms[i].usecs = pg_atomic_read_u64(&entry->histograms[i].usecs);
-	}
+	for (int i = 0; i < IDEM_NTIMES; i++)
+		snapshot->times[i] = pg_atomic_read_u64(&entry->times[i]);
 }
 
 /*
@@ -633,12 +617,8 @@ idem_entries_restore_counters(const IdemStatsSnapshot *snapshot)
 		return;
 	for (int i = 0; i < IDEM_NCOUNTERS; i++)
 		pg_atomic_write_u64(&get_stripes(entry)[0].values[i], snapshot->counters[i]);
-	for (int i = 0; i < IDEM_HISTOGRAM_N; i++)
-	{
-		for (int j = 0; j < IDEM_HISTOGRAM_BUCKETS; j++)
-			pg_atomic_write_u64(&entry->histograms[i].counts[j], snapshot->histograms[i].counts[j]);
-		pg_atomic_write_u64(&entry->histograms[i].usecs, snapshot->histograms[i].usecs);
-	}
+	for (int i = 0; i < IDEM_NTIMES; i++)
+		pg_atomic_write_u64(&entry->times[i], snapshot->times[i]);
 }
 
 /*
@@ -672,21 +652,6 @@ idem_entries_reset_counters(void)
 	unlock_shared();
 }
 
-/* OIDs of the databases that have entries, each once */
-List *
-idem_entries_list_databases(void)
-{
-	List *databases = NIL;
-	dlist_iter iter;
-
-	lock_shared(LW_SHARED);
-	dlist_foreach(iter, &shared->databases)
-		databases = lappend_oid(databases, get_entry_of_node(iter.cur)->key.database);
-	unlock_shared();
-	list_sort(databases, list_oid_cmp);
-	return databases;
-}
-
 /* Remove the entries of a database that was dropped: no backend can count there any more */
 void
 idem_entries_forget_database(Oid oid)
@@ -710,19 +675,20 @@ idem_entries_forget_database(Oid oid)
 	unlock_shared();
 }
 
-/* Copies of the progress of cleanup in all databases */
-IdemDatabaseProgress *
-idem_entries_copy_progress(int *n)
+/* The databases that have entries, each once: the progress of cleanup and the earliest ticks */
+IdemDatabaseInfo *
+idem_entries_copy_databases(int *n)
 {
 	StatsEntry **list;
-	IdemDatabaseProgress *copies;
+	IdemDatabaseInfo *copies;
 
 	lock_shared(LW_SHARED);
 	list = list_entries(false, n);
-	copies = palloc_array(IdemDatabaseProgress, Max(*n, 1));
+	copies = palloc_array(IdemDatabaseInfo, Max(*n, 1));
 	for (int i = 0; i < *n; i++)
 	{
 		copies[i].database = list[i]->key.database;
+		copies[i].next_tick = list[i]->next_tick;
 		copies[i].progress = list[i]->progress;
 	}
 	unlock_shared();
@@ -796,28 +762,4 @@ idem_entries_lower_tick(Oid database, TimestampTz tick)
 	unlock_shared();
 	if (is_earlier)
 		idem_exchange_wake_launcher();
-}
-
-/* The databases that have ticks, and the earliest tick of each */
-IdemDatabaseTick *
-idem_entries_copy_ticks(int *n)
-{
-	StatsEntry **list;
-	IdemDatabaseTick *ticks;
-	int nentries;
-
-	*n = 0;
-	lock_shared(LW_SHARED);
-	list = list_entries(false, &nentries);
-	ticks = palloc_array(IdemDatabaseTick, Max(nentries, 1));
-	for (int i = 0; i < nentries; i++)
-	{
-		if (list[i]->next_tick == DT_NOEND)
-			continue;
-		ticks[*n].database = list[i]->key.database;
-		ticks[(*n)++].tick = list[i]->next_tick;
-	}
-	unlock_shared();
-	pfree(list);
-	return ticks;
 }

@@ -10,7 +10,6 @@
 #ifndef IDEM_SHMEM_H
 #define IDEM_SHMEM_H
 
-#include "nodes/pg_list.h"
 #include "port/atomics.h"
 #include "storage/itemptr.h"
 #include "storage/lwlock.h"
@@ -144,24 +143,18 @@ typedef enum IdemHistogramKind
 
 #define IDEM_HISTOGRAM_BUCKETS 31
 
-/* The times of jobs; see stats/counters.c */
-typedef struct IdemHistogram
-{
-	pg_atomic_uint64 counts[IDEM_HISTOGRAM_BUCKETS];
-	pg_atomic_uint64 usecs; /* sum of the times */
-} IdemHistogram;
+/* A histogram, see stats/counters.c: the times in each bucket, and their sum in microseconds */
+#define IDEM_HISTOGRAM_SUM IDEM_HISTOGRAM_BUCKETS
+#define IDEM_HISTOGRAM_LEN (IDEM_HISTOGRAM_BUCKETS + 1)
 
-typedef struct IdemHistogramCopy
-{
-	uint64 counts[IDEM_HISTOGRAM_BUCKETS];
-	uint64 usecs;
-} IdemHistogramCopy;
+/* The histograms of a queue, one after the other */
+#define IDEM_NTIMES (IDEM_HISTOGRAM_N * IDEM_HISTOGRAM_LEN)
 
 /* The entry of a database or a queue, for this backend, which adds to it without a lock */
 typedef struct IdemEntryRef
 {
 	IdemCounters *counters;	   /* NULL: there is no room, or no shared memory */
-	IdemHistogram *histograms; /* of a queue, by kind; NULL as above */
+	pg_atomic_uint64 *times;   /* histograms of a queue; NULL as above */
 	volatile bool *used;	   /* set when it is used (W5, S2); may be NULL */
 	IdemSkips *skips;		   /* of a queue; NULL as above */
 	pg_atomic_uint64 *version; /* of a queue: changes when its entry gives way */
@@ -184,7 +177,7 @@ typedef struct IdemStatsSnapshot
 	char queue[IDEM_MAX_QUEUE_LEN];
 	TimestampTz stats_reset;
 	uint64 counters[IDEM_NCOUNTERS];
-	IdemHistogramCopy histograms[IDEM_HISTOGRAM_N]; /* of a queue */
+	uint64 times[IDEM_NTIMES]; /* of a queue */
 } IdemStatsSnapshot;
 
 /* What cleanup is doing in a database; the order is that of phase_names in views.c */
@@ -232,12 +225,13 @@ typedef struct IdemProgress
 	char error[IDEM_ERROR_TEXT_LEN];
 } IdemProgress;
 
-/* The progress of a database, copied */
-typedef struct IdemDatabaseProgress
+/* What is known of a database, copied */
+typedef struct IdemDatabaseInfo
 {
 	Oid database;
+	TimestampTz next_tick; /* the earliest; DT_NOEND: none */
 	IdemProgress progress;
-} IdemDatabaseProgress;
+} IdemDatabaseInfo;
 
 /* How a visit of the worker ended */
 typedef enum IdemVisitOutcome
@@ -251,13 +245,6 @@ typedef enum IdemVisitOutcome
 	IDEM_VISIT_NOT_INSTALLED, /* the database does not have the extension */
 	IDEM_VISIT_FAILED		  /* an error */
 } IdemVisitOutcome;
-
-/* The earliest tick of a database */
-typedef struct IdemDatabaseTick
-{
-	Oid database;
-	TimestampTz tick;
-} IdemDatabaseTick;
 
 /* From the launcher to the worker */
 typedef struct IdemVisitRequest
@@ -447,14 +434,12 @@ extern bool idem_entries_is_used(Oid database);
 extern IdemStatsSnapshot *idem_entries_copy_counters(bool of_queues, int *n);
 extern void idem_entries_restore_counters(const IdemStatsSnapshot *snapshot);
 extern void idem_entries_reset_counters(void);
-extern List *idem_entries_list_databases(void);
+extern IdemDatabaseInfo *idem_entries_copy_databases(int *n);
 extern void idem_entries_forget_database(Oid database);
-extern IdemDatabaseProgress *idem_entries_copy_progress(int *n);
 extern bool idem_entries_get_progress(Oid database, IdemProgress *progress);
 extern void idem_entries_set_progress(Oid database, const IdemProgress *progress);
 extern void idem_entries_set_failure(Oid database, const char *error);
 extern void idem_entries_lower_tick(Oid database, TimestampTz tick);
-extern IdemDatabaseTick *idem_entries_copy_ticks(int *n);
 
 /* waiters.c */
 extern void idem_waiters_request(void);

@@ -67,7 +67,7 @@ typedef struct SavedFile
 typedef struct IdemPending
 {
 	uint32 counts[IDEM_QUEUE_COUNTER_N];
-	IdemHistogram histograms[IDEM_HISTOGRAM_N];
+	pg_atomic_uint64 times[IDEM_NTIMES];
 } IdemPending;
 
 static bool is_buffering = false;
@@ -127,25 +127,18 @@ add_pending(IdemQueueRef *queue)
 		if (queue->pending->counts[i] != 0)
 			pg_atomic_fetch_add_u64(&queue->entry.counters->values[i], queue->pending->counts[i]);
 	}
-	for (int i = 0; i < IDEM_HISTOGRAM_N; i++)
+	for (int i = 0; i < IDEM_NTIMES; i++)
 	{
-		IdemHistogram *added = &queue->pending->histograms[i];
-		IdemHistogram *histogram = &queue->entry.histograms[i];
+		uint64 n = pg_atomic_read_u64(&queue->pending->times[i]);
 
-		for (int j = 0; j < IDEM_HISTOGRAM_BUCKETS; j++)
-		{
-			uint64 n = pg_atomic_read_u64(&added->counts[j]);
-
-			if (n != 0)
-				pg_atomic_fetch_add_u64(&histogram->counts[j], n);
-		}
-		pg_atomic_fetch_add_u64(&histogram->usecs, pg_atomic_read_u64(&added->usecs));
+		if (n != 0)
+			pg_atomic_fetch_add_u64(&queue->entry.times[i], n);
 	}
 	queue->pending = NULL;
 }
 
 /* S1: add one to a counter of a queue; returns its histograms, or NULL */
-static IdemHistogram *
+static pg_atomic_uint64 *
 add_to_queue(IdemQueueRef *queue, IdemQueueCounter counter)
 {
 	if (!idem_entries_exist())
@@ -157,7 +150,7 @@ add_to_queue(IdemQueueRef *queue, IdemQueueCounter counter)
 		if (unlikely(queue->pending != NULL))
 			add_pending(queue);
 		pg_atomic_fetch_add_u64(&queue->entry.counters->values[counter], 1);
-		return queue->entry.histograms;
+		return queue->entry.times;
 	}
 	/* a handle that stands for several queues does not count */
 	if (queue->name == NULL)
@@ -165,17 +158,13 @@ add_to_queue(IdemQueueRef *queue, IdemQueueCounter counter)
 	if (queue->pending == NULL)
 	{
 		queue->pending = MemoryContextAllocZero(TopTransactionContext, sizeof(IdemPending));
-		for (int i = 0; i < IDEM_HISTOGRAM_N; i++)
-		{
-			for (int j = 0; j < IDEM_HISTOGRAM_BUCKETS; j++)
-				pg_atomic_init_u64(&queue->pending->histograms[i].counts[j], 0);
-			pg_atomic_init_u64(&queue->pending->histograms[i].usecs, 0);
-		}
+		for (int i = 0; i < IDEM_NTIMES; i++)
+			pg_atomic_init_u64(&queue->pending->times[i], 0);
 		if (queue->used_by == InvalidSubTransactionId)
 			queue->used_by = GetCurrentSubTransactionId();
 	}
 	queue->pending->counts[counter]++;
-	return queue->pending->histograms;
+	return queue->pending->times;
 }
 
 /* Add one to a counter of a queue (S1) */
@@ -190,7 +179,7 @@ idem_counters_add_queue(IdemQueueRef *queue, IdemQueueCounter counter)
  * the bench sees what it costs.
  */
 static pg_noinline void
-add_time(IdemHistogram *histogram, TimestampTz from, TimestampTz to)
+add_time(pg_atomic_uint64 *histogram, TimestampTz from, TimestampTz to)
 {
 	/* as unsigned numbers the difference cannot overflow */
 	uint64 usecs = from < to ? Min((uint64) to - (uint64) from, MAX_USECS) : 0;
@@ -204,8 +193,8 @@ add_time(IdemHistogram *histogram, TimestampTz from, TimestampTz to)
 		if (units > 0)
 			bucket = Min(pg_leftmost_one_pos64(units) + 1, IDEM_HISTOGRAM_BUCKETS - 1);
 	}
-	pg_atomic_fetch_add_u64(&histogram->counts[bucket], 1);
-	pg_atomic_fetch_add_u64(&histogram->usecs, usecs);
+	pg_atomic_fetch_add_u64(&histogram[bucket], 1);
+	pg_atomic_fetch_add_u64(&histogram[IDEM_HISTOGRAM_SUM], usecs);
 }
 
 /* The largest time that a bucket counts, in seconds */
@@ -222,10 +211,10 @@ void
 idem_counters_add_queue_time(IdemQueueRef *queue, IdemQueueCounter counter, IdemHistogramKind kind,
 							 TimestampTz from, TimestampTz to)
 {
-	IdemHistogram *histograms = add_to_queue(queue, counter);
+	pg_atomic_uint64 *times = add_to_queue(queue, counter);
 
-	if (histograms != NULL)
-		add_time(&histograms[kind], from, to);
+	if (times != NULL)
+		add_time(&times[kind * IDEM_HISTOGRAM_LEN], from, to);
 }
 
 /* The counts of the transaction that has begun are pending until it commits */
@@ -293,13 +282,21 @@ idem_counters_abort_sub(SubTransactionId subid)
 	}
 }
 
-/* Instead of the key (S3): 16 hex digits of the SHA-256 of name space, line feed and key */
-static void
-format_key_hash(const text *name_space, const text *key, char *hex)
+/*
+ * With idem.log_duplicates, write one line to the server log (S4).  It does not contain the statement,
+ * which may show the key, and instead of the key it has 16 hex digits of a hash (S3).
+ */
+void
+idem_counters_log_duplicate(const char *kind, const char *outcome, const text *name_space,
+							const text *key)
 {
-	uint8 digest[IDEM_SHA256_LEN];
 	StringInfoData id;
+	uint8 digest[IDEM_SHA256_LEN];
+	char hex[17];
 
+	if (likely(!idem_guc_log_duplicates))
+		return;
+	/* the SHA-256 of name space, line feed and key */
 	initStringInfo(&id);
 	appendBinaryStringInfo(&id, VARDATA_ANY(name_space), VARSIZE_ANY_EXHDR(name_space));
 	appendStringInfoChar(&id, '\n');
@@ -308,21 +305,6 @@ format_key_hash(const text *name_space, const text *key, char *hex)
 	pfree(id.data);
 	for (int i = 0; i < 8; i++)
 		sprintf(hex + 2 * i, "%02x", digest[i]);
-}
-
-/*
- * With idem.log_duplicates, write one line to the server log, with a hash of the key
- * (S4).  The line does not contain the statement, which may show the key (S3).
- */
-void
-idem_counters_log_duplicate(const char *kind, const char *outcome, const text *name_space,
-							const text *key)
-{
-	char hex[17];
-
-	if (likely(!idem_guc_log_duplicates))
-		return;
-	format_key_hash(name_space, key, hex);
 	ereport(LOG_SERVER_ONLY,
 			errcode(ERRCODE_SUCCESSFUL_COMPLETION),
 			errmsg("idem duplicate: kind=%s outcome=%s key_hash=%s", kind, outcome, hex),

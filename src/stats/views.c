@@ -60,32 +60,24 @@ idem_clock(PG_FUNCTION_ARGS)
 	PG_RETURN_TIMESTAMPTZ(idem_clock_now());
 }
 
-/* The encoding of a database; -1 if it was dropped */
-static int
-get_encoding(Oid database)
-{
-	HeapTuple tuple = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(database));
-	int encoding = -1;
-
-	if (HeapTupleIsValid(tuple))
-	{
-		encoding = ((Form_pg_database) GETSTRUCT(tuple))->encoding;
-		ReleaseSysCache(tuple);
-	}
-	return encoding;
-}
-
 /* Convert text of another database to the encoding of this one; NULL if that is not possible */
 static char *
 convert_text(Oid database, const char *value, int len)
 {
-	int from = get_encoding(database);
+	HeapTuple tuple = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(database));
 	int to = GetDatabaseEncoding();
-	Oid proc;
+	int from = to;
 	int size = len * MAX_CONVERSION_GROWTH + 1;
+	Oid proc;
 	char *converted;
 
-	if (from == to || from < 0)
+	/* unless the database was dropped */
+	if (HeapTupleIsValid(tuple))
+	{
+		from = ((Form_pg_database) GETSTRUCT(tuple))->encoding;
+		ReleaseSysCache(tuple);
+	}
+	if (from == to)
 		return pg_verify_mbstr(to, value, len, true) ? pnstrdup(value, len) : NULL;
 	if (from == PG_SQL_ASCII || to == PG_SQL_ASCII ||
 		!OidIsValid(proc = FindDefaultConversionProc(from, to)))
@@ -97,130 +89,92 @@ convert_text(Oid database, const char *value, int len)
 	return converted;
 }
 
-/* Write bytes that are not ASCII as \xNN, and a backslash as two: different names stay different */
-static char *
-escape_text(const char *value, int len)
-{
-	StringInfoData text;
-
-	initStringInfo(&text);
-	for (int i = 0; i < len; i++)
-	{
-		if (IS_HIGHBIT_SET(value[i]))
-			appendStringInfo(&text, "\\x%02x", (unsigned char) value[i]);
-		else if (value[i] == '\\')
-			appendStringInfoString(&text, "\\\\");
-		else
-			appendStringInfoChar(&text, value[i]);
-	}
-	return text.data;
-}
-
-static bool
-is_ascii(const char *value, int len)
-{
-	for (int i = 0; i < len; i++)
-	{
-		if (IS_HIGHBIT_SET(value[i]))
-			return false;
-	}
-	return true;
-}
-
 /* Set a column to text of a database that may have another encoding: converted, else escaped (S3) */
 static void
 set_text(IdemAnswer *answer, int attno, Oid database, const char *value, int len)
 {
-	char *text = is_ascii(value, len) ? pnstrdup(value, len) : convert_text(database, value, len);
+	StringInfoData escaped;
+	char *text;
+	int nascii = 0;
 
-	idem_answer_string(answer, attno, text != NULL ? text : escape_text(value, len));
+	while (nascii < len && !IS_HIGHBIT_SET(value[nascii]))
+		nascii++;
+	text = nascii == len ? pnstrdup(value, len) : convert_text(database, value, len);
+	if (text == NULL)
+	{
+		/* bytes that are not ASCII as \xNN, and a backslash as two: different names stay different */
+		initStringInfo(&escaped);
+		for (int i = 0; i < len; i++)
+		{
+			if (IS_HIGHBIT_SET(value[i]))
+				appendStringInfo(&escaped, "\\x%02x", (unsigned char) value[i]);
+			else if (value[i] == '\\')
+				appendStringInfoString(&escaped, "\\\\");
+			else
+				appendStringInfoChar(&escaped, value[i]);
+		}
+		text = escaped.data;
+	}
+	idem_answer_string(answer, attno, text);
 }
 
-/* The counters of all databases or queues; none if the library is not preloaded */
-static IdemStatsSnapshot *
-copy_counters(bool of_queues, int *n)
-{
-	*n = 0;
-	if (!idem_entries_exist())
-		return NULL;
-	/* make an entry, so that this database has a row even before the first count */
-	(void) idem_entries_get_database();
-	return idem_entries_copy_counters(of_queues, n);
-}
-
-/* In the rows of both functions the counters are in the order of their enum */
+/* Whose counters they are, the counters in the order of their enum, and when they were reset */
 StaticAssertDecl(Natts_idem_stat_databases == 2 + IDEM_DATABASE_COUNTER_N,
 				 "idem_stat_databases has a column for each counter");
 StaticAssertDecl(Natts_idem_stat_queues == 3 + IDEM_QUEUE_COUNTER_N,
 				 "idem_stat_queues has a column for each counter");
 
-Datum
-idem_stat_databases(PG_FUNCTION_ARGS)
+/* Rows of databases, or of queues; none if the library is not preloaded */
+static Datum
+show_counters(FunctionCallInfo fcinfo, IdemSignature *signature, bool of_queues)
 {
 	IdemAnswer answer;
 	int n;
 	IdemStatsSnapshot *copies;
 
-	idem_fn_begin(fcinfo, &idem_stat_databases_signature, NULL);
-	idem_answer_begin(&answer, fcinfo, &idem_stat_databases_signature);
-	copies = copy_counters(false, &n);
+	idem_fn_begin(fcinfo, signature, NULL);
+	idem_answer_begin(&answer, fcinfo, signature);
+	if (!idem_entries_exist())
+		return (Datum) 0;
+	/* make an entry, so that this database has a row even before the first count */
+	(void) idem_entries_get_database();
+	copies = idem_entries_copy_counters(of_queues, &n);
 	for (int i = 0; i < n; i++)
 	{
-		idem_answer_set(&answer, Anum_idem_stat_databases_datid, OIDOID,
-						ObjectIdGetDatum(copies[i].database));
-		for (int j = 0; j < IDEM_DATABASE_COUNTER_N; j++)
-			idem_answer_int64(&answer, Anum_idem_stat_databases_claims + j,
-							  (int64) copies[i].counters[j]);
-		idem_answer_optional_time(&answer, Anum_idem_stat_databases_stats_reset, copies[i].stats_reset);
+		int attno = 1;
+
+		idem_answer_set(&answer, attno++, OIDOID, ObjectIdGetDatum(copies[i].database));
+		if (of_queues)
+			set_text(&answer, attno++, copies[i].database, copies[i].queue, copies[i].queue_len);
+		for (int j = 0; attno < signature->natts; j++)
+			idem_answer_int64(&answer, attno++, (int64) copies[i].counters[j]);
+		idem_answer_optional_time(&answer, attno, copies[i].stats_reset);
 		idem_answer_put(&answer);
 	}
+	pfree(copies);
 	return (Datum) 0;
+}
+
+Datum
+idem_stat_databases(PG_FUNCTION_ARGS)
+{
+	return show_counters(fcinfo, &idem_stat_databases_signature, false);
 }
 
 Datum
 idem_stat_queues(PG_FUNCTION_ARGS)
 {
-	IdemAnswer answer;
-	int n;
-	IdemStatsSnapshot *copies;
-
-	idem_fn_begin(fcinfo, &idem_stat_queues_signature, NULL);
-	idem_answer_begin(&answer, fcinfo, &idem_stat_queues_signature);
-	copies = copy_counters(true, &n);
-	for (int i = 0; i < n; i++)
-	{
-		idem_answer_set(&answer, Anum_idem_stat_queues_datid, OIDOID,
-						ObjectIdGetDatum(copies[i].database));
-		set_text(&answer, Anum_idem_stat_queues_queue, copies[i].database, copies[i].queue,
-				 copies[i].queue_len);
-		for (int j = 0; j < IDEM_QUEUE_COUNTER_N; j++)
-			idem_answer_int64(&answer, Anum_idem_stat_queues_enqueued + j,
-							  (int64) copies[i].counters[j]);
-		idem_answer_optional_time(&answer, Anum_idem_stat_queues_stats_reset, copies[i].stats_reset);
-		idem_answer_put(&answer);
-	}
-	return (Datum) 0;
-}
-
-static uint64
-count_times(const IdemHistogramCopy *copy)
-{
-	uint64 count = 0;
-
-	for (int i = 0; i < IDEM_HISTOGRAM_BUCKETS; i++)
-		count += copy->counts[i];
-	return count;
+	return show_counters(fcinfo, &idem_stat_queues_signature, true);
 }
 
 /*
- * S5: estimate the time, in seconds, that this part of all times does not exceed, as
+ * S5: estimate the time, in seconds, that "rank" of the times do not exceed, as
  * histogram_quantile() of Prometheus does: the times of a bucket are spread evenly over it, and
- * for the last bucket the answer is the bound before it.  The copy must not be empty.
+ * for the last bucket the answer is the bound before it.  The histogram must not be empty.
  */
 static double
-estimate_quantile(const IdemHistogramCopy *copy, double part)
+estimate_quantile(const uint64 *histogram, double rank)
 {
-	double rank = part * count_times(copy);
 	double lower = 0;
 	uint64 below = 0;
 
@@ -228,77 +182,64 @@ estimate_quantile(const IdemHistogramCopy *copy, double part)
 	{
 		double upper = idem_counters_bound(i);
 
-		if (copy->counts[i] != 0 && below + copy->counts[i] >= rank)
-			return lower + (upper - lower) * (rank - below) / copy->counts[i];
-		below += copy->counts[i];
+		if (histogram[i] != 0 && below + histogram[i] >= rank)
+			return lower + (upper - lower) * (rank - below) / histogram[i];
+		below += histogram[i];
 		lower = upper;
 	}
 	return lower;
 }
 
-/* The bounds of all buckets, as an array */
 static Datum
-make_bounds(void)
+make_array(Datum *buckets, Oid type)
 {
-	Datum bounds[IDEM_HISTOGRAM_BUCKETS];
-
-	for (int i = 0; i < IDEM_HISTOGRAM_BUCKETS; i++)
-		bounds[i] = Float8GetDatum(idem_counters_bound(i));
-	return PointerGetDatum(construct_array(bounds, IDEM_HISTOGRAM_BUCKETS, FLOAT8OID,
-										   sizeof(float8), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
-}
-
-/* How many times there are up to each bound, as an array */
-static Datum
-make_counts(const IdemHistogramCopy *histogram)
-{
-	Datum counts[IDEM_HISTOGRAM_BUCKETS];
-	int64 count = 0;
-
-	for (int i = 0; i < IDEM_HISTOGRAM_BUCKETS; i++)
-	{
-		count += histogram->counts[i];
-		counts[i] = Int64GetDatum(count);
-	}
-	return PointerGetDatum(construct_array(counts, IDEM_HISTOGRAM_BUCKETS, INT8OID, sizeof(int64),
+	return PointerGetDatum(construct_array(buckets, IDEM_HISTOGRAM_BUCKETS, type, sizeof(int64),
 										   FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
 }
 
 static void
-put_latency(IdemAnswer *answer, const IdemStatsSnapshot *snapshot, IdemHistogramKind kind,
-			Datum bounds)
+put_latency(IdemAnswer *answer, const IdemStatsSnapshot *snapshot, IdemHistogramKind kind)
 {
-	const IdemHistogramCopy *histogram = &snapshot->histograms[kind];
-	uint64 count = count_times(histogram);
+	static const double parts[] = {0.5, 0.9, 0.99};
+	const uint64 *histogram = &snapshot->times[kind * IDEM_HISTOGRAM_LEN];
+	Datum bounds[IDEM_HISTOGRAM_BUCKETS];
+	Datum counts[IDEM_HISTOGRAM_BUCKETS];
+	int64 count = 0;
 
+	/* how many times there are up to each bound */
+	for (int i = 0; i < IDEM_HISTOGRAM_BUCKETS; i++)
+	{
+		count += histogram[i];
+		counts[i] = Int64GetDatum(count);
+		bounds[i] = Float8GetDatum(idem_counters_bound(i));
+	}
 	idem_answer_set(answer, Anum_idem_stat_latency_datid, OIDOID,
 					ObjectIdGetDatum(snapshot->database));
 	set_text(answer, Anum_idem_stat_latency_queue, snapshot->database, snapshot->queue,
 			 snapshot->queue_len);
 	idem_answer_string(answer, Anum_idem_stat_latency_kind, kind_names[kind]);
-	idem_answer_int64(answer, Anum_idem_stat_latency_count, (int64) count);
-	idem_answer_float8(answer, Anum_idem_stat_latency_total_seconds, histogram->usecs / 1e6);
-	if (count > 0)
-	{
-		idem_answer_float8(answer, Anum_idem_stat_latency_p50_seconds,
-						   estimate_quantile(histogram, 0.5));
-		idem_answer_float8(answer, Anum_idem_stat_latency_p90_seconds,
-						   estimate_quantile(histogram, 0.9));
-		idem_answer_float8(answer, Anum_idem_stat_latency_p99_seconds,
-						   estimate_quantile(histogram, 0.99));
-	}
-	idem_answer_set(answer, Anum_idem_stat_latency_bounds, FLOAT8ARRAYOID, bounds);
-	idem_answer_set(answer, Anum_idem_stat_latency_counts, INT8ARRAYOID, make_counts(histogram));
+	idem_answer_int64(answer, Anum_idem_stat_latency_count, count);
+	idem_answer_float8(answer, Anum_idem_stat_latency_total_seconds,
+					   histogram[IDEM_HISTOGRAM_SUM] / 1e6);
+	for (int i = 0; i < (int) lengthof(parts) && count > 0; i++)
+		idem_answer_float8(answer, Anum_idem_stat_latency_p50_seconds + i,
+						   estimate_quantile(histogram, parts[i] * count));
+	idem_answer_set(answer, Anum_idem_stat_latency_bounds, FLOAT8ARRAYOID,
+					make_array(bounds, FLOAT8OID));
+	idem_answer_set(answer, Anum_idem_stat_latency_counts, INT8ARRAYOID,
+					make_array(counts, INT8OID));
 	idem_answer_optional_time(answer, Anum_idem_stat_latency_stats_reset, snapshot->stats_reset);
 	idem_answer_put(answer);
 }
+
+StaticAssertDecl(Anum_idem_stat_latency_p99_seconds == Anum_idem_stat_latency_p50_seconds + 2,
+				 "the columns of quantiles follow each other");
 
 /* S5: two rows per queue, one for each histogram */
 Datum
 idem_stat_latency(PG_FUNCTION_ARGS)
 {
 	IdemAnswer answer;
-	Datum bounds = make_bounds();
 	int n;
 	IdemStatsSnapshot *copies;
 
@@ -310,30 +251,10 @@ idem_stat_latency(PG_FUNCTION_ARGS)
 	for (int i = 0; i < n; i++)
 	{
 		for (IdemHistogramKind kind = 0; kind < IDEM_HISTOGRAM_N; kind++)
-			put_latency(&answer, &copies[i], kind, bounds);
+			put_latency(&answer, &copies[i], kind);
 	}
 	pfree(copies);
 	return (Datum) 0;
-}
-
-static void
-put_progress(IdemAnswer *answer, Oid database, const IdemProgress *progress)
-{
-	idem_answer_set(answer, Anum_idem_stat_cleanup_datid, OIDOID, ObjectIdGetDatum(database));
-	idem_answer_string(answer, Anum_idem_stat_cleanup_phase, phase_names[progress->phase]);
-	idem_answer_int64(answer, Anum_idem_stat_cleanup_removed, progress->removed);
-	if (progress->working != 0)
-		idem_answer_float8(answer, Anum_idem_stat_cleanup_rows_per_second,
-						   progress->removed * 1e6 / Max(progress->working, 1));
-	if (progress->backlog >= 0)
-		idem_answer_int64(answer, Anum_idem_stat_cleanup_backlog, progress->backlog);
-	idem_answer_optional_time(answer, Anum_idem_stat_cleanup_started_at, progress->started_at);
-	idem_answer_optional_time(answer, Anum_idem_stat_cleanup_last_finished_at, progress->finished_at);
-	if (progress->error_at != 0)
-		set_text(answer, Anum_idem_stat_cleanup_last_error, database, progress->error,
-				 strlen(progress->error));
-	idem_answer_optional_time(answer, Anum_idem_stat_cleanup_last_error_at, progress->error_at);
-	idem_answer_put(answer);
 }
 
 Datum
@@ -341,7 +262,7 @@ idem_stat_cleanup(PG_FUNCTION_ARGS)
 {
 	IdemAnswer answer;
 	int n;
-	IdemDatabaseProgress *copies;
+	IdemDatabaseInfo *copies;
 
 	idem_fn_begin(fcinfo, &idem_stat_cleanup_signature, NULL);
 	idem_answer_begin(&answer, fcinfo, &idem_stat_cleanup_signature);
@@ -349,22 +270,31 @@ idem_stat_cleanup(PG_FUNCTION_ARGS)
 		return (Datum) 0;
 	/* make an entry, so that this database has a row and the worker visits it (W5) */
 	idem_counters_note_use();
-	copies = idem_entries_copy_progress(&n);
+	copies = idem_entries_copy_databases(&n);
 	for (int i = 0; i < n; i++)
-		put_progress(&answer, copies[i].database, &copies[i].progress);
+	{
+		const IdemProgress *progress = &copies[i].progress;
+
+		idem_answer_set(&answer, Anum_idem_stat_cleanup_datid, OIDOID,
+						ObjectIdGetDatum(copies[i].database));
+		idem_answer_string(&answer, Anum_idem_stat_cleanup_phase, phase_names[progress->phase]);
+		idem_answer_int64(&answer, Anum_idem_stat_cleanup_removed, progress->removed);
+		if (progress->working != 0)
+			idem_answer_float8(&answer, Anum_idem_stat_cleanup_rows_per_second,
+							   progress->removed * 1e6 / Max(progress->working, 1));
+		if (progress->backlog >= 0)
+			idem_answer_int64(&answer, Anum_idem_stat_cleanup_backlog, progress->backlog);
+		idem_answer_optional_time(&answer, Anum_idem_stat_cleanup_started_at, progress->started_at);
+		idem_answer_optional_time(&answer, Anum_idem_stat_cleanup_last_finished_at,
+								  progress->finished_at);
+		if (progress->error_at != 0)
+			set_text(&answer, Anum_idem_stat_cleanup_last_error, copies[i].database,
+					 progress->error, strlen(progress->error));
+		idem_answer_optional_time(&answer, Anum_idem_stat_cleanup_last_error_at, progress->error_at);
+		idem_answer_put(&answer);
+	}
 	pfree(copies);
 	return (Datum) 0;
-}
-
-/* Number of running background workers, of all extensions and of the server */
-static int
-count_workers(void)
-{
-	int used = 0;
-
-	for (int i = 1; i <= pgstat_fetch_stat_numbackends(); i++)
-		used += pgstat_get_local_beentry_by_index(i)->backendStatus.st_backendType == B_BG_WORKER;
-	return used;
 }
 
 Datum
@@ -374,6 +304,7 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 	IdemLauncher launcher = {0};
 	IdemVisit visit = {0};
 	bool preloaded = idem_entries_exist();
+	int used_slots = 0;
 
 	idem_fn_begin(fcinfo, &idem_stat_worker_signature, NULL);
 	idem_answer_begin(&answer, fcinfo, &idem_stat_worker_signature);
@@ -401,7 +332,11 @@ idem_stat_worker(PG_FUNCTION_ARGS)
 						ObjectIdGetDatum(visit.request.database));
 		idem_answer_int32(&answer, Anum_idem_stat_worker_worker_pid, visit.pid);
 	}
-	idem_answer_int32(&answer, Anum_idem_stat_worker_used_slots, count_workers());
+	/* running background workers, of all extensions and of the server */
+	for (int i = 1; i <= pgstat_fetch_stat_numbackends(); i++)
+		used_slots +=
+			pgstat_get_local_beentry_by_index(i)->backendStatus.st_backendType == B_BG_WORKER;
+	idem_answer_int32(&answer, Anum_idem_stat_worker_used_slots, used_slots);
 	idem_answer_optional_time(&answer, Anum_idem_stat_worker_no_slot_since, launcher.no_slot_since);
 	if (launcher.clock_back_at != 0)
 	{
