@@ -90,6 +90,13 @@ compute_life(int64 cost)
 	return Min(Max(cost * LIFE_FACTOR, MIN_LIFE), MAX_LIFE);
 }
 
+/* Was it at least so long ago, by the steady clock?  A time in the future counts as old. */
+static bool
+is_older(int64 since, int64 steady, int64 age)
+{
+	return steady - since >= age || steady < since;
+}
+
 void
 idem_skips_init(IdemSkips *skips)
 {
@@ -163,60 +170,43 @@ merge_ranges(IdemSkipRange *a, const IdemSkipRange *b)
 }
 
 /*
- * Make room for a range of this weight: merge two ranges of which one begins where the other
- * ends, even if only one of them ends at a time; or else remove the lightest range.  Returns
- * false if the new range would be the lightest.
+ * Insert a range that overlaps with no other one.  If there is no room, merge two ranges of which
+ * one begins where the other ends, even if only one of them ends at a time; or else remove the
+ * lightest range, unless the new one is not heavier.
  */
-static bool
-make_room(IdemSkips *skips, int weight)
-{
-	IdemSkipRange *ranges = skips->ranges;
-	int64 pair_weight = PG_INT64_MAX;
-	int pair = -1;
-	int lightest = 0;
-
-	for (int i = 0; i < skips->n; i++)
-	{
-		if (ranges[i].weight < ranges[lightest].weight)
-			lightest = i;
-		if (i + 1 < skips->n && is_followed_by(&ranges[i], &ranges[i + 1]) &&
-			ranges[i].owner == ranges[i + 1].owner &&
-			(int64) ranges[i].weight + ranges[i + 1].weight < pair_weight)
-		{
-			pair = i;
-			pair_weight = (int64) ranges[i].weight + ranges[i + 1].weight;
-		}
-	}
-	if (pair >= 0)
-	{
-		merge_ranges(&ranges[pair], &ranges[pair + 1]);
-		remove_range(skips, pair + 1);
-		return true;
-	}
-	if (ranges[lightest].weight >= weight)
-		return false;
-	remove_range(skips, lightest);
-	return true;
-}
-
-/* Insert a range that overlaps with no other one */
 static void
 insert_range(IdemSkips *skips, const IdemSkipRange *range)
 {
-	int i = skips->n;
+	IdemSkipRange *ranges = skips->ranges;
+	int i;
 
 	if (skips->n == IDEM_MAX_SKIPS)
 	{
-		if (!make_room(skips, range->weight))
+		int64 pair_weight = PG_INT64_MAX;
+		int pair = -1;
+		int lightest = 0;
+
+		for (i = 0; i < skips->n; i++)
+		{
+			if (ranges[i].weight < ranges[lightest].weight)
+				lightest = i;
+			if (i + 1 < skips->n && is_followed_by(&ranges[i], &ranges[i + 1]) &&
+				ranges[i].owner == ranges[i + 1].owner &&
+				(int64) ranges[i].weight + ranges[i + 1].weight < pair_weight)
+			{
+				pair = i;
+				pair_weight = (int64) ranges[i].weight + ranges[i + 1].weight;
+			}
+		}
+		if (pair < 0 && ranges[lightest].weight >= range->weight)
 			return;
-		i = skips->n;
+		if (pair >= 0)
+			merge_ranges(&ranges[pair], &ranges[pair + 1]);
+		remove_range(skips, pair >= 0 ? pair + 1 : lightest);
 	}
-	while (i > 0 && idem_skips_compare(&range->after, &skips->ranges[i - 1].after) < 0)
-	{
-		skips->ranges[i] = skips->ranges[i - 1];
-		i--;
-	}
-	skips->ranges[i] = *range;
+	for (i = skips->n; i > 0 && idem_skips_compare(&range->after, &ranges[i - 1].after) < 0; i--)
+		ranges[i] = ranges[i - 1];
+	ranges[i] = *range;
 	skips->n++;
 }
 
@@ -257,32 +247,15 @@ remove_part(IdemSkips *skips, const IdemPosition *after, const IdemPosition *upt
 	}
 }
 
-/* Is the last look at the range at least this old?  A look in the future counts as old. */
-static bool
-is_older(const IdemSkipRange *range, int64 steady, int64 age)
-{
-	return steady - range->looked_at >= age || steady < range->looked_at;
-}
-
 /*
- * Should two adjacent ranges become one?  Not if only one of them ends at a time, or if one of
- * them is due for another look.
+ * Add a range that overlaps with no other one.  Adjacent ranges become part of it, but not if only
+ * one of them ends at a time, or if one of them is due for another look.
  */
-static bool
-belong_together(const IdemSkipRange *a, const IdemSkipRange *b, int64 steady, int64 life)
-{
-	return a->owner == b->owner &&
-		(a->until == DT_NOEND) == (b->until == DT_NOEND) &&
-		!is_older(a, steady, LOOK_AGAIN_AFTER(life)) &&
-		!is_older(b, steady, LOOK_AGAIN_AFTER(life));
-}
-
-/* Add a range that overlaps with no other one; adjacent ranges become part of it */
 static void
 add_range(IdemSkips *skips, const IdemSkipRange *range, int64 steady)
 {
 	IdemSkipRange new = *range;
-	int64 life = get_life(skips);
+	int64 again = LOOK_AGAIN_AFTER(get_life(skips));
 	bool merged = false;
 
 	for (int i = skips->n - 1; i >= 0; i--)
@@ -290,7 +263,10 @@ add_range(IdemSkips *skips, const IdemSkipRange *range, int64 steady)
 		IdemSkipRange *other = &skips->ranges[i];
 
 		if ((is_followed_by(other, &new) || is_followed_by(&new, other)) &&
-			belong_together(other, &new, steady, life))
+			other->owner == new.owner &&
+			(other->until == DT_NOEND) == (new.until == DT_NOEND) &&
+			!is_older(other->looked_at, steady, again) &&
+			!is_older(new.looked_at, steady, again))
 		{
 			merge_ranges(&new, other);
 			remove_range(skips, i);
@@ -340,12 +316,12 @@ idem_skips_read(IdemSkips *skips, TimestampTz now, int64 steady, uint64 owner, b
 	life = get_life(skips);
 	for (int i = skips->n - 1; i >= 0; i--)
 	{
-		if (is_older(&skips->ranges[i], steady, life) || skips->ranges[i].until <= now)
+		if (is_older(skips->ranges[i].looked_at, steady, life) || skips->ranges[i].until <= now)
 			remove_range(skips, i);
 	}
 	for (int i = 0; i < skips->n; i++)
 	{
-		bool is_overdue = is_older(&skips->ranges[i], steady, LOOK_AGAIN_AFTER(life));
+		bool is_overdue = is_older(skips->ranges[i].looked_at, steady, LOOK_AGAIN_AFTER(life));
 
 		if (skips->ranges[i].owner != 0 && skips->ranges[i].owner != owner)
 			continue;
@@ -368,8 +344,7 @@ idem_skips_register(IdemSkips *skips, const IdemPosition *after, int64 steady)
 	uint64 id = 0;
 
 	SpinLockAcquire(&skips->lock);
-	if (skips->walker == 0 || steady - skips->walker_seen_at >= skips->patience ||
-		steady < skips->walker_seen_at)
+	if (skips->walker == 0 || is_older(skips->walker_seen_at, steady, skips->patience))
 	{
 		if (skips->walker != 0)
 			skips->patience = Min(2 * skips->patience, MAX_LIFE);
@@ -538,7 +513,7 @@ find_key_skip(IdemSkips *skips, int64 key_hash)
 static bool
 is_key_skip_old(const IdemKeySkip *skip, int64 steady)
 {
-	return steady - skip->looked_at >= compute_life(skip->cost) || steady < skip->looked_at;
+	return is_older(skip->looked_at, steady, compute_life(skip->cost));
 }
 
 /* Get the rows that an enqueue of the hash skips; false: none.  storage: of the table. */
@@ -564,6 +539,7 @@ void
 idem_skips_key_publish(IdemSkips *skips, const IdemKeySkip *skip, int64 steady)
 {
 	IdemKeySkip *target;
+	IdemKeySkip *smaller = NULL;
 
 	SpinLockAcquire(&skips->lock);
 	target = find_key_skip(skips, skip->key_hash);
@@ -571,12 +547,11 @@ idem_skips_key_publish(IdemSkips *skips, const IdemKeySkip *skip, int64 steady)
 	{
 		if (skips->keys[i].n == 0 || is_key_skip_old(&skips->keys[i], steady))
 			target = &skips->keys[i];
+		else if (smaller == NULL && skips->keys[i].n < skip->n)
+			smaller = &skips->keys[i];
 	}
-	for (int i = 0; i < IDEM_MAX_KEY_SKIPS && target == NULL; i++)
-	{
-		if (skips->keys[i].n < skip->n)
-			target = &skips->keys[i];
-	}
+	if (target == NULL)
+		target = smaller;
 	if (target != NULL)
 		*target = *skip;
 	pg_atomic_write_u32(&skips->nkeys, 1);
