@@ -3,13 +3,10 @@
  *		The rows that an SQL function returns.
  *
  * A function fills an IdemAnswer: it sets columns by their numbers in declared.h, each
- * with the setter of its type; a column that it does not set is null.  The declaration
- * of this build has the types, and the descriptor of the result is compared with them
- * here.  So a library and SQL objects of different versions lead to an error and not to
- * a crash.
- *
- * The descriptor is cached for the session.  The columns of a composite type can change
- * (ALTER TYPE), so it is loaded and compared again after each change.
+ * with the setter of its type; a column that it does not set is null.  The descriptor of the
+ * result is compared with the types in the declaration of this build, as fn.c does for
+ * arguments, and cached for the session.  The columns of a composite type can change (ALTER TYPE),
+ * so it is loaded and compared again after each change.
  */
 #include "postgres.h"
 

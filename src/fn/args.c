@@ -91,21 +91,30 @@ idem_args_word(const text *value, const char *name, const char *const *words, co
 			errhint("%s", hint));
 }
 
+/* Raise an error unless the text has between min and max bytes (K12); noun: what it is, in short */
+static inline void
+check_length(const text *value, int min, int max, const char *what, const char *noun,
+			 const char *hint)
+{
+	int len = VARSIZE_ANY_EXHDR(value);
+
+	if (unlikely(len < min || len > max))
+		ereport(ERROR,
+				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("invalid length of %s", what),
+				min > 0 ? errdetail("The %s has %d bytes; it must have between %d and %d.", noun, len, min, max) :
+						  errdetail("The %s has %d bytes; it must have at most %d.", noun, len, max),
+				errhint("%s", hint));
+}
+
 /* Check the length of a key (K12) */
 void
 idem_args_check_key(const text *key)
 {
-	int len = VARSIZE_ANY_EXHDR(key);
-
-	if (len < 1 || len > IDEM_MAX_KEY_LEN)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid length of idempotency key"),
-				errdetail("The key has %d bytes; it must have between 1 and %d.",
-						  len, IDEM_MAX_KEY_LEN),
-				len < 1 ?
-					errhint("Derive the key from what makes the operation unique, for example the id of the order.") :
-					errhint("Hash longer keys before the call."));
+	check_length(key, 1, IDEM_MAX_KEY_LEN, "idempotency key", "key",
+				 VARSIZE_ANY_EXHDR(key) < 1 ?
+					 "Derive the key from what makes the operation unique, for example the id of the order." :
+					 "Hash longer keys before the call.");
 }
 
 void
@@ -153,7 +162,6 @@ text *
 idem_args_queue_name(NullableDatum value)
 {
 	text *queue;
-	int len;
 
 	if (value.isnull)
 		ereport(ERROR,
@@ -162,13 +170,8 @@ idem_args_queue_name(NullableDatum value)
 				errdetail("Every job belongs to a queue."),
 				errhint("Pass a short name for the kind of work, for example 'mail'."));
 	queue = DatumGetTextPP(value.value);
-	len = VARSIZE_ANY_EXHDR(queue);
-	if (len < 1 || len > IDEM_MAX_QUEUE_LEN)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid length of queue name"),
-				errdetail("The name has %d bytes; it must have between 1 and %d.", len, IDEM_MAX_QUEUE_LEN),
-				errhint("Use a short name for the kind of work, for example 'mail'."));
+	check_length(queue, 1, IDEM_MAX_QUEUE_LEN, "queue name", "name",
+				 "Use a short name for the kind of work, for example 'mail'.");
 	return queue;
 }
 
@@ -193,13 +196,8 @@ idem_args_scope(FunctionCallInfo fcinfo, int arg)
 		return cstring_to_text(idem_guc_scope);
 
 	scope = PG_GETARG_TEXT_PP(arg);
-	if (VARSIZE_ANY_EXHDR(scope) > IDEM_MAX_SCOPE_LEN)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid length of scope"),
-				errdetail("The scope has %d bytes; it must have at most %d.",
-						  (int) VARSIZE_ANY_EXHDR(scope), IDEM_MAX_SCOPE_LEN),
-				errhint("Use a short name for the service or tenant."));
+	check_length(scope, 0, IDEM_MAX_SCOPE_LEN, "scope", "scope",
+				 "Use a short name for the service or tenant.");
 	return scope;
 }
 
@@ -273,18 +271,12 @@ text *
 idem_args_worker(FunctionCallInfo fcinfo, int arg)
 {
 	text *worker;
-	int len;
 
 	if (PG_ARGISNULL(arg))
 		return NULL;
 	worker = PG_GETARG_TEXT_PP(arg);
-	len = VARSIZE_ANY_EXHDR(worker);
-	if (len < 1 || len > IDEM_MAX_WORKER_LEN)
-		ereport(ERROR,
-				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("invalid length of worker name"),
-				errdetail("The name has %d bytes; it must have between 1 and %d.", len, IDEM_MAX_WORKER_LEN),
-				errhint("Use a name that only one process has at a time, for example host name and process id, or leave it out."));
+	check_length(worker, 1, IDEM_MAX_WORKER_LEN, "worker name", "name",
+				 "Use a name that only one process has at a time, for example host name and process id, or leave it out.");
 	return worker;
 }
 

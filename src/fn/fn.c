@@ -5,10 +5,8 @@
  * Every SQL function calls idem_fn_begin() first.  It compares the declaration of the
  * function in the catalog with that of this build.  So a library and SQL objects of
  * different versions, or a function that a superuser has declared with other types,
- * lead to an error and not to a crash.
- *
- * A declaration is compared once per session and function: its types cannot
- * change without a change of its OID.
+ * lead to an error and not to a crash.  Once per session and function is enough: types cannot
+ * change without a change of the function's OID.
  */
 #include "postgres.h"
 
@@ -16,20 +14,6 @@
 #include "utils/lsyscache.h"
 
 #include "fn/fn.h"
-
-static bool
-is_declared_as(Oid function, const IdemSignature *signature)
-{
-	Oid *args;
-	int nargs;
-	Oid result = get_func_signature(function, &args, &nargs);
-
-	/* a row may be a record or have a type of its own: answer.c compares its columns */
-	if (signature->result != RECORDOID && result != signature->result)
-		return false;
-	return nargs == signature->nargs &&
-		memcmp(args, signature->args, nargs * sizeof(Oid)) == 0;
-}
 
 /* Has this session called a function, or is it a process of idem?  See xact.c. */
 bool idem_fn_is_used = false;
@@ -51,7 +35,14 @@ idem_fn_begin(FunctionCallInfo fcinfo, IdemSignature *signature, const char *wri
 	idem_fn_is_used = true;
 	if (signature->function != function)
 	{
-		if (!is_declared_as(function, signature))
+		Oid *args;
+		int nargs;
+		Oid result = get_func_signature(function, &args, &nargs);
+
+		/* a row may be a record or have a type of its own: answer.c compares its columns */
+		if ((signature->result != RECORDOID && result != signature->result) ||
+			nargs != signature->nargs ||
+			memcmp(args, signature->args, nargs * sizeof(Oid)) != 0)
 			idem_version_mismatch("The function is declared with other types.");
 		signature->function = function;
 	}

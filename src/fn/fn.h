@@ -117,10 +117,7 @@ extern Datum idem_answer_row(IdemAnswer *answer);
 extern void idem_answer_put(IdemAnswer *answer);
 extern void idem_answer_compare(IdemAnswer *answer);
 
-/*
- * Set a column of the row: attno as Anum_claim_result_status, and the type that it is
- * declared with.  A NULL pointer leaves the column null.
- */
+/* Set a column of the row: attno as Anum_claim_result_status, and the type that it is declared with */
 static inline void
 idem_answer_set(IdemAnswer *answer, int attno, Oid type PG_USED_FOR_ASSERTS_ONLY, Datum value)
 {
@@ -130,64 +127,32 @@ idem_answer_set(IdemAnswer *answer, int attno, Oid type PG_USED_FOR_ASSERTS_ONLY
 	answer->nulls[attno - 1] = false;
 }
 
-static inline void
-idem_answer_bool(IdemAnswer *answer, int attno, bool value)
-{
-	idem_answer_set(answer, attno, BOOLOID, BoolGetDatum(value));
-}
+#define IDEM_ANSWER_SETTER(name, type, oid, get_datum)                \
+	static inline void                                                \
+		idem_answer_##name(IdemAnswer *answer, int attno, type value) \
+	{                                                                 \
+		idem_answer_set(answer, attno, oid, get_datum(value));        \
+	}
 
-static inline void
-idem_answer_int32(IdemAnswer *answer, int attno, int32 value)
-{
-	idem_answer_set(answer, attno, INT4OID, Int32GetDatum(value));
-}
+IDEM_ANSWER_SETTER(bool, bool, BOOLOID, BoolGetDatum)
+IDEM_ANSWER_SETTER(int32, int32, INT4OID, Int32GetDatum)
+IDEM_ANSWER_SETTER(int64, int64, INT8OID, Int64GetDatum)
+IDEM_ANSWER_SETTER(float8, double, FLOAT8OID, Float8GetDatum)
+IDEM_ANSWER_SETTER(time, TimestampTz, TIMESTAMPTZOID, TimestampTzGetDatum)
 
-static inline void
-idem_answer_int64(IdemAnswer *answer, int attno, int64 value)
-{
-	idem_answer_set(answer, attno, INT8OID, Int64GetDatum(value));
-}
+/* These leave the column null for NULL, and for a time of 0 */
+#define IDEM_ANSWER_OPTIONAL_SETTER(name, type, oid, get_datum)       \
+	static inline void                                                \
+		idem_answer_##name(IdemAnswer *answer, int attno, type value) \
+	{                                                                 \
+		if (value != 0)                                               \
+			idem_answer_set(answer, attno, oid, get_datum(value));    \
+	}
 
-static inline void
-idem_answer_float8(IdemAnswer *answer, int attno, double value)
-{
-	idem_answer_set(answer, attno, FLOAT8OID, Float8GetDatum(value));
-}
-
-static inline void
-idem_answer_time(IdemAnswer *answer, int attno, TimestampTz value)
-{
-	idem_answer_set(answer, attno, TIMESTAMPTZOID, TimestampTzGetDatum(value));
-}
-
-/* A time for which 0 means that there is none */
-static inline void
-idem_answer_optional_time(IdemAnswer *answer, int attno, TimestampTz value)
-{
-	if (value != 0)
-		idem_answer_time(answer, attno, value);
-}
-
-static inline void
-idem_answer_text(IdemAnswer *answer, int attno, const text *value)
-{
-	if (value != NULL)
-		idem_answer_set(answer, attno, TEXTOID, PointerGetDatum(value));
-}
-
-static inline void
-idem_answer_string(IdemAnswer *answer, int attno, const char *value)
-{
-	if (value != NULL)
-		idem_answer_set(answer, attno, TEXTOID, CStringGetTextDatum(value));
-}
-
-static inline void
-idem_answer_jsonb(IdemAnswer *answer, int attno, const Jsonb *value)
-{
-	if (value != NULL)
-		idem_answer_set(answer, attno, JSONBOID, PointerGetDatum(value));
-}
+IDEM_ANSWER_OPTIONAL_SETTER(optional_time, TimestampTz, TIMESTAMPTZOID, TimestampTzGetDatum)
+IDEM_ANSWER_OPTIONAL_SETTER(text, const text *, TEXTOID, PointerGetDatum)
+IDEM_ANSWER_OPTIONAL_SETTER(string, const char *, TEXTOID, CStringGetTextDatum)
+IDEM_ANSWER_OPTIONAL_SETTER(jsonb, const Jsonb *, JSONBOID, PointerGetDatum)
 
 /* args.c */
 extern int64 idem_args_span(Datum interval, const char *name, IdemSpan kind);
@@ -236,8 +201,6 @@ extern void idem_subxact_undo(void (*run)(void *arg), void *arg);
 extern char *idem_subxact_describe(const ErrorData *error);
 
 /* show.c */
-extern char *idem_show_text(const char *text);
-extern char *idem_show_literal(const char *text);
 extern char *idem_show_name(const char *name);
 
 /* handler.c */

@@ -19,12 +19,32 @@
 
 #include "fn/fn.h"
 
-/* Raise an error unless it is a function (jsonb) RETURNS jsonb that can take this payload */
-static void
-check_handler_signature(Form_pg_proc proc, bool payload_isnull)
+/* Raise the error for a handler that is not there */
+void
+idem_handler_refuse_missing(Oid handler)
 {
-	const char *problem = NULL;
+	ereport(ERROR,
+			errcode(ERRCODE_UNDEFINED_FUNCTION),
+			errmsg("handler does not exist"),
+			errdetail("There is no function with OID %u.", handler),
+			errhint("Pass the name of a function (payload jsonb) RETURNS jsonb."));
+}
 
+/*
+ * Raise an error unless it is a function (jsonb) RETURNS jsonb that can take this payload, and that
+ * the caller may execute.
+ */
+void
+idem_handler_check(Oid handler, bool payload_isnull)
+{
+	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(handler));
+	Form_pg_proc proc;
+	const char *problem = NULL;
+	AclResult aclresult;
+
+	if (!HeapTupleIsValid(tuple))
+		idem_handler_refuse_missing(handler);
+	proc = (Form_pg_proc) GETSTRUCT(tuple);
 	if (proc->prokind != PROKIND_FUNCTION)
 		problem = "It is not a plain function.";
 	else if (proc->pronargs != 1 || proc->proargtypes.values[0] != JSONBOID)
@@ -33,7 +53,6 @@ check_handler_signature(Form_pg_proc proc, bool payload_isnull)
 		problem = "It returns a set.";
 	else if (proc->prorettype != JSONBOID)
 		problem = "It does not return jsonb.";
-
 	if (problem != NULL)
 		ereport(ERROR,
 				errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -46,29 +65,6 @@ check_handler_signature(Form_pg_proc proc, bool payload_isnull)
 				errmsg("payload must not be null for function \"%s\"", NameStr(proc->proname)),
 				errdetail("The function is strict: it would not run, and yet the key would be finished."),
 				errhint("Pass a payload, or declare the function CALLED ON NULL INPUT."));
-}
-
-/* Raise the error for a handler that is not there */
-void
-idem_handler_refuse_missing(Oid handler)
-{
-	ereport(ERROR,
-			errcode(ERRCODE_UNDEFINED_FUNCTION),
-			errmsg("handler does not exist"),
-			errdetail("There is no function with OID %u.", handler),
-			errhint("Pass the name of a function (payload jsonb) RETURNS jsonb."));
-}
-
-/* Raise an error unless the caller may execute the handler with this payload */
-void
-idem_handler_check(Oid handler, bool payload_isnull)
-{
-	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(handler));
-	AclResult aclresult;
-
-	if (!HeapTupleIsValid(tuple))
-		idem_handler_refuse_missing(handler);
-	check_handler_signature((Form_pg_proc) GETSTRUCT(tuple), payload_isnull);
 	ReleaseSysCache(tuple);
 
 	aclresult = object_aclcheck(ProcedureRelationId, handler, GetUserId(), ACL_EXECUTE);

@@ -102,77 +102,76 @@ has_hidden(const char *text)
 }
 
 /*
- * Append the text with escapes for its hidden characters: small and four digits, or large and six.
- * Each character of doubled is written twice, and those of kept are not hidden.
+ * A form in which text is shown.  An escape has four digits after the small, or six after the large
+ * beginning.
  */
-static void
-append_escaped(StringInfo buf, const char *text, const char *small, const char *large,
-			   const char *doubled, const char *kept)
+typedef struct Form
 {
+	const char *begin;
+	const char *small;
+	const char *large;
+	const char *doubled; /* characters that are written twice */
+	const char *kept;	 /* control characters that are not hidden */
+	const char *end;
+} Form;
+
+static const Form as_text = {"", "\\u", "\\U00", "", "\n\t", ""};
+/* works under every setting of standard_conforming_strings */
+static const Form as_literal = {"E'", "\\u", "\\U00", "'\\", "", "'"};
+static const Form as_name = {"U&\"", "\\", "\\+", "\"\\", "", "\""};
+
+static char *
+escape_text(const char *text, const Form *form)
+{
+	StringInfoData buf;
 	int length;
 
+	initStringInfo(&buf);
+	appendStringInfoString(&buf, form->begin);
 	for (; *text != '\0'; text += length)
 	{
 		pg_wchar character = get_character(text, &length);
 
-		if (!is_hidden(character) || (character < 0x80 && strchr(kept, (int) character) != NULL))
+		if (!is_hidden(character) || (character < 0x80 && strchr(form->kept, (int) character) != NULL))
 		{
-			if (length == 1 && strchr(doubled, *text) != NULL)
-				appendStringInfoChar(buf, *text);
-			appendBinaryStringInfo(buf, text, length);
+			if (length == 1 && strchr(form->doubled, *text) != NULL)
+				appendStringInfoChar(&buf, *text);
+			appendBinaryStringInfo(&buf, text, length);
 		}
 		else if (character >= 0x80 && GetDatabaseEncoding() == PG_SQL_ASCII)
 		{
 			/* without an encoding, the server takes only escapes for bytes */
 			for (int i = 0; i < length; i++)
-				appendStringInfo(buf, "\\x%02X", (unsigned char) text[i]);
+				appendStringInfo(&buf, "\\x%02X", (unsigned char) text[i]);
 		}
 		else if (character <= 0xFFFF)
-			appendStringInfo(buf, "%s%04X", small, character);
+			appendStringInfo(&buf, "%s%04X", form->small, character);
 		else
-			appendStringInfo(buf, "%s%06X", large, character);
+			appendStringInfo(&buf, "%s%06X", form->large, character);
 	}
+	appendStringInfoString(&buf, form->end);
+	return buf.data;
 }
 
 /* The text with hidden characters as \u202E; line breaks and tabs are unchanged */
-char *
-idem_show_text(const char *text)
+static char *
+show_text(const char *text)
 {
-	StringInfoData buf;
-
-	initStringInfo(&buf);
-	append_escaped(&buf, text, "\\u", "\\U00", "", "\n\t");
-	return buf.data;
+	return escape_text(text, &as_text);
 }
 
-/* A literal for a command, under every setting of standard_conforming_strings */
-char *
-idem_show_literal(const char *text)
+/* A literal for a command */
+static char *
+show_literal(const char *text)
 {
-	StringInfoData buf;
-
-	if (!has_hidden(text))
-		return quote_literal_cstr(text);
-	initStringInfo(&buf);
-	appendStringInfoString(&buf, "E'");
-	append_escaped(&buf, text, "\\u", "\\U00", "'\\", "");
-	appendStringInfoChar(&buf, '\'');
-	return buf.data;
+	return has_hidden(text) ? escape_text(text, &as_literal) : quote_literal_cstr(text);
 }
 
 /* A name for a command */
 char *
 idem_show_name(const char *name)
 {
-	StringInfoData buf;
-
-	if (!has_hidden(name))
-		return pstrdup(quote_identifier(name));
-	initStringInfo(&buf);
-	appendStringInfoString(&buf, "U&\"");
-	append_escaped(&buf, name, "\\", "\\+", "\"\\", "");
-	appendStringInfoChar(&buf, '"');
-	return buf.data;
+	return has_hidden(name) ? escape_text(name, &as_name) : pstrdup(quote_identifier(name));
 }
 
 static Datum
@@ -187,13 +186,13 @@ show_argument(FunctionCallInfo fcinfo, IdemSignature *signature, char *(*form)(c
 Datum
 idem_visible(PG_FUNCTION_ARGS)
 {
-	return show_argument(fcinfo, &idem_visible_signature, idem_show_text);
+	return show_argument(fcinfo, &idem_visible_signature, show_text);
 }
 
 Datum
 idem_visible_literal(PG_FUNCTION_ARGS)
 {
-	return show_argument(fcinfo, &idem_visible_literal_signature, idem_show_literal);
+	return show_argument(fcinfo, &idem_visible_literal_signature, show_literal);
 }
 
 Datum

@@ -94,10 +94,7 @@ idem_subxact_try(void (*run)(void *arg), void *arg, bool keep)
 	return error;
 }
 
-/*
- * J21: run in a subtransaction, which is rolled back if the code raises an error.  Returns the
- * error, whatever it is, or NULL.
- */
+/* J21: the same, and keep it; returns the error, whatever it is */
 ErrorData *
 idem_subxact_catch(void (*run)(void *arg), void *arg)
 {

@@ -164,54 +164,43 @@ idem_unfinished_note_claim(Oid claim)
 		lone_select = GetCurrentStatementStartTimestamp();
 }
 
-/* Raise a WARNING or an error for claims that this transaction has not finished */
-static void
-report_keys(int elevel, int64 n)
-{
-	ereport(elevel,
-			errcode(ERRCODE_IDEM_UNFINISHED),
-			errmsg("transaction has not finished all idempotency keys that it claimed"),
-			errdetail_plural(INT64_FORMAT " key is not finished. After the commit it answers \"finished\" without a result, and its work does not run again.",
-							 INT64_FORMAT " keys are not finished. After the commit they answer \"finished\" without a result, and their work does not run again.",
-							 (unsigned long) n, n),
-			errhint("Begin a transaction before idem_claim(), do the work in it, and call idem_finish() before the commit; or release the claim with idem_release(). The setting \"%s\" controls this check.",
-					"idem.require_finish"));
-}
-
-/* The same for jobs that it has fetched without a lease */
-static void
-report_jobs(int elevel, int64 n)
-{
-	ereport(elevel,
-			errcode(ERRCODE_IDEM_UNFINISHED),
-			errmsg("transaction has not ended all jobs that it fetched without a lease"),
-			errdetail_plural(INT64_FORMAT " job has not ended. After the commit the next fetch gets it again, even if its work is done or still goes on.",
-							 INT64_FORMAT " jobs have not ended. After the commit the next fetches get them again, even if their work is done or still goes on.",
-							 (unsigned long) n, n),
-			errhint("Begin a transaction before idem_fetch(), do the work in it, and call idem_complete() or idem_fail() before the commit; or pass a lease. The setting \"%s\" controls this check.",
-					"idem.require_finish"));
-}
-
 /*
- * K14: check what this transaction has not ended, before it commits or is prepared; deferred
- * triggers and cursors WITH HOLD have already run.  May raise an error.  Each message of the client, such as the next
- * statement of a pipeline, begins anew the time of the statement.
+ * K14: report what this transaction has not ended, before it commits or is prepared; deferred
+ * triggers and cursors WITH HOLD have already run.  May raise an error.
  */
 void
 idem_unfinished_check(void)
 {
 	int elevel = idem_guc_require_finish == IDEM_REQUIRE_ERROR ? ERROR : WARNING;
-	const int64 *numbers;
+	int64 nkeys;
+	int64 njobs;
 
 	if (idem_guc_require_finish == IDEM_REQUIRE_OFF || current_level == NULL)
 		return;
-	numbers = current_level->numbers;
-	if (numbers[IDEM_UNFINISHED_KEYS] > 0 &&
+	nkeys = current_level->numbers[IDEM_UNFINISHED_KEYS];
+	njobs = current_level->numbers[IDEM_UNFINISHED_JOBS];
+
+	/* each message of the client, such as the next statement of a pipeline, has a start of its own */
+	if (nkeys > 0 &&
 		(idem_guc_require_finish != IDEM_REQUIRE_AUTO ||
 		 lone_select == GetCurrentStatementStartTimestamp()))
-		report_keys(elevel, numbers[IDEM_UNFINISHED_KEYS]);
-	if (numbers[IDEM_UNFINISHED_JOBS] > 0)
-		report_jobs(elevel, numbers[IDEM_UNFINISHED_JOBS]);
+		ereport(elevel,
+				errcode(ERRCODE_IDEM_UNFINISHED),
+				errmsg("transaction has not finished all idempotency keys that it claimed"),
+				errdetail_plural(INT64_FORMAT " key is not finished. After the commit it answers \"finished\" without a result, and its work does not run again.",
+								 INT64_FORMAT " keys are not finished. After the commit they answer \"finished\" without a result, and their work does not run again.",
+								 (unsigned long) nkeys, nkeys),
+				errhint("Begin a transaction before idem_claim(), do the work in it, and call idem_finish() before the commit; or release the claim with idem_release(). The setting \"%s\" controls this check.",
+						"idem.require_finish"));
+	if (njobs > 0)
+		ereport(elevel,
+				errcode(ERRCODE_IDEM_UNFINISHED),
+				errmsg("transaction has not ended all jobs that it fetched without a lease"),
+				errdetail_plural(INT64_FORMAT " job has not ended. After the commit the next fetch gets it again, even if its work is done or still goes on.",
+								 INT64_FORMAT " jobs have not ended. After the commit the next fetches get them again, even if their work is done or still goes on.",
+								 (unsigned long) njobs, njobs),
+				errhint("Begin a transaction before idem_fetch(), do the work in it, and call idem_complete() or idem_fail() before the commit; or pass a lease. The setting \"%s\" controls this check.",
+						"idem.require_finish"));
 }
 
 /* The transaction has ended, and its memory with it */
