@@ -117,48 +117,6 @@ static const struct IntSetting
 	 "This is for tests of expiry that do not sleep.",
 	 PGC_SUSET, GUC_UNIT_S | GUC_NOT_IN_SAMPLE, &idem_guc_clock_offset, 0, INT_MIN, INT_MAX}};
 
-static const struct BoolSetting
-{
-	const char *name, *short_desc, *long_desc;
-	GucContext context;
-	int flags;
-	bool *variable;
-	bool boot;
-} bool_settings[] = {
-	{"idem.cleanup",
-	 "Enables cleanup by the background worker.",
-	 "Can be set for a database. Such a change takes effect at the next visit of the worker. A reload makes the worker visit at once.",
-	 PGC_SUSET, 0, &idem_guc_cleanup, true},
-	{"idem.log_duplicates",
-	 "Logs each duplicate.",
-	 "The message contains a hash of the key, never the key.",
-	 PGC_SUSET, 0, &idem_guc_log_duplicates, false},
-	{"idem.allow_reset",
-	 "Allows idem_reset() to roles that are not superusers.",
-	 "This is for test databases: idem_reset() removes all keys and jobs.",
-	 PGC_SUSET, GUC_NOT_IN_SAMPLE, &idem_guc_allow_reset, false}};
-
-static const struct StringSetting
-{
-	const char *name, *short_desc, *long_desc;
-	GucContext context;
-	int flags;
-	char **variable;
-	GucStringCheckHook check;
-} string_settings[] = {
-	{"idem.scope",
-	 "Sets the default scope of keys.",
-	 "A key is unique within its scope.",
-	 PGC_USERSET, 0, &idem_guc_scope, check_scope},
-	{"idem.owner",
-	 "Sets the role that owns new keys.",
-	 "An empty string means the current user. The current user must be able to act as the role. Services that share keys name a common role here.",
-	 PGC_USERSET, 0, &idem_guc_owner, NULL},
-	{"idem.headers",
-	 "Sets default headers of new jobs, a JSON object.",
-	 "Headers that a call passes are added, and replace defaults of the same name.",
-	 PGC_USERSET, 0, &idem_guc_headers, check_headers}};
-
 void
 idem_guc_init(void)
 {
@@ -175,22 +133,30 @@ idem_guc_init(void)
 								setting->min, setting->max, context,
 								setting->flags, NULL, NULL, NULL);
 	}
-	for (int i = 0; i < (int) lengthof(bool_settings); i++)
-	{
-		const struct BoolSetting *setting = &bool_settings[i];
-
-		DefineCustomBoolVariable(setting->name, setting->short_desc, setting->long_desc,
-								 setting->variable, setting->boot,
-								 setting->context, setting->flags, NULL, NULL, NULL);
-	}
-	for (int i = 0; i < (int) lengthof(string_settings); i++)
-	{
-		const struct StringSetting *setting = &string_settings[i];
-
-		DefineCustomStringVariable(setting->name, setting->short_desc, setting->long_desc,
-								   setting->variable, "", setting->context,
-								   setting->flags, setting->check, NULL, NULL);
-	}
+	DefineCustomBoolVariable("idem.cleanup",
+							 "Enables cleanup by the background worker.",
+							 "Can be set for a database. Such a change takes effect at the next visit of the worker. A reload makes the worker visit at once.",
+							 &idem_guc_cleanup, true, PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("idem.log_duplicates",
+							 "Logs each duplicate.",
+							 "The message contains a hash of the key, never the key.",
+							 &idem_guc_log_duplicates, false, PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("idem.allow_reset",
+							 "Allows idem_reset() to roles that are not superusers.",
+							 "This is for test databases: idem_reset() removes all keys and jobs.",
+							 &idem_guc_allow_reset, false, PGC_SUSET, GUC_NOT_IN_SAMPLE, NULL, NULL, NULL);
+	DefineCustomStringVariable("idem.scope",
+							   "Sets the default scope of keys.",
+							   "A key is unique within its scope.",
+							   &idem_guc_scope, "", PGC_USERSET, 0, check_scope, NULL, NULL);
+	DefineCustomStringVariable("idem.owner",
+							   "Sets the role that owns new keys.",
+							   "An empty string means the current user. The current user must be able to act as the role. Services that share keys name a common role here.",
+							   &idem_guc_owner, "", PGC_USERSET, 0, NULL, NULL, NULL);
+	DefineCustomStringVariable("idem.headers",
+							   "Sets default headers of new jobs, a JSON object.",
+							   "Headers that a call passes are added, and replace defaults of the same name.",
+							   &idem_guc_headers, "", PGC_USERSET, 0, check_headers, NULL, NULL);
 	DefineCustomEnumVariable("idem.require_finish",
 							 "Sets what happens when a transaction commits with a claim that it has not finished, or a job that it has fetched without a lease and not ended.",
 							 "In autocommit mode both commit before the work is done. With \"auto\" a claim raises a warning only if it is the only work of its transaction.",

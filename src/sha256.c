@@ -36,24 +36,6 @@ rotate_right(uint32 word, int bits)
 	return (word >> bits) | (word << (32 - bits));
 }
 
-/* The words of the block, and 48 words that follow from them */
-static inline void
-expand_block(const uint8 *block, uint32 *words)
-{
-	memcpy(words, block, BLOCK_LEN);
-	for (int i = 0; i < 16; i++)
-		words[i] = pg_ntoh32(words[i]);
-	for (int i = 16; i < 64; i++)
-	{
-		uint32 w15 = words[i - 15];
-		uint32 w2 = words[i - 2];
-
-		words[i] = words[i - 16] + words[i - 7] +
-			(rotate_right(w15, 7) ^ rotate_right(w15, 18) ^ (w15 >> 3)) +
-			(rotate_right(w2, 17) ^ rotate_right(w2, 19) ^ (w2 >> 10));
-	}
-}
-
 /* One round.  Afterwards d and h have new values, and each variable takes the next role. */
 #define ROUND(a, b, c, d, e, f, g, h, i)                                        \
 	do                                                                          \
@@ -78,7 +60,19 @@ hash_block(uint32 *state, const uint8 *block)
 	uint32 g = state[6];
 	uint32 h = state[7];
 
-	expand_block(block, words);
+	/* the words of the block, and 48 words that follow from them */
+	memcpy(words, block, BLOCK_LEN);
+	for (int i = 0; i < 16; i++)
+		words[i] = pg_ntoh32(words[i]);
+	for (int i = 16; i < 64; i++)
+	{
+		uint32 w15 = words[i - 15];
+		uint32 w2 = words[i - 2];
+
+		words[i] = words[i - 16] + words[i - 7] +
+			(rotate_right(w15, 7) ^ rotate_right(w15, 18) ^ (w15 >> 3)) +
+			(rotate_right(w2, 17) ^ rotate_right(w2, 19) ^ (w2 >> 10));
+	}
 	for (int i = 0; i < 64; i += 8)
 	{
 		ROUND(a, b, c, d, e, f, g, h, i);

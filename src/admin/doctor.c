@@ -22,38 +22,27 @@ static const IdemTableDef *const defs[] = {
 	&idem_keyrow_def, &idem_jobtable_def, &idem_jobtable_keys_def, &idem_jobtable_log_def,
 	&idem_queuestore_def, &idem_schedulestore_def, &idem_shard_def};
 
-static bool
-find_problem(const IdemTableDef *def, IdemShapeProblem *problem)
-{
-	Oid namespace = get_namespace_oid("idem", true);
-	Oid relid = OidIsValid(namespace) ? get_relname_relid(def->name, namespace) : InvalidOid;
-	Relation heap = OidIsValid(relid) ? try_table_open(relid, AccessShareLock) : NULL;
-	bool found;
-
-	if (heap == NULL)
-	{
-		problem->detail = "There is no such table.";
-		problem->command = "SELECT pg_catalog.pg_describe_object(d.classid, d.objid, 0) FROM pg_catalog.pg_depend AS d JOIN pg_catalog.pg_extension AS e ON e.oid OPERATOR(pg_catalog.=) d.refobjid WHERE e.extname OPERATOR(pg_catalog.=) 'idem' AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass ORDER BY 1";
-		return true;
-	}
-	found = idem_check_find_problem(def, heap, problem);
-	table_close(heap, AccessShareLock);
-	return found;
-}
-
 /* One row per table with the first problem that was found: name, detail, command */
 Datum
 idem_stat_tables(PG_FUNCTION_ARGS)
 {
+	Oid namespace = get_namespace_oid("idem", true);
 	IdemAnswer answer;
 
 	idem_fn_begin(fcinfo, &idem_stat_tables_signature, NULL);
 	idem_answer_begin(&answer, fcinfo, &idem_stat_tables_signature);
 	for (int i = 0; i < (int) lengthof(defs); i++)
 	{
-		IdemShapeProblem problem;
+		Oid relid = OidIsValid(namespace) ? get_relname_relid(defs[i]->name, namespace) : InvalidOid;
+		Relation heap = OidIsValid(relid) ? try_table_open(relid, AccessShareLock) : NULL;
+		IdemShapeProblem problem = {
+			.detail = "There is no such table.",
+			.command = "SELECT pg_catalog.pg_describe_object(d.classid, d.objid, 0) FROM pg_catalog.pg_depend AS d JOIN pg_catalog.pg_extension AS e ON e.oid OPERATOR(pg_catalog.=) d.refobjid WHERE e.extname OPERATOR(pg_catalog.=) 'idem' AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass ORDER BY 1"};
+		bool found = heap == NULL || idem_check_find_problem(defs[i], heap, &problem);
 
-		if (!find_problem(defs[i], &problem))
+		if (heap != NULL)
+			table_close(heap, AccessShareLock);
+		if (!found)
 			continue;
 		idem_answer_string(&answer, Anum_idem_stat_tables_name, defs[i]->name);
 		idem_answer_string(&answer, Anum_idem_stat_tables_detail, problem.detail);

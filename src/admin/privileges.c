@@ -164,39 +164,6 @@ idem_revoke(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* Objects that became members of the extension in this transaction */
-static List *
-list_new_members(void)
-{
-	Relation depend = table_open(DependRelationId, AccessShareLock);
-	ScanKeyData keys[2];
-	SysScanDesc scan;
-	HeapTuple tuple;
-	List *members = NIL;
-
-	ScanKeyInit(&keys[0], Anum_pg_depend_refclassid, BTEqualStrategyNumber,
-				F_OIDEQ, ObjectIdGetDatum(ExtensionRelationId));
-	ScanKeyInit(&keys[1], Anum_pg_depend_refobjid, BTEqualStrategyNumber,
-				F_OIDEQ, ObjectIdGetDatum(get_extension_oid("idem", false)));
-	scan = systable_beginscan(depend, DependReferenceIndexId, true, NULL, 2, keys);
-	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
-	{
-		Form_pg_depend form = (Form_pg_depend) GETSTRUCT(tuple);
-
-		if (form->deptype == DEPENDENCY_EXTENSION &&
-			TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data)))
-		{
-			ObjectAddress *member = palloc(sizeof(ObjectAddress));
-
-			ObjectAddressSet(*member, form->classid, form->objid);
-			members = lappend(members, member);
-		}
-	}
-	systable_endscan(scan);
-	table_close(depend, AccessShareLock);
-	return members;
-}
-
 /*
  * Does the object have privileges of its own?  Row types of tables, array types
  * and multirange types use those of another object.  From PostgreSQL 17 on they
@@ -268,10 +235,37 @@ close_object(const ObjectAddress *object)
 Datum
 idem_close_members(PG_FUNCTION_ARGS)
 {
+	Relation depend;
+	ScanKeyData keys[2];
+	SysScanDesc scan;
+	HeapTuple tuple;
+	List *members = NIL;
 	ListCell *lc;
 
 	idem_fn_begin(fcinfo, &idem_close_members_signature, "idem_close_members()");
-	foreach (lc, list_new_members())
+	depend = table_open(DependRelationId, AccessShareLock);
+	ScanKeyInit(&keys[0], Anum_pg_depend_refclassid, BTEqualStrategyNumber,
+				F_OIDEQ, ObjectIdGetDatum(ExtensionRelationId));
+	ScanKeyInit(&keys[1], Anum_pg_depend_refobjid, BTEqualStrategyNumber,
+				F_OIDEQ, ObjectIdGetDatum(get_extension_oid("idem", false)));
+	scan = systable_beginscan(depend, DependReferenceIndexId, true, NULL, 2, keys);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		Form_pg_depend form = (Form_pg_depend) GETSTRUCT(tuple);
+
+		if (form->deptype == DEPENDENCY_EXTENSION &&
+			TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data)))
+		{
+			ObjectAddress *member = palloc_object(ObjectAddress);
+
+			ObjectAddressSet(*member, form->classid, form->objid);
+			members = lappend(members, member);
+		}
+	}
+	systable_endscan(scan);
+	table_close(depend, AccessShareLock);
+
+	foreach (lc, members)
 		close_object(lfirst(lc));
 	/* W5: the worker must visit this database, even if it found no extension here before */
 	idem_counters_note_use();

@@ -126,28 +126,29 @@ idem_queue_drop(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(dropped);
 }
 
-static bool
-set_pause(text *queue, bool pause)
+static Datum
+set_pause(FunctionCallInfo fcinfo, bool pause)
 {
+	text *queue = idem_args_queue(fcinfo, 0);
 	IdemTable queues;
 	bool changed;
 
 	idem_queuestore_open(&queues);
 	changed = idem_queuestore_pause(&queues, queue, pause);
 	idem_table_close(&queues);
-	return changed;
+	PG_RETURN_BOOL(changed);
 }
 
 Datum
 idem_pause(PG_FUNCTION_ARGS)
 {
 	idem_fn_begin(fcinfo, &idem_pause_signature, "idem_pause()");
-	PG_RETURN_BOOL(set_pause(idem_args_queue(fcinfo, 0), true));
+	return set_pause(fcinfo, true);
 }
 
 Datum
 idem_resume(PG_FUNCTION_ARGS)
 {
 	idem_fn_begin(fcinfo, &idem_resume_signature, "idem_resume()");
-	PG_RETURN_BOOL(set_pause(idem_args_queue(fcinfo, 0), false));
+	return set_pause(fcinfo, false);
 }

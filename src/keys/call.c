@@ -68,34 +68,24 @@ digest_handler(Oid handler)
 }
 
 /*
- * The digests to store for the request (K7), see keys.h.  The handler is identified
- * by its name, not by its OID, which changes when the function is dropped and
- * created or the database is restored.
- */
-static bytea *
-make_request(Oid handler, bytea *payload)
-{
-	int payload_len = payload ? VARSIZE_ANY_EXHDR(payload) : 0;
-	bytea *request = palloc(VARHDRSZ + IDEM_HANDLER_LEN + payload_len);
-
-	SET_VARSIZE(request, VARHDRSZ + IDEM_HANDLER_LEN + payload_len);
-	memcpy(VARDATA(request), digest_handler(handler), IDEM_HANDLER_LEN);
-	if (payload != NULL)
-		memcpy(VARDATA(request) + IDEM_HANDLER_LEN, VARDATA_ANY(payload), payload_len);
-	return request;
-}
-
-/*
  * Claim the key, and run the handler if that succeeds.  The request of the claim is the
- * digest of the payload, or NULL.  Returns true if the result in *info is that of an
- * earlier call (V6).
+ * digest of the payload, or NULL; what is stored begins with a digest of the handler (K7), see
+ * keys.h.  The handler is identified by its name, not by its OID, which changes when the function
+ * is dropped and created or the database is restored.  Returns true if the result in *info is
+ * that of an earlier call (V6).
  */
 bool
 idem_call_once(Oid handler, NullableDatum payload, IdemClaim *claim, IdemKeyRow *info)
 {
 	IdemTable table;
+	int payload_len = claim->request ? VARSIZE_ANY_EXHDR(claim->request) : 0;
+	bytea *request = palloc(VARHDRSZ + IDEM_HANDLER_LEN + payload_len);
 
-	claim->request = make_request(handler, claim->request);
+	SET_VARSIZE(request, VARHDRSZ + IDEM_HANDLER_LEN + payload_len);
+	memcpy(VARDATA(request), digest_handler(handler), IDEM_HANDLER_LEN);
+	if (payload_len > 0)
+		memcpy(VARDATA(request) + IDEM_HANDLER_LEN, VARDATA_ANY(claim->request), payload_len);
+	claim->request = request;
 	idem_keyrow_open(&table, RowExclusiveLock);
 	idem_keystore_claim(&table, claim, info);
 	idem_table_close(&table);

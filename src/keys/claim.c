@@ -114,10 +114,8 @@ idem_finish(PG_FUNCTION_ARGS)
 	token = idem_args_optional_token(fcinfo, 2);
 
 	idem_keyrow_open(&table, RowExclusiveLock);
-	if (token == 0)
-		finished = idem_keystore_finish(&table, &key, result);
-	else
-		finished = idem_keystore_finish_lease(&table, &key, token, result);
+	finished = token == 0 ? idem_keystore_finish(&table, &key, result) :
+							idem_keystore_finish_lease(&table, &key, token, result);
 	idem_table_close(&table);
 	PG_RETURN_BOOL(finished);
 }
@@ -158,38 +156,7 @@ idem_forget(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(forgotten);
 }
 
-/* Name of a role, or its OID if the role was dropped */
-static Datum
-get_role_name(Oid role)
-{
-	char *name = GetUserNameFromId(role, true);
-
-	if (name == NULL)
-		name = psprintf("%u", role);
-	return DirectFunctionCall1(namein, CStringGetDatum(name));
-}
-
-/* Return a row; the columns of leases are null for a plain claim */
-static void
-put_get_row(IdemAnswer *answer, const IdemKeyRow *info)
-{
-	idem_answer_string(answer, Anum_get_result_status, idem_keyrow_status_name(info->status));
-	idem_answer_jsonb(answer, Anum_get_result_result, info->result);
-	idem_answer_set(answer, Anum_get_result_owner, NAMEOID, get_role_name(info->owner));
-	idem_answer_text(answer, Anum_get_result_worker, info->worker);
-	if (info->lease_until != 0)
-	{
-		idem_answer_int32(answer, Anum_get_result_attempt, info->attempt);
-		idem_answer_int64(answer, Anum_get_result_token, info->token);
-		idem_answer_time(answer, Anum_get_result_lease_until, info->lease_until);
-	}
-	idem_answer_jsonb(answer, Anum_get_result_checkpoint, info->checkpoint);
-	idem_answer_time(answer, Anum_get_result_created_at, info->created_at);
-	idem_answer_optional_time(answer, Anum_get_result_finished_at, info->finished_at);
-	idem_answer_time(answer, Anum_get_result_expires_at, info->expires_at);
-	idem_answer_put(answer);
-}
-
+/* One row, or none; the columns of leases are null for a plain claim */
 Datum
 idem_get(PG_FUNCTION_ARGS)
 {
@@ -204,17 +171,32 @@ idem_get(PG_FUNCTION_ARGS)
 
 	idem_keyrow_open(&table, AccessShareLock);
 	if (idem_keystore_get(&table, &key, &info))
-		put_get_row(&answer, &info);
+	{
+		char *owner = GetUserNameFromId(info.owner, true);
+
+		/* the role may have been dropped */
+		if (owner == NULL)
+			owner = psprintf("%u", info.owner);
+		idem_answer_string(&answer, Anum_get_result_status, idem_keyrow_status_name(info.status));
+		idem_answer_jsonb(&answer, Anum_get_result_result, info.result);
+		idem_answer_set(&answer, Anum_get_result_owner, NAMEOID,
+						DirectFunctionCall1(namein, CStringGetDatum(owner)));
+		idem_answer_text(&answer, Anum_get_result_worker, info.worker);
+		if (info.lease_until != 0)
+		{
+			idem_answer_int32(&answer, Anum_get_result_attempt, info.attempt);
+			idem_answer_int64(&answer, Anum_get_result_token, info.token);
+			idem_answer_time(&answer, Anum_get_result_lease_until, info.lease_until);
+		}
+		idem_answer_jsonb(&answer, Anum_get_result_checkpoint, info.checkpoint);
+		idem_answer_time(&answer, Anum_get_result_created_at, info.created_at);
+		idem_answer_optional_time(&answer, Anum_get_result_finished_at, info.finished_at);
+		idem_answer_time(&answer, Anum_get_result_expires_at, info.expires_at);
+		idem_answer_put(&answer);
+	}
 	idem_table_close(&table);
 	return (Datum) 0;
 }
-
-/* An element of the arrays of idem_claim_many(), and the answer for it */
-typedef struct BatchItem
-{
-	bytea *request;
-	IdemKeyRow info;
-} BatchItem;
 
 /* Read the array of keys, and check each of them (K12) */
 static text **
@@ -259,74 +241,58 @@ get_jsonbs(FunctionCallInfo fcinfo, int arg, const char *what, int nkeys, Datum 
 	return true;
 }
 
-static void
-put_claim_rows(IdemAnswer *answer, text **keys, const BatchItem *items, int n)
-{
-	for (int i = 0; i < n; i++)
-	{
-		CHECK_FOR_INTERRUPTS();
-		idem_answer_int32(answer, Anum_claim_many_result_ord, i + 1);
-		idem_answer_text(answer, Anum_claim_many_result_key, keys[i]);
-		set_claim_columns(answer, CLAIM_OFFSET(claimed),
-						  &items[i].info);
-		idem_answer_put(answer);
-	}
-}
-
 /* Claim the keys one after the other, in the order of their bytes */
-static void
-claim_items(IdemClaim *claim, text **keys, BatchItem *items, int n)
+Datum
+idem_claim_many(PG_FUNCTION_ARGS)
 {
 	IdemTable table;
-	int *order = idem_args_order(keys, n);
+	IdemAnswer answer;
+	IdemClaim claim = {.lease = NULL};
+	Datum *requests;
+	bool *nulls;
+	bool have_requests;
+	text **keys;
+	int *order;
+	IdemKeyRow *rows;
+	int n;
 	IdemElement element = {.array = "keys"};
 	ErrorContextCallback context = {
 		.previous = error_context_stack, .callback = idem_args_say_element, .arg = &element};
 
+	idem_fn_begin(fcinfo, &idem_claim_many_signature, "idem_claim_many()");
+	idem_answer_begin(&answer, fcinfo, &idem_claim_many_signature);
+	keys = get_keys(fcinfo, 0, &n);
+	have_requests = get_jsonbs(fcinfo, 1, "requests", n, &requests, &nulls);
+	claim.ttl = idem_args_ttl(fcinfo, 2);
+	claim.wait = idem_args_wait(fcinfo, 3);
+	claim.key.scope = idem_args_scope(fcinfo, 4);
+	if (n == 0)
+		return (Datum) 0;
+
+	order = idem_args_order(keys, n);
+	rows = MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(IdemKeyRow), MCXT_ALLOC_HUGE);
 	error_context_stack = &context;
 	idem_keyrow_open(&table, RowExclusiveLock);
 	for (int i = 0; i < n; i++)
 	{
-		element.ord = order[i];
-		claim->key.key = keys[order[i]];
-		claim->request = items[order[i]].request;
-		idem_keystore_claim(&table, claim, &items[order[i]].info);
+		int ord = order[i];
+
+		element.ord = ord;
+		claim.key.key = keys[ord];
+		claim.request = have_requests && !nulls[ord] ? idem_args_fingerprint(requests[ord]) : NULL;
+		idem_keystore_claim(&table, &claim, &rows[ord]);
 	}
 	idem_table_close(&table);
 	error_context_stack = context.previous;
-}
+	idem_unfinished_note_claim(fcinfo->flinfo->fn_oid);
 
-Datum
-idem_claim_many(PG_FUNCTION_ARGS)
-{
-	IdemAnswer answer;
-	IdemClaim claim;
-	Datum *requests;
-	bool *nulls;
-	text **keys;
-	BatchItem *items;
-	int n;
-
-	idem_fn_begin(fcinfo, &idem_claim_many_signature, "idem_claim_many()");
-	idem_answer_begin(&answer, fcinfo, &idem_claim_many_signature);
-	keys = get_keys(fcinfo, 0, &n);
-	items = MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(BatchItem),
-									   MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
-	if (get_jsonbs(fcinfo, 1, "requests", n, &requests, &nulls))
+	for (int i = 0; i < n; i++)
 	{
-		for (int i = 0; i < n; i++)
-			items[i].request = nulls[i] ? NULL : idem_args_fingerprint(requests[i]);
-	}
-	claim.ttl = idem_args_ttl(fcinfo, 2);
-	claim.wait = idem_args_wait(fcinfo, 3);
-	claim.key.scope = idem_args_scope(fcinfo, 4);
-	claim.lease = NULL;
-
-	if (n > 0)
-	{
-		claim_items(&claim, keys, items, n);
-		idem_unfinished_note_claim(fcinfo->flinfo->fn_oid);
-		put_claim_rows(&answer, keys, items, n);
+		CHECK_FOR_INTERRUPTS();
+		idem_answer_int32(&answer, Anum_claim_many_result_ord, i + 1);
+		idem_answer_text(&answer, Anum_claim_many_result_key, keys[i]);
+		set_claim_columns(&answer, CLAIM_OFFSET(claimed), &rows[i]);
+		idem_answer_put(&answer);
 	}
 	return (Datum) 0;
 }
@@ -412,19 +378,10 @@ idem_key_hash(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(idem_hash_name(key.scope, key.key));
 }
 
-/* The argument on_expiry: is the key parked when the lease has expired? */
-static bool
-get_park(FunctionCallInfo fcinfo, int arg)
-{
-	static const char *const words[] = {"retry", "park", NULL};
-
-	return idem_args_word(PG_ARGISNULL(arg) ? NULL : PG_GETARG_TEXT_PP(arg), "on_expiry", words,
-						  "Use \"retry\" if the work may run again, \"park\" if an operator must decide first.") != 0;
-}
-
 Datum
 idem_lease(PG_FUNCTION_ARGS)
 {
+	static const char *const on_expiry[] = {"retry", "park", NULL};
 	IdemTable table;
 	IdemLease lease;
 	IdemClaim claim;
@@ -439,7 +396,8 @@ idem_lease(PG_FUNCTION_ARGS)
 	claim.ttl = idem_args_ttl(fcinfo, 3);
 	lease.worker = idem_args_worker(fcinfo, 4);
 	lease.max_attempts = idem_args_max_attempts(fcinfo, 5);
-	lease.park = get_park(fcinfo, 6);
+	lease.park = idem_args_word(PG_ARGISNULL(6) ? NULL : PG_GETARG_TEXT_PP(6), "on_expiry", on_expiry,
+								"Use \"retry\" if the work may run again, \"park\" if an operator must decide first.") != 0;
 	claim.wait = idem_args_wait(fcinfo, 7);
 	claim.lease = &lease;
 
