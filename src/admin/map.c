@@ -185,39 +185,39 @@ check_rows(Change *change, const IdemShard *to)
 	idem_table_close(&log);
 }
 
+/*
+ * M6: the first number that no job has yet, if numbers carry slots.  Raises an error if the sequence
+ * of job numbers has values before those in use.
+ */
 static int64
-find_highest_number(IdemTable *table)
+next_number(Change *change)
 {
-	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-	IndexScanDesc scan = index_beginscan(table->heap, table->pkey, snapshot, NULL, 0, 0, SO_NONE);
-	TupleTableSlot *row = idem_table_row(table);
-	int64 number = 0;
-
-	index_rescan(scan, NULL, 0, NULL, 0);
-	/* both tables begin with the number */
-	if (index_getnext_slot(scan, BackwardScanDirection, row))
-		number = idem_row_int64(row, 1);
-	index_endscan(scan);
-	UnregisterSnapshot(snapshot);
-	return number;
-}
-
-StaticAssertDecl((int) IDEM_JOBS_JOB_ID == 1 && (int) IDEM_JOB_LOG_JOB_ID == 1,
-				 "find_highest_number() reads the first column");
-
-/* M6: raise an error if the sequence of job numbers has values before those in use */
-static void
-check_sequence(Change *change, int64 next)
-{
+	int64 next = idem_shard_first_number(idem_jobtable_last_value() + 1);
 	IdemTable log;
-	int64 highest;
+	IdemTable *tables[] = {&change->jobs, &log};
 
 	idem_jobtable_open_log(&log, AccessShareLock);
-	highest = Max(find_highest_number(&change->jobs), find_highest_number(&log));
+	for (int i = 0; i < (int) lengthof(tables); i++)
+	{
+		IdemTable *table = tables[i];
+		Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+		IndexScanDesc scan =
+			index_beginscan(table->heap, table->pkey, snapshot, NULL, 0, 0, SO_NONE);
+		TupleTableSlot *row = idem_table_row(table);
+
+		index_rescan(scan, NULL, 0, NULL, 0);
+		if (index_getnext_slot(scan, BackwardScanDirection, row) &&
+			idem_row_int64(row, IDEM_JOBS_JOB_ID) >= next)
+			idem_jobtable_refuse_number();
+		index_endscan(scan);
+		UnregisterSnapshot(snapshot);
+	}
 	idem_table_close(&log);
-	if (highest >= next)
-		idem_jobtable_refuse_number();
+	return next;
 }
+
+StaticAssertDecl((int) IDEM_JOBS_JOB_ID == (int) IDEM_JOB_LOG_JOB_ID,
+				 "next_number() reads the same column of both tables");
 
 /*
  * M6: raise an error if the key of a job that is done has a number that would seem to carry a slot:
@@ -248,13 +248,6 @@ check_numbers_of_keys(int64 next)
 	UnregisterSnapshot(snapshot);
 }
 
-/* M6: the first number that no job has yet, if numbers carry slots */
-static int64
-next_number(void)
-{
-	return idem_shard_first_number(idem_jobtable_last_value() + 1);
-}
-
 static Datum
 make_ranges(const bool *slots)
 {
@@ -264,8 +257,7 @@ make_ranges(const bool *slots)
 
 	for (int slot = 0; slot < IDEM_SLOTS; slot++)
 	{
-		int first = slot;
-		RangeBound lower = {.val = Int32GetDatum(first), .inclusive = true, .lower = true};
+		RangeBound lower = {.val = Int32GetDatum(slot), .inclusive = true, .lower = true};
 		RangeBound upper = {.inclusive = false};
 
 		if (!slots[slot])
@@ -408,26 +400,6 @@ refuse_taken(int slot)
 }
 
 /*
- * M8: a move must not be forgotten, nor its slots be taken back, because the other database may
- * have taken them, or may still have their rows.
- */
-static void
-check_moves(const Change *change, const IdemShard *to, bool same_rule)
-{
-	const IdemShard *from = &change->from;
-
-	for (int slot = 0; slot < IDEM_SLOTS; slot++)
-	{
-		bool stays = same_rule && to->is_mapped;
-
-		if (from->given[slot] && (!stays || to->has[slot]))
-			refuse_back(slot, "Run idem_move with the same databases: with --abort it takes back what has not arrived, without it finishes the move.");
-		if (from->taken[slot] && (!stays || !to->has[slot]))
-			refuse_taken(slot);
-	}
-}
-
-/*
  * M8: the id that the row gets.  The caller passes keep_id to say that this database replaces the
  * one that has stored the row; otherwise a copy gets an id of its own, and takes no part in a
  * move.
@@ -464,6 +436,10 @@ choose_id(Change *change, const pg_uuid_t *keep_id, bool force)
 				errhint("Leave \"keep_id\" out: this database then gets an id of its own."));
 }
 
+/*
+ * M8: store a map.  A move must not be forgotten, nor its slots be taken back, because the other
+ * database may have taken them, or may still have their rows.
+ */
 Datum
 idem_shard_set(PG_FUNCTION_ARGS)
 {
@@ -486,17 +462,20 @@ idem_shard_set(PG_FUNCTION_ARGS)
 	begin_change(&change);
 	same_rule = change.from.exists && change.from.by_scope == to.by_scope;
 	choose_id(&change, PG_ARGISNULL(4) ? NULL : PG_GETARG_UUID_P(4), force);
+	for (int slot = 0; slot < IDEM_SLOTS && !force; slot++)
+	{
+		bool stays = same_rule && to.is_mapped;
+
+		if (change.from.given[slot] && (!stays || to.has[slot]))
+			refuse_back(slot, "Run idem_move with the same databases: with --abort it takes back what has not arrived, without it finishes the move.");
+		if (change.from.taken[slot] && (!stays || !to.has[slot]))
+			refuse_taken(slot);
+	}
 	if (!force)
-	{
-		check_moves(&change, &to, same_rule);
 		check_rows(&change, &to);
-	}
-	to.jobs_from = same_rule ? change.from.jobs_from : next_number();
+	to.jobs_from = same_rule ? change.from.jobs_from : next_number(&change);
 	if (!same_rule)
-	{
-		check_sequence(&change, to.jobs_from);
 		check_numbers_of_keys(to.jobs_from);
-	}
 	for (int slot = 0; slot < IDEM_SLOTS && same_rule && to.is_mapped; slot++)
 	{
 		to.given[slot] = change.from.given[slot] && !to.has[slot];
@@ -624,21 +603,6 @@ note_jobs(IdemTable *jobs, const IdemShard *shard, const bool *slots)
 	UnregisterSnapshot(snapshot);
 }
 
-/* M8: take slots back that were given up; the caller names the database that may have them */
-static void
-take_back(const Change *change, IdemShard *to, const bool *slots, const pg_uuid_t *sender)
-{
-	for (int slot = 0; slot < IDEM_SLOTS; slot++)
-	{
-		if (!slots[slot] || !to->given[slot])
-			continue;
-		if (sender == NULL || change->receiver == NULL || !is_same_id(sender, change->receiver))
-			refuse_back(slot, "Run idem_move --abort, which keeps that database from taking the slots. If you are sure that it has not taken them and never will, pass its id as \"sender\".");
-		to->given[slot] = false;
-		to->has[slot] = true;
-	}
-}
-
 /*
  * M8: take slots whose rows were copied.  Values of the sequence up to the given one were used
  * by the database that had the slots: they are not used for new jobs of these slots again (M6).
@@ -662,7 +626,16 @@ idem_shard_take(PG_FUNCTION_ARGS)
 	if (sender != NULL)
 		check_is_other(&change, sender, "sender");
 	to = change.from;
-	take_back(&change, &to, slots, sender);
+	/* slots that were given up are taken back: the caller names the database that may have them */
+	for (int slot = 0; slot < IDEM_SLOTS; slot++)
+	{
+		if (!slots[slot] || !to.given[slot])
+			continue;
+		if (sender == NULL || change.receiver == NULL || !is_same_id(sender, change.receiver))
+			refuse_back(slot, "Run idem_move --abort, which keeps that database from taking the slots. If you are sure that it has not taken them and never will, pass its id as \"sender\".");
+		to.given[slot] = false;
+		to.has[slot] = true;
+	}
 	/* the others come from another database, which may still have their rows */
 	for (int slot = 0; slot < IDEM_SLOTS; slot++)
 	{
@@ -675,7 +648,7 @@ idem_shard_take(PG_FUNCTION_ARGS)
 	if (memcmp(to.taken, change.from.taken, sizeof(to.taken)) != 0)
 		change.sender = sender;
 	idem_jobtable_lift_sequence(above);
-	check_sequence(&change, next_number());
+	(void) next_number(&change);
 	note_jobs(&change.jobs, &to, slots);
 	end_change(&change, &to);
 	PG_RETURN_VOID();
@@ -686,8 +659,7 @@ Datum
 idem_shard_id(PG_FUNCTION_ARGS)
 {
 	IdemTable table;
-	Identity identity;
-	pg_uuid_t *id = palloc_object(pg_uuid_t);
+	Identity *identity = palloc_object(Identity);
 
 	idem_fn_begin(fcinfo, &idem_shard_id_signature, NULL);
 	idem_shard_open(&table, AccessShareLock);
@@ -697,12 +669,11 @@ idem_shard_id(PG_FUNCTION_ARGS)
 				errmsg("this database has no id"),
 				errdetail("pg_catalog.idem_shard_set() gives it one, and was never called here."),
 				errhint("Run SELECT pg_catalog.idem_shard_set('{[0,1024)}') if it has all keys, or pg_catalog.idem_shard_set('{}') if it is new and has none."));
-	read_identity(&table, &identity);
+	read_identity(&table, identity);
 	idem_table_close(&table);
-	if (is_copy(&identity))
-		refuse_copy(&identity);
-	*id = identity.id;
-	PG_RETURN_UUID_P(id);
+	if (is_copy(identity))
+		refuse_copy(identity);
+	PG_RETURN_UUID_P(&identity->id);
 }
 
 /* M1: the slot of a key, by the rule of the map */
