@@ -693,7 +693,7 @@ call_handler(void *arg)
 static void
 run_handler(void *arg)
 {
-	IdemFetched job = {
+	IdemJobInfo job = {
 		.queue = cstring_to_text("idem_verify"),
 		.attempt = 1,
 		.max_attempts = IDEM_DEFAULT_MAX_ATTEMPTS};

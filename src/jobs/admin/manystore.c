@@ -158,7 +158,7 @@ try_ended(Bulk *bulk, TupleTableSlot *row)
 
 	if (result != TM_Ok)
 		return result == TM_WouldBlock;
-	if (!idem_jobstore_insert_again(bulk->jobs, row))
+	if (!idem_history_insert_again(bulk->jobs, row))
 	{
 		idem_history_warn_in_use(idem_row_int64(row, IDEM_JOB_LOG_JOB_ID));
 		return true;

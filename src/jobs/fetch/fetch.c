@@ -28,7 +28,7 @@ get_batch_size(FunctionCallInfo fcinfo, int arg)
 }
 
 static void
-put_fetched(const IdemFetched *job, void *arg)
+put_fetched(const IdemJobInfo *job, void *arg)
 {
 	IdemAnswer *answer = arg;
 

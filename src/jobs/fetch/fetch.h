@@ -16,31 +16,13 @@ typedef struct IdemFetch
 	text *worker; /* name of the worker, or NULL */
 } IdemFetch;
 
-/* A job that was fetched */
-typedef struct IdemFetched
-{
-	int64 job_id;
-	int64 token;
-	int attempt;
-	int max_attempts; /* of the job, or of its queue if the job has none */
-	text *queue;
-	Jsonb *payload;
-	text *key;
-	TimestampTz enqueued_at;
-	TimestampTz due_since; /* S5 */
-	XLogRecPtr lsn;		   /* WAL position that a replica waits for (J10) */
-	Jsonb *progress;
-	Jsonb *headers;
-	Jsonb *links;
-} IdemFetched;
-
 /* fetchstore.c */
 extern void idem_fetchstore_forget(void);
 extern void idem_fetchstore_check_isolation(const char *command, const char *hint);
 extern void idem_fetchstore_fetch_one(IdemTable *jobs, const IdemFetch *args, int64 job_id,
-									  void (*put)(const IdemFetched *job, void *arg), void *arg);
+									  void (*put)(const IdemJobInfo *job, void *arg), void *arg);
 extern bool idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
-								  void (*put)(const IdemFetched *job, void *arg), void *arg);
+								  void (*put)(const IdemJobInfo *job, void *arg), void *arg);
 extern void idem_fetchstore_look(IdemTable *jobs, const IdemQueue *queue, IdemLook *look);
 
 /* wait.c */

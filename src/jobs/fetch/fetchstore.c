@@ -357,7 +357,7 @@ typedef struct Fetch
 	const IdemFetch *args;
 	const IdemShard *shard;
 	IdemLook *look;									/* only look (A2): take nothing; else NULL */
-	void (*put)(const IdemFetched *job, void *arg); /* gets each job that is taken */
+	void (*put)(const IdemJobInfo *job, void *arg); /* gets each job that is taken */
 	void *arg;
 	Relation index;
 	SnapshotData dirty;
@@ -480,7 +480,7 @@ is_due(Fetch *fetch, const IdemJob *job, Outcome *outcome, Skip *skip)
  * worker had it, that one has not said how its attempt ended.
  */
 static bool
-take_job(Fetch *fetch, const IdemJob *job, IdemFetched *fetched)
+take_job(Fetch *fetch, const IdemJob *job, IdemJobInfo *fetched)
 {
 	const IdemFetch *args = fetch->args;
 	TupleTableSlot *row = idem_job_row(job);
@@ -514,18 +514,10 @@ take_job(Fetch *fetch, const IdemJob *job, IdemFetched *fetched)
 	/* J14: the lease begins now, not when the walk began. */
 	advance_clock(fetch);
 	until = fetch->now + args->lease;
-	fetched->attempt = job->attempt + 1;
-	fetched->job_id = job->job_id;
+	idem_jobrow_copy(job, &args->queue, fetched);
+	fetched->attempt++;
 	fetched->token = idem_clock_next_token(job->token, fetch->now);
-	fetched->max_attempts = idem_job_max_attempts(job, &args->queue);
-	fetched->queue = args->queue.name;
-	fetched->payload = idem_row_jsonb(row, IDEM_JOBS_PAYLOAD);
-	fetched->key = idem_row_text(row, IDEM_JOBS_KEY);
-	fetched->enqueued_at = job->enqueued_at;
 	fetched->due_since = idem_job_due_since(job);
-	fetched->progress = idem_row_jsonb(row, IDEM_JOBS_PROGRESS);
-	fetched->headers = idem_row_jsonb(row, IDEM_JOBS_HEADERS);
-	fetched->links = idem_row_jsonb(row, IDEM_JOBS_LINKS);
 
 	new = idem_table_copy_row(fetch->jobs, row);
 	if (job->is_leased)
@@ -567,7 +559,7 @@ may_take_job(const Fetch *fetch, const IdemJob *job)
 static Outcome
 take_or_look(Fetch *fetch, const IdemJob *job)
 {
-	IdemFetched fetched;
+	IdemJobInfo fetched;
 
 	if (fetch->look != NULL)
 		return may_take_job(fetch, job) ? OUTCOME_TAKEN : OUTCOME_HELD;
@@ -745,7 +737,7 @@ idem_fetchstore_check_isolation(const char *command, const char *hint)
  */
 bool
 idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
-					  void (*put)(const IdemFetched *job, void *arg), void *arg)
+					  void (*put)(const IdemJobInfo *job, void *arg), void *arg)
 {
 	Fetch fetch = {.jobs = jobs, .args = args, .put = put, .arg = arg};
 	bool was_long;
@@ -771,7 +763,7 @@ idem_fetchstore_fetch(IdemTable *jobs, const IdemFetch *args,
  */
 void
 idem_fetchstore_fetch_one(IdemTable *jobs, const IdemFetch *args, int64 job_id,
-						  void (*put)(const IdemFetched *job, void *arg), void *arg)
+						  void (*put)(const IdemJobInfo *job, void *arg), void *arg)
 {
 	Fetch fetch = {
 		.jobs = jobs,

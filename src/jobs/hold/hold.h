@@ -21,7 +21,7 @@ typedef struct IdemRun
 	MemoryContext context; /* of what the members below point to */
 	bool nowait;		   /* a fail waits for no transaction */
 	bool is_fetched;
-	IdemFetched fetched;
+	IdemJobInfo fetched;
 	Jsonb *result;
 	bool counts_later; /* the caller counts the end of the attempt, when it has committed */
 	IdemRunTime time;  /* if so; set by complete and fail */
@@ -67,7 +67,7 @@ extern IdemFailure idem_hold_get_failure(FunctionCallInfo fcinfo, int arg);
 
 /* work.c */
 extern bool idem_work_fetch(IdemRun *run, text *queue);
-extern void idem_work_as_current(const IdemFetched *job, void (*run)(void *arg), void *arg);
+extern void idem_work_as_current(const IdemJobInfo *job, void (*run)(void *arg), void *arg);
 extern void idem_work_complete(void *arg);
 extern bool idem_work_fail(IdemRun *run, const ErrorData *error);
 extern bool idem_work_fail_later(IdemRun *run, text *queue, const ErrorData *error);

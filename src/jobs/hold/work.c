@@ -39,7 +39,7 @@ IDEM_FUNCTION(idem_current_job);
 IDEM_FUNCTION(idem_work);
 
 /* J22: the job whose handler runs, the innermost if one runs inside another; NULL: none */
-static const IdemFetched *current = NULL;
+static const IdemJobInfo *current = NULL;
 
 /* Copy what is fetched into the context of the run; NULL stays NULL */
 static Jsonb *
@@ -50,7 +50,7 @@ copy_jsonb(Jsonb *value)
 
 /* The store calls this in memory of its own */
 static void
-take_fetched(const IdemFetched *fetched, void *arg)
+take_fetched(const IdemJobInfo *fetched, void *arg)
 {
 	IdemRun *run = arg;
 	MemoryContext oldcontext = MemoryContextSwitchTo(run->context);
@@ -101,9 +101,9 @@ idem_work_fetch(IdemRun *run, text *queue)
  * caller may be the handler of another job, and catch it.
  */
 void
-idem_work_as_current(const IdemFetched *job, void (*run)(void *arg), void *arg)
+idem_work_as_current(const IdemJobInfo *job, void (*run)(void *arg), void *arg)
 {
-	const IdemFetched *outer = current;
+	const IdemJobInfo *outer = current;
 
 	current = job;
 	PG_TRY();

@@ -247,19 +247,6 @@ idem_headers_end_sub(SubTransactionId subid, SubTransactionId parent, bool is_co
 	nnoted = nkept;
 }
 
-/* The link that was noted belongs to a subtransaction that lasts at least as long as this one */
-static bool
-is_noted(int64 job_id, const text *trace)
-{
-	for (int i = 0; i < nnoted; i++)
-	{
-		if (noted[i].job_id == job_id && VARSIZE_ANY(noted[i].trace) == VARSIZE_ANY(trace) &&
-			memcmp(noted[i].trace, trace, VARSIZE_ANY(trace)) == 0)
-			return true;
-	}
-	return false;
-}
-
 /* J16: this job has absorbed a duplicate with these headers: leave a link if they have a trace */
 void
 idem_headers_note_link(int64 job_id, Jsonb *headers)
@@ -267,8 +254,15 @@ idem_headers_note_link(int64 job_id, Jsonb *headers)
 	text *trace = idem_headers_get_trace(headers);
 	NotedLink *link;
 
-	if (trace == NULL || is_noted(job_id, trace) || nnoted == MAX_NOTED)
+	if (trace == NULL || nnoted == MAX_NOTED)
 		return;
+	for (int i = 0; i < nnoted; i++)
+	{
+		/* noted already, for a subtransaction that lasts at least as long as this one */
+		if (noted[i].job_id == job_id && VARSIZE_ANY(noted[i].trace) == VARSIZE_ANY(trace) &&
+			memcmp(noted[i].trace, trace, VARSIZE_ANY(trace)) == 0)
+			return;
+	}
 	if (noted == NULL)
 		noted = MemoryContextAlloc(TopTransactionContext, MAX_NOTED * sizeof(NotedLink));
 	link = &noted[nnoted++];

@@ -1,7 +1,8 @@
 /*
  * history.c
  *		What is kept of attempts and jobs that have ended: the last errors of a job (J18), the
- *		history (idem.job_log), and the keys of until_expired (idem.job_keys).
+ *		history (idem.job_log), and the keys of until_expired (idem.job_keys).  A retry brings a
+ *		job of the history back.
  *
  * A number can occur twice if the sequence was set back, or if logical
  * replication has copied the rows but not the sequence.  An enqueue does not check
@@ -37,17 +38,6 @@
 
 #include "jobs/row/job.h"
 
-/* A long error is truncated, not refused: the job must be given back in any case */
-static char *
-clip_error(const text *error)
-{
-	int len = VARSIZE_ANY_EXHDR(error);
-
-	if (len > IDEM_MAX_ERROR_LEN)
-		len = pg_mbcliplen(VARDATA_ANY(error), len, IDEM_MAX_ERROR_LEN);
-	return pnstrdup(VARDATA_ANY(error), len);
-}
-
 /* The time as the list has it.  Such strings are in the order of the times. */
 static void
 encode_time(char *at, TimestampTz time)
@@ -57,12 +47,13 @@ encode_time(char *at, TimestampTz time)
 	JsonEncodeDateTime(at, TimestampTzGetDatum(time), TIMESTAMPTZOID, &utc);
 }
 
-/* A list with one entry.  error NULL: the worker gave none. */
-static Jsonb *
-make_list(int attempt, const text *error)
+/* J18: the list with an entry for this attempt.  errors NULL: no list yet; error NULL: none was given. */
+Jsonb *
+idem_history_add_error(Jsonb *errors, int attempt, const text *error)
 {
 	char at[MAXDATELEN + 1];
 	StringInfoData json;
+	Datum list;
 
 	encode_time(at, idem_clock_now());
 	initStringInfo(&json);
@@ -70,17 +61,16 @@ make_list(int attempt, const text *error)
 	if (error == NULL)
 		appendStringInfoString(&json, "null");
 	else
-		escape_json(&json, clip_error(error));
+	{
+		int len = VARSIZE_ANY_EXHDR(error);
+
+		/* a long error is truncated, not refused: the job must be given back in any case */
+		if (len > IDEM_MAX_ERROR_LEN)
+			len = pg_mbcliplen(VARDATA_ANY(error), len, IDEM_MAX_ERROR_LEN);
+		escape_json(&json, pnstrdup(VARDATA_ANY(error), len));
+	}
 	appendStringInfoString(&json, "}]");
-	return DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(json.data)));
-}
-
-/* J18: the list with an entry for this attempt; errors NULL: there is no list yet */
-Jsonb *
-idem_history_add_error(Jsonb *errors, int attempt, const text *error)
-{
-	Datum list = JsonbPGetDatum(make_list(attempt, error));
-
+	list = DirectFunctionCall1(jsonb_in, CStringGetDatum(json.data));
 	if (errors == NULL)
 		return DatumGetJsonbP(list);
 	list = DirectFunctionCall2(jsonb_concat, JsonbPGetDatum(errors), list);
@@ -136,34 +126,6 @@ is_first_in_statement(TimestampTz *last)
 	return first;
 }
 
-static void
-warn_replaced(IdemTable *table, int64 job_id)
-{
-	static TimestampTz last = 0;
-
-	if (is_first_in_statement(&last))
-		ereport(WARNING,
-				errmsg("a job replaced an older row with the same number"),
-				errdetail("Job " INT64_FORMAT " has ended, and idem.%s had a row of an earlier job with that number.",
-						  job_id, table->def->name),
-				errhint("The sequence idem.jobs_job_id_seq is behind the jobs; idem_doctor() shows how to correct it."));
-}
-
-/* J13: fetch or cleanup has skipped a job without attempts left that it could not make dead */
-static void
-warn_skipped(int64 job_id)
-{
-	static int64 last_job = 0;
-
-	if (job_id == last_job)
-		return;
-	last_job = job_id;
-	ereport(WARNING,
-			errmsg("a job without attempts left was skipped"),
-			errdetail("Another transaction is changing the row that idem.job_log has of an earlier job with the number " INT64_FORMAT ".", job_id),
-			errhint("The job becomes dead after that transaction has ended; idem_doctor() shows how to correct the sequence."));
-}
-
 /* J13: a job of the history was not retried, because a live job has its number */
 void
 idem_history_warn_in_use(int64 job_id)
@@ -179,98 +141,72 @@ idem_history_warn_in_use(int64 job_id)
 }
 
 /*
- * Delete the older row that has the primary key of the row written, if it still
- * exists (J13).  If another transaction is changing or has locked the older row: with
- * in_the_way NULL, wait for it; else set *in_the_way to it, and return false.
- */
-static bool
-make_room(IdemTable *table, IdemLookup *lookup, int64 job_id, TransactionId *in_the_way)
-{
-	bool wait = in_the_way == NULL;
-	IdemProbeResult probe;
-	TM_Result result;
-
-	idem_probe_latest(table, lookup, &probe);
-	if (probe.found == IDEM_FOUND_NONE)
-		return true;
-	if (probe.found == IDEM_FOUND_OPEN && wait)
-	{
-		idem_probe_wait(table, probe.xwait);
-		return true;
-	}
-	if (probe.found == IDEM_FOUND_OPEN)
-	{
-		*in_the_way = probe.xwait;
-		return false;
-	}
-	/* lock it first: a delete that does not wait refuses a row that this transaction has locked */
-	result = idem_table_lock_row(table, probe.row->tts_tid, LockTupleExclusive,
-								 wait ? LockWaitBlock : LockWaitSkip, probe.row);
-	if (result == TM_Ok && idem_table_delete(table, probe.row, true) == TM_Ok)
-		warn_replaced(table, job_id);
-	if (result != TM_WouldBlock)
-		return true;
-	*in_the_way = idem_row_locker(probe.row);
-	/* it may have ended since */
-	return !TransactionIdIsValid(*in_the_way);
-}
-
-/*
- * Insert the row; it replaces an older one with the same primary key
- * (J13).  Returns false if make_room() does.
+ * Insert the row of a job that has ended.  It replaces an older row with the same primary key (J13).
+ * If another transaction is changing or has locked the older row: with in_the_way NULL, wait for it;
+ * else set *in_the_way to it, and return false.
  */
 static bool
 insert_over(IdemTable *table, TupleTableSlot *new, IdemLookup *lookup, int64 job_id,
 			TransactionId *in_the_way)
 {
+	static TimestampTz last_warning = 0;
+
 	while (!idem_table_insert(table, new))
 	{
+		IdemProbeResult probe;
+		TM_Result result;
+
 		CHECK_FOR_INTERRUPTS();
-		if (!make_room(table, lookup, job_id, in_the_way))
+		idem_probe_latest(table, lookup, &probe);
+		if (probe.found == IDEM_FOUND_NONE)
+			continue;
+		if (probe.found == IDEM_FOUND_OPEN && in_the_way == NULL)
+		{
+			idem_probe_wait(table, probe.xwait);
+			continue;
+		}
+		if (probe.found == IDEM_FOUND_OPEN)
+		{
+			*in_the_way = probe.xwait;
 			return false;
+		}
+		/* lock it first: a delete that does not wait refuses a row that this transaction has locked */
+		result = idem_table_lock_row(table, probe.row->tts_tid, LockTupleExclusive,
+									 in_the_way == NULL ? LockWaitBlock : LockWaitSkip, probe.row);
+		if (result == TM_Ok && idem_table_delete(table, probe.row, true) == TM_Ok &&
+			is_first_in_statement(&last_warning))
+			ereport(WARNING,
+					errmsg("a job replaced an older row with the same number"),
+					errdetail("Job " INT64_FORMAT " has ended, and idem.%s had a row of an earlier job with that number.",
+							  job_id, table->def->name),
+					errhint("The sequence idem.jobs_job_id_seq is behind the jobs; idem_doctor() shows how to correct it."));
+		if (result == TM_WouldBlock)
+		{
+			*in_the_way = idem_row_locker(probe.row);
+			/* it may have ended since */
+			if (TransactionIdIsValid(*in_the_way))
+				return false;
+		}
 	}
 	return true;
 }
 
-/* Fill the row of the history for the job.  Every state but "done" can be retried. */
-static void
-fill_log(const IdemJob *job, const IdemEnd *end, int64 keep, TupleTableSlot *slot)
+/* Columns of one table that become columns of another one as they are */
+typedef struct ColumnPair
 {
-	TupleTableSlot *row = idem_job_row(job);
+	AttrNumber from;
+	AttrNumber to;
+} ColumnPair;
 
-	idem_row_copy_column(row, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_LOG_JOB_ID);
-	idem_row_set(slot, IDEM_JOB_LOG_ENDED_AT, TimestampTzGetDatum(end->at));
-	idem_row_set(slot, IDEM_JOB_LOG_EXPIRES_AT, TimestampTzGetDatum(end->at + keep));
-	idem_row_copy_column(row, IDEM_JOBS_ENQUEUED_AT, slot, IDEM_JOB_LOG_ENQUEUED_AT);
-	idem_row_copy_column(row, IDEM_JOBS_PRIORITY, slot, IDEM_JOB_LOG_PRIORITY);
-	idem_row_set(slot, IDEM_JOB_LOG_ATTEMPT,
-				 Int32GetDatum(job->attempt));
-	idem_row_copy_column(row, IDEM_JOBS_MAX_ATTEMPTS, slot, IDEM_JOB_LOG_MAX_ATTEMPTS);
-	idem_row_copy_column(row, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_LOG_KEY_UNTIL);
-	if (job->is_leased)
-		idem_row_set(slot, IDEM_JOB_LOG_STARTED_AT,
-					 TimestampTzGetDatum(idem_job_started_at(job)));
-	if (job->holds_key)
-		idem_row_set(slot, IDEM_JOB_LOG_TOOK_KEY, BoolGetDatum(true));
-	if (job->has_key)
-		idem_row_set(slot, IDEM_JOB_LOG_KEY_HASH, Int64GetDatum(job->holds_key ? job->key_hash : idem_jobrow_ignored_hash(job->key_hash)));
-	if (strcmp(end->state, "done") != 0)
-		idem_row_set(slot, IDEM_JOB_LOG_RETRYABLE, BoolGetDatum(true));
-	idem_row_set(slot, IDEM_JOB_LOG_STATE, CStringGetTextDatum(end->state));
-	idem_row_copy_column(row, IDEM_JOBS_QUEUE, slot, IDEM_JOB_LOG_QUEUE);
-	idem_row_copy_column(row, IDEM_JOBS_KEY, slot, IDEM_JOB_LOG_KEY);
-	idem_row_copy_column(row, IDEM_JOBS_WORKER, slot, IDEM_JOB_LOG_WORKER);
-	idem_row_copy_column(row, IDEM_JOBS_PAYLOAD, slot, IDEM_JOB_LOG_PAYLOAD);
-	idem_row_copy_column(row, IDEM_JOBS_HEADERS, slot, IDEM_JOB_LOG_HEADERS);
-	idem_row_copy_column(row, IDEM_JOBS_LINKS, slot, IDEM_JOB_LOG_LINKS);
-	if (end->errors != NULL)
-		idem_row_set(slot, IDEM_JOB_LOG_ERRORS, JsonbPGetDatum(end->errors));
-	else
-		idem_row_copy_column(row, IDEM_JOBS_ERRORS, slot, IDEM_JOB_LOG_ERRORS);
-	if (end->result != NULL)
-		idem_row_set(slot, IDEM_JOB_LOG_RESULT, JsonbPGetDatum(end->result));
-	idem_row_copy_column(row, IDEM_JOBS_PROGRESS, slot, IDEM_JOB_LOG_PROGRESS);
-}
+#define KEPT(column)                              \
+	{                                             \
+		IDEM_JOBS_##column, IDEM_JOB_LOG_##column \
+	}
+
+/* What the history keeps of a job, and what a retry brings back */
+static const ColumnPair kept_columns[] = {
+	KEPT(JOB_ID), KEPT(ENQUEUED_AT), KEPT(PRIORITY), KEPT(MAX_ATTEMPTS), KEPT(KEY_UNTIL),
+	KEPT(QUEUE), KEPT(KEY), KEPT(PAYLOAD), KEPT(HEADERS), KEPT(LINKS), KEPT(ERRORS), KEPT(PROGRESS)};
 
 /*
  * Write the job, which ends now, into the history, unless its queue keeps none.
@@ -282,19 +218,39 @@ bool
 idem_history_write(const IdemJob *job, const IdemQueue *queue, const IdemEnd *end,
 				   TransactionId *in_the_way)
 {
-	int64 keep = strcmp(end->state, "done") == 0 ? queue->keep : queue->keep_dead;
+	bool is_done = strcmp(end->state, "done") == 0;
+	int64 keep = is_done ? queue->keep : queue->keep_dead;
+	TupleTableSlot *row = idem_job_row(job);
 	IdemTable log;
 	IdemLookup lookup;
-	TupleTableSlot *slot;
+	TupleTableSlot *new;
 	bool written;
 
 	if (keep == 0)
 		return true;
 	idem_jobtable_open_log(&log, RowExclusiveLock);
-	slot = idem_table_new_row(&log);
-	fill_log(job, end, keep, slot);
+	new = idem_table_new_row(&log);
+	for (int i = 0; i < (int) lengthof(kept_columns); i++)
+		idem_row_copy_column(row, kept_columns[i].from, new, kept_columns[i].to);
+	idem_row_copy_column(row, IDEM_JOBS_WORKER, new, IDEM_JOB_LOG_WORKER);
+	idem_row_set(new, IDEM_JOB_LOG_ATTEMPT, Int32GetDatum(job->attempt));
+	idem_row_set(new, IDEM_JOB_LOG_ENDED_AT, TimestampTzGetDatum(end->at));
+	idem_row_set(new, IDEM_JOB_LOG_EXPIRES_AT, TimestampTzGetDatum(end->at + keep));
+	idem_row_set(new, IDEM_JOB_LOG_STATE, CStringGetTextDatum(end->state));
+	if (job->is_leased)
+		idem_row_set(new, IDEM_JOB_LOG_STARTED_AT, TimestampTzGetDatum(idem_job_started_at(job)));
+	if (job->holds_key)
+		idem_row_set(new, IDEM_JOB_LOG_TOOK_KEY, BoolGetDatum(true));
+	if (job->has_key)
+		idem_row_set(new, IDEM_JOB_LOG_KEY_HASH, Int64GetDatum(job->holds_key ? job->key_hash : idem_jobrow_ignored_hash(job->key_hash)));
+	if (!is_done)
+		idem_row_set(new, IDEM_JOB_LOG_RETRYABLE, BoolGetDatum(true));
+	if (end->errors != NULL)
+		idem_row_set(new, IDEM_JOB_LOG_ERRORS, JsonbPGetDatum(end->errors));
+	if (end->result != NULL)
+		idem_row_set(new, IDEM_JOB_LOG_RESULT, JsonbPGetDatum(end->result));
 	lookup = idem_jobtable_by_id(&log, job->job_id);
-	written = insert_over(&log, slot, &lookup, job->job_id, in_the_way);
+	written = insert_over(&log, new, &lookup, job->job_id, in_the_way);
 	idem_table_close(&log);
 	return written;
 }
@@ -326,27 +282,30 @@ has_job_id(TupleTableSlot *row, IdemLookup *lookup)
 void
 idem_history_keep_key(const IdemJob *job, const IdemEnd *end)
 {
+	static const ColumnPair columns[] = {
+		{IDEM_JOBS_KEY_HASH, IDEM_JOB_KEYS_KEY_HASH},
+		{IDEM_JOBS_KEY_UNTIL, IDEM_JOB_KEYS_EXPIRES_AT},
+		{IDEM_JOBS_JOB_ID, IDEM_JOB_KEYS_JOB_ID},
+		{IDEM_JOBS_QUEUE, IDEM_JOB_KEYS_QUEUE},
+		{IDEM_JOBS_KEY, IDEM_JOB_KEYS_KEY}};
 	TupleTableSlot *row = idem_job_row(job);
 	IdemTable keys;
 	IdemLookup lookup;
-	TupleTableSlot *slot;
+	TupleTableSlot *new;
 
 	if (idem_row_isnull(row, IDEM_JOBS_KEY_UNTIL) ||
 		idem_row_timestamp(row, IDEM_JOBS_KEY_UNTIL) <= end->at)
 		return;
 	idem_jobtable_open_keys(&keys, RowExclusiveLock);
-	slot = idem_table_new_row(&keys);
-	idem_row_copy_column(row, IDEM_JOBS_KEY_HASH, slot, IDEM_JOB_KEYS_KEY_HASH);
-	idem_row_copy_column(row, IDEM_JOBS_KEY_UNTIL, slot, IDEM_JOB_KEYS_EXPIRES_AT);
-	idem_row_copy_column(row, IDEM_JOBS_JOB_ID, slot, IDEM_JOB_KEYS_JOB_ID);
-	idem_row_copy_column(row, IDEM_JOBS_QUEUE, slot, IDEM_JOB_KEYS_QUEUE);
-	idem_row_copy_column(row, IDEM_JOBS_KEY, slot, IDEM_JOB_KEYS_KEY);
+	new = idem_table_new_row(&keys);
+	for (int i = 0; i < (int) lengthof(columns); i++)
+		idem_row_copy_column(row, columns[i].from, new, columns[i].to);
 	if (end->result != NULL)
-		idem_row_set(slot, IDEM_JOB_KEYS_RESULT, JsonbPGetDatum(end->result));
+		idem_row_set(new, IDEM_JOB_KEYS_RESULT, JsonbPGetDatum(end->result));
 	lookup = idem_jobtable_by_key(&keys, keys.pkey, job->key_hash);
 	lookup.matches = has_job_id;
 	lookup.key = &job->job_id;
-	(void) insert_over(&keys, slot, &lookup, job->job_id, NULL);
+	(void) insert_over(&keys, new, &lookup, job->job_id, NULL);
 	idem_table_close(&keys);
 }
 
@@ -384,6 +343,7 @@ IdemDeadOutcome
 idem_history_make_dead_if_spent(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
 								TransactionId *in_the_way)
 {
+	static int64 last_skipped = 0;
 	TransactionId changer;
 
 	if (!job->is_leased || !idem_job_has_no_attempts_left(job, queue))
@@ -395,7 +355,60 @@ idem_history_make_dead_if_spent(IdemTable *jobs, const IdemJob *job, const IdemQ
 		return IDEM_DEAD_MADE;
 	if (in_the_way != NULL)
 		*in_the_way = changer;
-	else
-		warn_skipped(job->job_id);
+	else if (job->job_id != last_skipped)
+	{
+		last_skipped = job->job_id;
+		ereport(WARNING,
+				errmsg("a job without attempts left was skipped"),
+				errdetail("Another transaction is changing the row that idem.job_log has of an earlier job with the number " INT64_FORMAT ".", job->job_id),
+				errhint("The job becomes dead after that transaction has ended; idem_doctor() shows how to correct the sequence."));
+	}
 	return IDEM_DEAD_SKIPPED;
+}
+
+/*
+ * Insert a job of the history, which has ended, into its queue again.  J7: this does not
+ * check whether another job of the key exists; if there is one, both run.  J8: a
+ * scheduled job that never held its key does not get it now.  J13: false if a live job has the
+ * number by now.
+ */
+bool
+idem_history_insert_again(IdemTable *jobs, TupleTableSlot *ended)
+{
+	TimestampTz now = idem_clock_now();
+	bool takes_key = idem_row_bool(ended, IDEM_JOB_LOG_TOOK_KEY);
+	text *queue = idem_row_text(ended, IDEM_JOB_LOG_QUEUE);
+	IdemQueueRef *ref = idem_queueref_get(queue);
+	text *key = idem_row_text(ended, IDEM_JOB_LOG_KEY);
+	int64 key_hash = key != NULL ? idem_hash_name(queue, key) : 0;
+	IdemPosition position = {
+		.priority = idem_row_int32(ended, IDEM_JOB_LOG_PRIORITY),
+		.run_at = now,
+		.job_id = idem_row_int64(ended, IDEM_JOB_LOG_JOB_ID)};
+	TupleTableSlot *new = idem_table_new_row(jobs);
+	bool inserted;
+
+	for (int i = 0; i < (int) lengthof(kept_columns); i++)
+		idem_row_copy_column(ended, kept_columns[i].to, new, kept_columns[i].from);
+	idem_row_set(new, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(now));
+	/* so that no earlier token matches (J11) */
+	idem_row_set(new, IDEM_JOBS_TOKEN, Int64GetDatum(idem_clock_next_token(0, now)));
+	if (key != NULL)
+		idem_jobrow_set_key(new, key, key_hash, takes_key);
+	if (takes_key)
+	{
+		/* for the places that enqueues skip; every lock that may block comes before (K5) */
+		idem_table_open_indexes(jobs);
+		idem_table_lock_toast(jobs);
+		idem_table_lock_hash(jobs, key_hash);
+	}
+	inserted = idem_table_insert(jobs, new);
+	if (takes_key)
+	{
+		idem_jobrow_note_place(ref, key_hash, &new->tts_tid);
+		idem_table_unlock_hash(jobs, key_hash);
+	}
+	if (inserted)
+		idem_jobrow_note_ready(ref, &position, now, false);
+	return inserted;
 }

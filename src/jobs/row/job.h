@@ -208,28 +208,39 @@ typedef struct IdemJobKey
 	text *scope; /* for the slot of the key */
 } IdemJobKey;
 
-/* What idem_job() returns about a job, live or in the history */
+/*
+ * A job, live or in the history, for those who keep it: copies in the memory context of the caller.
+ * NULL and 0 stand for what is not there.
+ */
 typedef struct IdemJobInfo
 {
+	/* set by idem_jobrow_copy() */
 	int64 job_id;
-	text *queue;
-	const char *state;
+	text *queue; /* the name in the settings of the queue: no copy */
 	text *key;
 	Jsonb *payload;
-	Jsonb *result;
 	int priority;
 	int attempt;
-	int max_attempts;
-	text *worker;
-	Jsonb *errors;
+	int max_attempts; /* of the job, or of its queue if the job has none */
+	TimestampTz enqueued_at;
 	Jsonb *headers;
 	Jsonb *links;
 	Jsonb *progress;
-	TimestampTz enqueued_at;
-	TimestampTz run_at;		 /* of a live job only */
-	TimestampTz started_at;	 /* 0: none */
-	TimestampTz lease_until; /* 0: none */
-	TimestampTz ended_at;	 /* 0: none */
+
+	/* what idem_job() returns besides */
+	const char *state;
+	Jsonb *result;
+	text *worker;
+	Jsonb *errors;
+	TimestampTz run_at; /* of a live job only */
+	TimestampTz started_at;
+	TimestampTz lease_until;
+	TimestampTz ended_at;
+
+	/* what a fetch returns besides */
+	int64 token;
+	TimestampTz due_since; /* S5 */
+	XLogRecPtr lsn;		   /* WAL position that a replica waits for (J10) */
 } IdemJobInfo;
 
 /* jobtable.c */
@@ -275,6 +286,7 @@ extern void idem_jobrow_note_place(IdemQueueRef *ref, int64 key_hash, ItemPointe
 extern void idem_jobrow_store(IdemTable *jobs, const IdemJob *job, TupleTableSlot *new,
 							  IdemQueueRef *ref, IdemChange change);
 extern bool idem_jobrow_find(IdemTable *jobs, int64 job_id, IdemJob *job, IdemQueue *queue);
+extern void idem_jobrow_copy(const IdemJob *job, const IdemQueue *queue, IdemJobInfo *info);
 
 /* queuestore.c */
 extern const IdemTableDef idem_queuestore_def;
@@ -310,6 +322,7 @@ extern bool idem_history_write(const IdemJob *job, const IdemQueue *queue, const
 extern bool idem_history_move(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
 							  const IdemEnd *end, TransactionId *in_the_way);
 extern void idem_history_keep_key(const IdemJob *job, const IdemEnd *end);
+extern bool idem_history_insert_again(IdemTable *jobs, TupleTableSlot *ended);
 extern void idem_history_warn_in_use(int64 job_id);
 
 extern bool idem_history_make_dead(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, text *error,
@@ -319,7 +332,6 @@ extern IdemDeadOutcome idem_history_make_dead_if_spent(IdemTable *jobs, const Id
 
 /* jobstore.c */
 extern bool idem_jobstore_cancel(IdemTable *jobs, int64 job_id);
-extern bool idem_jobstore_insert_again(IdemTable *jobs, TupleTableSlot *ended);
 extern bool idem_jobstore_retry(IdemTable *jobs, int64 job_id);
 extern bool idem_jobstore_get(IdemTable *jobs, int64 job_id, IdemJobInfo *info);
 extern int idem_jobstore_cancel_by_key(IdemTable *jobs, const IdemJobKey *key);

@@ -206,6 +206,26 @@ idem_jobrow_find(IdemTable *jobs, int64 job_id, IdemJob *job, IdemQueue *queue)
 	return true;
 }
 
+/* Copy what both a fetch and idem_job() return of a live job; queue: the settings of its queue */
+void
+idem_jobrow_copy(const IdemJob *job, const IdemQueue *queue, IdemJobInfo *info)
+{
+	TupleTableSlot *row = idem_job_row(job);
+
+	*info = (IdemJobInfo){
+		.job_id = job->job_id,
+		.queue = queue->name,
+		.key = idem_row_text(row, IDEM_JOBS_KEY),
+		.payload = idem_row_jsonb(row, IDEM_JOBS_PAYLOAD),
+		.priority = job->priority,
+		.attempt = job->attempt,
+		.max_attempts = idem_job_max_attempts(job, queue),
+		.enqueued_at = job->enqueued_at,
+		.headers = idem_row_jsonb(row, IDEM_JOBS_HEADERS),
+		.links = idem_row_jsonb(row, IDEM_JOBS_LINKS),
+		.progress = idem_row_jsonb(row, IDEM_JOBS_PROGRESS)};
+}
+
 /* A key with more entries in the index may have many jobs that have ended: do not read them all */
 #define MAX_FOLLOWERS 32
 
@@ -321,24 +341,37 @@ idem_jobrow_note_copied(const IdemJob *job)
 }
 
 /*
- * Note, for fetches, the follow-up jobs of a job that has ended; touched.c wakes waiters.  Returns
- * false if there may be more: the key has many entries in the index.  A job that another
- * transaction is moving in the index may be missed: that transaction notes its new position, and
- * every fetch that looks at it there finds that the job before it has ended.
+ * J14, A2, A5: this transaction has deleted the job.  If it commits, follow-up jobs (J4), which have
+ * the same key, can be fetched: note them for fetches; touched.c wakes waiters.
  */
-static bool
-note_followers(IdemTable *jobs, const IdemJob *job, IdemQueueRef *ref)
+void
+idem_jobrow_note_end(IdemTable *jobs, const IdemJob *job, IdemQueueRef *ref)
 {
 	Datum value = Int64GetDatum(job->key_hash);
+	IdemLeafStart start = {.values = &value, .n = 1, .nequal = 1};
+	IdemSkips *skips;
 	IdemLeafWalk walk;
 	SnapshotData dirty;
-	int n = 0;
+	int nentries = 0;
 
+	idem_touched_done(ref, job->holds_key, idem_job_was_fetched_here(job));
+	idem_jobrow_note_unfetched(job);
+	idem_touched_end(idem_waiters_job(job->job_id));
+	if (!job->holds_key)
+		return;
+	skips = idem_queueref_skips(ref);
+	if (!idem_skips_has_blocked(skips))
+		return;
+
+	/*
+	 * A job that another transaction is moving in the index may be missed: that transaction notes its
+	 * new position, and every fetch that looks at it there finds that the job before it has ended.
+	 */
 	InitDirtySnapshot(dirty);
-	idem_leaf_begin(&walk, jobs, idem_jobtable_key_index(jobs), &dirty, &(IdemLeafStart){.values = &value, .n = 1, .nequal = 1});
-	while (n <= MAX_FOLLOWERS && idem_leaf_next(&walk))
+	idem_leaf_begin(&walk, jobs, idem_jobtable_key_index(jobs), &dirty, &start);
+	while (nentries <= MAX_FOLLOWERS && idem_leaf_next(&walk))
 	{
-		n++;
+		nentries++;
 		do
 		{
 			IdemJob follower;
@@ -354,25 +387,7 @@ note_followers(IdemTable *jobs, const IdemJob *job, IdemQueueRef *ref)
 		} while (walk.again);
 	}
 	idem_leaf_end(&walk);
-	return n <= MAX_FOLLOWERS;
-}
-
-/*
- * J14, A2, A5: this transaction has deleted the job, so its follow-up jobs (J4), which
- * have the same key, can be fetched if it commits.
- */
-void
-idem_jobrow_note_end(IdemTable *jobs, const IdemJob *job, IdemQueueRef *ref)
-{
-	IdemSkips *skips;
-
-	idem_touched_done(ref, job->holds_key, idem_job_was_fetched_here(job));
-	idem_jobrow_note_unfetched(job);
-	idem_touched_end(idem_waiters_job(job->job_id));
-	if (!job->holds_key)
-		return;
-	skips = idem_queueref_skips(ref);
-	if (idem_skips_has_blocked(skips) &&
-		!note_followers(jobs, job, ref))
+	/* there may be more of them */
+	if (nentries > MAX_FOLLOWERS)
 		idem_skips_drop_blocked(skips);
 }

@@ -48,65 +48,6 @@ idem_jobstore_cancel(IdemTable *jobs, int64 job_id)
 	return true;
 }
 
-/*
- * Insert a job of the history, which has ended, into its queue again.  J7: this does not
- * check whether another job of the key exists; if there is one, both run.  J8: a
- * scheduled job that never held its key does not get it now.  J13: false if a live job has the
- * number by now.
- */
-bool
-idem_jobstore_insert_again(IdemTable *jobs, TupleTableSlot *ended)
-{
-	TimestampTz now = idem_clock_now();
-	bool takes_key = idem_row_bool(ended, IDEM_JOB_LOG_TOOK_KEY);
-	text *queue = idem_row_text(ended, IDEM_JOB_LOG_QUEUE);
-	IdemQueueRef *ref = idem_queueref_get(queue);
-	text *key = idem_row_text(ended, IDEM_JOB_LOG_KEY);
-	int64 key_hash = key != NULL ? idem_hash_name(queue, key) : 0;
-	TupleTableSlot *slot = idem_table_new_row(jobs);
-	bool inserted;
-
-	idem_row_copy_column(ended, IDEM_JOB_LOG_JOB_ID, slot, IDEM_JOBS_JOB_ID);
-	idem_row_set(slot, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(now));
-	idem_row_copy_column(ended, IDEM_JOB_LOG_ENQUEUED_AT, slot, IDEM_JOBS_ENQUEUED_AT);
-	idem_row_copy_column(ended, IDEM_JOB_LOG_PRIORITY, slot, IDEM_JOBS_PRIORITY);
-	idem_row_copy_column(ended, IDEM_JOB_LOG_QUEUE, slot, IDEM_JOBS_QUEUE);
-	idem_row_copy_column(ended, IDEM_JOB_LOG_PAYLOAD, slot, IDEM_JOBS_PAYLOAD);
-	idem_row_copy_column(ended, IDEM_JOB_LOG_MAX_ATTEMPTS, slot, IDEM_JOBS_MAX_ATTEMPTS);
-	idem_row_copy_column(ended, IDEM_JOB_LOG_KEY_UNTIL, slot, IDEM_JOBS_KEY_UNTIL);
-	idem_row_copy_column(ended, IDEM_JOB_LOG_HEADERS, slot, IDEM_JOBS_HEADERS);
-	idem_row_copy_column(ended, IDEM_JOB_LOG_LINKS, slot, IDEM_JOBS_LINKS);
-	idem_row_copy_column(ended, IDEM_JOB_LOG_ERRORS, slot, IDEM_JOBS_ERRORS);
-	idem_row_copy_column(ended, IDEM_JOB_LOG_PROGRESS, slot, IDEM_JOBS_PROGRESS);
-	/* so that no earlier token matches (J11) */
-	idem_row_set(slot, IDEM_JOBS_TOKEN, Int64GetDatum(idem_clock_next_token(0, now)));
-	if (key != NULL)
-		idem_jobrow_set_key(slot, key, key_hash, takes_key);
-	if (takes_key)
-	{
-		/* for the places that enqueues skip; every lock that may block comes before (K5) */
-		idem_table_open_indexes(jobs);
-		idem_table_lock_toast(jobs);
-		idem_table_lock_hash(jobs, key_hash);
-	}
-	inserted = idem_table_insert(jobs, slot);
-	if (takes_key)
-	{
-		idem_jobrow_note_place(ref, key_hash, &slot->tts_tid);
-		idem_table_unlock_hash(jobs, key_hash);
-	}
-	if (inserted)
-	{
-		IdemPosition position = {
-			.priority = idem_row_int32(ended, IDEM_JOB_LOG_PRIORITY),
-			.run_at = now,
-			.job_id = idem_row_int64(ended, IDEM_JOB_LOG_JOB_ID)};
-
-		idem_jobrow_note_ready(ref, &position, now, false);
-	}
-	return inserted;
-}
-
 /* Retry a job that is dead or cancelled; false if there is no such job in the history */
 bool
 idem_jobstore_retry(IdemTable *jobs, int64 job_id)
@@ -133,7 +74,7 @@ idem_jobstore_retry(IdemTable *jobs, int64 job_id)
 	} while (found && !removed);
 	if (removed)
 	{
-		if (!idem_jobstore_insert_again(jobs, probe.row))
+		if (!idem_history_insert_again(jobs, probe.row))
 			ereport(ERROR,
 					errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 					errmsg("number of the job is in use again"),
@@ -164,40 +105,13 @@ find_visible(IdemTable *table, int64 job_id, AttrNumber queue_attno, IdemQueue *
 	return row;
 }
 
-static void
-read_job(IdemTable *jobs, TupleTableSlot *row, const IdemQueue *queue, IdemJobInfo *info)
-{
-	IdemJob job;
-
-	idem_job_read(&job, row);
-	memset(info, 0, sizeof(*info));
-	info->job_id = job.job_id;
-	info->queue = queue->name;
-	info->state = idem_jobrow_state_words[idem_jobrow_state(jobs, &job, GetActiveSnapshot(),
-															idem_clock_now())];
-	info->key = idem_row_text(row, IDEM_JOBS_KEY);
-	info->payload = idem_row_jsonb(row, IDEM_JOBS_PAYLOAD);
-	info->priority = job.priority;
-	info->attempt = job.attempt;
-	info->max_attempts = idem_job_max_attempts(&job, queue);
-	info->worker = idem_row_text(row, IDEM_JOBS_WORKER);
-	info->errors = idem_row_jsonb(row, IDEM_JOBS_ERRORS);
-	info->headers = idem_row_jsonb(row, IDEM_JOBS_HEADERS);
-	info->links = idem_row_jsonb(row, IDEM_JOBS_LINKS);
-	info->progress = idem_row_jsonb(row, IDEM_JOBS_PROGRESS);
-	info->enqueued_at = job.enqueued_at;
-	info->run_at = job.run_at;
-	info->started_at = idem_job_started_at(&job);
-	info->lease_until = job.lease_until;
-}
-
 /* Read a row of the history; queue: the settings of its queue */
 static void
 read_log(TupleTableSlot *row, const IdemQueue *queue, IdemJobInfo *info)
 {
 	int max_attempts = idem_row_int32(row, IDEM_JOB_LOG_MAX_ATTEMPTS);
 
-	memset(info, 0, sizeof(*info));
+	*info = (IdemJobInfo){0};
 	info->job_id = idem_row_int64(row, IDEM_JOB_LOG_JOB_ID);
 	info->queue = queue->name;
 	info->state = text_to_cstring(idem_row_text(row, IDEM_JOB_LOG_STATE));
@@ -227,7 +141,18 @@ idem_jobstore_get(IdemTable *jobs, int64 job_id, IdemJobInfo *info)
 
 	if (row != NULL)
 	{
-		read_job(jobs, row, &queue, info);
+		IdemJob job;
+		IdemJobState state;
+
+		idem_job_read(&job, row);
+		idem_jobrow_copy(&job, &queue, info);
+		state = idem_jobrow_state(jobs, &job, GetActiveSnapshot(), idem_clock_now());
+		info->state = idem_jobrow_state_words[state];
+		info->worker = idem_row_text(row, IDEM_JOBS_WORKER);
+		info->errors = idem_row_jsonb(row, IDEM_JOBS_ERRORS);
+		info->run_at = job.run_at;
+		info->started_at = idem_job_started_at(&job);
+		info->lease_until = job.lease_until;
 		return true;
 	}
 	idem_jobtable_open_log(&log, AccessShareLock);

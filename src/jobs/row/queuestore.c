@@ -91,28 +91,6 @@ get_word(TupleTableSlot *row, AttrNumber attno, const char *name, const char *co
 	return word == NULL ? 0 : idem_queuestore_word(word, name, words);
 }
 
-static void
-read_settings(TupleTableSlot *row, IdemQueue *queue)
-{
-	queue->owner = idem_row_oid(row, IDEM_QUEUES_OWNER);
-	queue->paused = !idem_row_isnull(row, IDEM_QUEUES_PAUSED_AT);
-	queue->policy.dedup = get_word(row, IDEM_QUEUES_DEDUP, "dedup", idem_dedup_words);
-	queue->policy.on_duplicate =
-		get_word(row, IDEM_QUEUES_ON_DUPLICATE, "on_duplicate", idem_on_duplicate_words);
-	queue->policy.rerun =
-		get_word(row, IDEM_QUEUES_IF_RUNNING, "if_running", idem_if_running_words) != 0;
-	get_span(row, IDEM_QUEUES_KEY_TTL, &queue->policy.key_ttl);
-	queue->policy.include_scheduled = idem_row_bool(row, IDEM_QUEUES_INCLUDE_SCHEDULED);
-	get_span(row, IDEM_QUEUES_DEBOUNCE_MAX, &queue->debounce_max);
-	get_span(row, IDEM_QUEUES_LEASE, &queue->lease);
-	if (!idem_row_isnull(row, IDEM_QUEUES_MAX_ATTEMPTS))
-		queue->max_attempts = idem_row_int32(row, IDEM_QUEUES_MAX_ATTEMPTS);
-	get_span(row, IDEM_QUEUES_BACKOFF, &queue->backoff);
-	get_span(row, IDEM_QUEUES_BACKOFF_MAX, &queue->backoff_max);
-	get_span(row, IDEM_QUEUES_KEEP, &queue->keep);
-	get_span(row, IDEM_QUEUES_KEEP_DEAD, &queue->keep_dead);
-}
-
 /* Read the settings of a queue, with the default for each one not declared */
 static void
 read_queue(text *name, IdemQueue *queue)
@@ -131,7 +109,25 @@ read_queue(text *name, IdemQueue *queue)
 	idem_table_open(&table, &idem_queuestore_def, AccessShareLock);
 	row = find_queue(&table, name);
 	if (row != NULL)
-		read_settings(row, queue);
+	{
+		queue->owner = idem_row_oid(row, IDEM_QUEUES_OWNER);
+		queue->paused = !idem_row_isnull(row, IDEM_QUEUES_PAUSED_AT);
+		queue->policy.dedup = get_word(row, IDEM_QUEUES_DEDUP, "dedup", idem_dedup_words);
+		queue->policy.on_duplicate =
+			get_word(row, IDEM_QUEUES_ON_DUPLICATE, "on_duplicate", idem_on_duplicate_words);
+		queue->policy.rerun =
+			get_word(row, IDEM_QUEUES_IF_RUNNING, "if_running", idem_if_running_words) != 0;
+		get_span(row, IDEM_QUEUES_KEY_TTL, &queue->policy.key_ttl);
+		queue->policy.include_scheduled = idem_row_bool(row, IDEM_QUEUES_INCLUDE_SCHEDULED);
+		get_span(row, IDEM_QUEUES_DEBOUNCE_MAX, &queue->debounce_max);
+		get_span(row, IDEM_QUEUES_LEASE, &queue->lease);
+		if (!idem_row_isnull(row, IDEM_QUEUES_MAX_ATTEMPTS))
+			queue->max_attempts = idem_row_int32(row, IDEM_QUEUES_MAX_ATTEMPTS);
+		get_span(row, IDEM_QUEUES_BACKOFF, &queue->backoff);
+		get_span(row, IDEM_QUEUES_BACKOFF_MAX, &queue->backoff_max);
+		get_span(row, IDEM_QUEUES_KEEP, &queue->keep);
+		get_span(row, IDEM_QUEUES_KEEP_DEAD, &queue->keep_dead);
+	}
 	idem_table_close(&table);
 }
 
