@@ -6,7 +6,6 @@
 
 #include <limits.h>
 
-#include "miscadmin.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
 

@@ -15,7 +15,6 @@
  */
 #include "postgres.h"
 
-#include "mb/pg_wchar.h"
 #include "port/pg_bswap.h"
 
 #include "idem.h"

@@ -4,9 +4,6 @@
  */
 #include "postgres.h"
 
-#include "miscadmin.h"
-#include "storage/ipc.h"
-
 #include "cleanup/cleanup.h"
 #include "keys/keys.h"
 #include "stats/stats.h"

@@ -42,11 +42,16 @@
 #include "table/table.h"
 #include "wake/wake.h"
 
+/* The transaction or a subtransaction has touched what others may wait for, and its locks go next */
+static bool may_wake = false;
+
 /* The transaction has ended, but holds its locks */
 static void
 end_transaction(bool is_commit, bool is_prepare)
 {
 	bool is_abort = !is_commit && !is_prepare;
+
+	may_wake |= idem_queueref_used != NULL || (idem_fn_at_end & IDEM_AT_END_WAKE);
 
 	/* an error may have left tables open, and the server releases the pages that they have pinned */
 	if (is_abort)
@@ -60,7 +65,8 @@ end_transaction(bool is_commit, bool is_prepare)
 	/* count what was pending, and unpin the entries: nothing is counted and no entry used after this */
 	idem_counters_end_transaction(!is_abort);
 	/* a prepared transaction wakes no session: those that wait look once per second */
-	idem_touched_end_transaction(is_commit, is_abort);
+	if (may_wake)
+		idem_touched_end_transaction(is_commit, is_abort);
 	/* other sessions see its ticks: tell the launcher */
 	if (idem_fn_at_end & IDEM_AT_END_TICK)
 		idem_schedulestore_end_transaction(is_commit);
@@ -120,6 +126,7 @@ at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId pa
 			idem_fetchstore_forget();
 		idem_counters_abort_sub(subid);
 		idem_touched_abort_sub(subid);
+		may_wake = true;
 	}
 	idem_unfinished_end_sub(subid, parent, event == SUBXACT_EVENT_COMMIT_SUB);
 	if (idem_fn_at_end & IDEM_AT_END_LINKS)
@@ -133,8 +140,11 @@ at_subxact_event(SubXactEvent event, SubTransactionId subid, SubTransactionId pa
 static void
 at_release(ResourceReleasePhase phase, bool is_commit, bool is_top_level, void *arg)
 {
-	if (phase == RESOURCE_RELEASE_AFTER_LOCKS)
-		idem_touched_wake(is_commit, is_top_level);
+	if (phase != RESOURCE_RELEASE_AFTER_LOCKS || !may_wake)
+		return;
+	idem_touched_wake(is_commit, is_top_level);
+	if (is_top_level)
+		may_wake = false;
 }
 
 /* The library is loaded */

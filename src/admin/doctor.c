@@ -8,8 +8,6 @@
 
 #include "access/table.h"
 #include "catalog/namespace.h"
-#include "catalog/pg_type.h"
-#include "utils/builtins.h"
 #include "utils/lsyscache.h"
 
 #include "keys/keys.h"

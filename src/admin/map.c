@@ -10,20 +10,14 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
-#include "access/tableam.h"
 #include "access/xlog.h"
-#include "catalog/pg_type.h"
 #include "commands/dbcommands.h"
-#include "miscadmin.h"
-#include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/multirangetypes.h"
 #include "utils/snapmgr.h"
-#include "utils/typcache.h"
 
 #include "jobs/row/job.h"
 #include "keys/keys.h"

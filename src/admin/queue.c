@@ -9,8 +9,6 @@
  */
 #include "postgres.h"
 
-#include "catalog/pg_type.h"
-
 #include "schedules/schedules.h"
 
 /* idem_queue_set() counts at most this many jobs */

@@ -11,7 +11,6 @@
 #include "access/detoast.h"
 #include "lib/stringinfo.h"
 #include "utils/array.h"
-#include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/timestamp.h"
 

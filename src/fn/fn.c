@@ -10,7 +10,6 @@
  */
 #include "postgres.h"
 
-#include "miscadmin.h"
 #include "utils/lsyscache.h"
 
 #include "fn/fn.h"

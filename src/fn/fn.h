@@ -100,7 +100,8 @@ enum IdemAtEnd
 	IDEM_AT_END_LINKS = 0x01, /* write links to traces */
 	IDEM_AT_END_WALK = 0x02,  /* forget a walk over a queue, and the owner of ranges */
 	IDEM_AT_END_TICK = 0x04,  /* tell the launcher of a tick */
-	IDEM_AT_END_JOB = 0x08	  /* forget the job that idem_work() runs */
+	IDEM_AT_END_JOB = 0x08,	  /* forget the job that idem_work() runs */
+	IDEM_AT_END_WAKE = 0x10	  /* wake sessions that wait for a job or a key */
 };
 
 /* fn.c */

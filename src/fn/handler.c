@@ -9,9 +9,7 @@
 
 #include "catalog/objectaccess.h"
 #include "catalog/pg_proc.h"
-#include "catalog/pg_type.h"
 #include "funcapi.h"
-#include "miscadmin.h"
 #include "pgstat.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"

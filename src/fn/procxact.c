@@ -12,7 +12,6 @@
 
 #include "access/xact.h"
 #include "executor/spi.h"
-#include "miscadmin.h"
 #include "pgstat.h"
 #include "utils/memutils.h"
 #include "utils/portal.h"

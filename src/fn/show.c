@@ -11,10 +11,7 @@
  */
 #include "postgres.h"
 
-#include "catalog/pg_type.h"
 #include "lib/stringinfo.h"
-#include "mb/pg_wchar.h"
-#include "utils/builtins.h"
 
 #include "fn/fn.h"
 

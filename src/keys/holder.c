@@ -8,10 +8,7 @@
  */
 #include "postgres.h"
 
-#include "access/tableam.h"
 #include "access/xact.h"
-#include "miscadmin.h"
-#include "utils/acl.h"
 
 #include "keys/keys.h"
 

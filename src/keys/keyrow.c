@@ -18,7 +18,6 @@
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "miscadmin.h"
 #include "port/pg_bitutils.h"
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"

@@ -48,9 +48,6 @@
 #include "postgres.h"
 
 #include "access/heaptoast.h"
-#include "miscadmin.h"
-#include "storage/bufmgr.h"
-#include "storage/latch.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 

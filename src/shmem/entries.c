@@ -31,9 +31,6 @@
 #include "common/hashfn.h"
 #include "common/pg_prng.h"
 #include "lib/ilist.h"
-#include "miscadmin.h"
-#include "storage/lwlock.h"
-#include "storage/shmem.h"
 #include "utils/timestamp.h"
 
 #include "shmem/shmem.h"

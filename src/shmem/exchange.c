@@ -11,12 +11,6 @@
  */
 #include "postgres.h"
 
-#include "mb/pg_wchar.h"
-#include "miscadmin.h"
-#include "storage/latch.h"
-#include "storage/lwlock.h"
-#include "storage/proc.h"
-
 #include "shmem/shmem.h"
 
 typedef struct Exchange

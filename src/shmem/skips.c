@@ -21,8 +21,6 @@
  */
 #include "postgres.h"
 
-#include "datatype/timestamp.h"
-
 #include "shmem/shmem.h"
 
 /* Bits of IdemSkips.flags */

@@ -22,13 +22,6 @@
 #include "postgres.h"
 
 #include "lib/ilist.h"
-#include "miscadmin.h"
-#include "port/atomics.h"
-#include "storage/latch.h"
-#include "storage/lwlock.h"
-#include "storage/proc.h"
-#include "storage/shmem.h"
-#include "storage/spin.h"
 
 #include "shmem/shmem.h"
 

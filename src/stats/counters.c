@@ -32,9 +32,7 @@
 
 #include "access/xact.h"
 #include "lib/stringinfo.h"
-#include "miscadmin.h"
 #include "pgstat.h"
-#include "port/atomics.h"
 #include "port/pg_bitutils.h"
 #include "port/pg_crc32c.h"
 #include "storage/fd.h"
@@ -260,7 +258,8 @@ idem_counters_end_transaction(bool counts)
 {
 	if (counts)
 		count_pending();
-	idem_queueref_unpin_all();
+	if (idem_queueref_used != NULL)
+		idem_queueref_unpin_all();
 	is_buffering = false;
 	memset(buffered, 0, sizeof(buffered));
 }

@@ -8,15 +8,10 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
 #include "catalog/namespace.h"
-#include "catalog/pg_type.h"
 #include "lib/stringinfo.h"
-#include "mb/pg_wchar.h"
-#include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/backend_status.h"
-#include "utils/builtins.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 

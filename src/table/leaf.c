@@ -25,9 +25,7 @@
 
 #include "access/relscan.h"
 #include "access/transam.h"
-#include "miscadmin.h"
 #include "pgstat.h"
-#include "storage/bufmgr.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 

@@ -9,10 +9,8 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
 #include "access/stratnum.h"
 #include "access/xact.h"
-#include "miscadmin.h"
 #include "utils/snapmgr.h"
 
 #include "table/table.h"

@@ -7,12 +7,9 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
-#include "access/multixact.h"
 #include "access/subtrans.h"
 #include "access/xact.h"
 #include "access/xlog.h"
-#include "storage/bufmgr.h"
-#include "storage/procarray.h"
 
 #include "table/table.h"
 

@@ -19,7 +19,6 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
 #include "access/transam.h"
 #include "access/xact.h"
 #include "catalog/pg_type.h"
@@ -28,7 +27,6 @@
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/multirangetypes.h"
-#include "utils/rangetypes.h"
 #include "utils/snapmgr.h"
 #include "utils/typcache.h"
 

@@ -45,7 +45,6 @@
 #include "catalog/pg_am.h"
 #include "catalog/pg_publication.h"
 #include "executor/executor.h"
-#include "miscadmin.h"
 #include "utils/datum.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"

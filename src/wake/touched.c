@@ -20,12 +20,11 @@
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "storage/ipc.h"
-#include "storage/proc.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
 #include "utils/timestamp.h"
 
+#include "fn/fn.h"
 #include "wake/wake.h"
 
 /* A transaction that touches more queues, jobs or keys than this wakes all waiters */
@@ -200,6 +199,7 @@ idem_touched_end(uint64 subject)
 		max_ends = size;
 	}
 	ends[nends++] = subject;
+	idem_fn_at_end |= IDEM_AT_END_WAKE;
 }
 
 /* A2: the transaction has committed, and other sessions see that */

@@ -13,8 +13,6 @@
 #include "access/twophase.h"
 #include "access/xact.h"
 #include "access/xlog.h"
-#include "mb/pg_wchar.h"
-#include "miscadmin.h"
 #include "storage/lock.h"
 #include "utils/datum.h"
 #include "utils/snapmgr.h"

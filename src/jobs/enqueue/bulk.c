@@ -19,7 +19,6 @@
 #include "postgres.h"
 
 #include "catalog/pg_collation.h"
-#include "miscadmin.h"
 #include "storage/lock.h"
 #include "utils/memutils.h"
 #include "utils/varlena.h"

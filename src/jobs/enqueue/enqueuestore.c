@@ -24,8 +24,6 @@
 #include "postgres.h"
 
 #include "access/heaptoast.h"
-#include "miscadmin.h"
-#include "storage/procarray.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 

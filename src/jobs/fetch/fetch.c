@@ -6,7 +6,6 @@
 
 #include "access/xact.h"
 #include "common/pg_prng.h"
-#include "miscadmin.h"
 #include "utils/pg_lsn.h"
 
 #include "jobs/fetch/fetch.h"

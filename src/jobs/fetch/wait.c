@@ -7,10 +7,7 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
-#include "catalog/pg_type.h"
 #include "funcapi.h"
-#include "utils/builtins.h"
 
 #include "jobs/fetch/fetch.h"
 

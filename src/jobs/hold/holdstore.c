@@ -15,7 +15,6 @@
 #include "postgres.h"
 
 #include "common/pg_prng.h"
-#include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 #include "jobs/hold/hold.h"

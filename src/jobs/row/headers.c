@@ -24,8 +24,6 @@
 
 #include "access/xact.h"
 #include "catalog/pg_collation.h"
-#include "miscadmin.h"
-#include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 #include "utils/json.h"
 #include "utils/memutils.h"

@@ -18,8 +18,6 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
-#include "access/tableam.h"
 #include "utils/snapmgr.h"
 
 #include "jobs/row/job.h"

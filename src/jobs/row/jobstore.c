@@ -7,10 +7,7 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
 #include "lib/binaryheap.h"
-#include "miscadmin.h"
-#include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
