@@ -9,6 +9,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "pgstat.h"
 
 #include "keys/keys.h"
 
@@ -123,7 +124,8 @@ idem_key_facts(PG_FUNCTION_ARGS)
 
 	idem_keyrow_open(&table, AccessShareLock);
 	open = table_slot_create(table.heap, NULL);
-	idem_holders_refresh();
+	/* the server keeps its list of processes until the transaction ends: read it anew */
+	pgstat_clear_backend_activity_snapshot();
 	while (!look_at_key(&fact, &table, open, &key))
 		CHECK_FOR_INTERRUPTS();
 	ExecDropSingleTupleTableSlot(open);

@@ -27,16 +27,6 @@
 #include "stats/stats.h"
 
 /*
- * Read the list of processes anew.  The server keeps a copy of it until the transaction ends,
- * where later transactions are missing.
- */
-void
-idem_holders_refresh(void)
-{
-	pgstat_clear_backend_activity_snapshot();
-}
-
-/*
  * Say which process runs the transaction, or has this number; false if there is none.  H3: the
  * caller may see what it may see in pg_stat_activity.
  */
@@ -147,7 +137,7 @@ idem_holders_put(IdemAnswer *answer, const char *fact, const char *does, Transac
 			if (!TransactionIdIsInProgress(xid))
 				return false;
 			/* it began after the list of processes was read */
-			idem_holders_refresh();
+			pgstat_clear_backend_activity_snapshot();
 			if (!set_process(answer, xid, 0) && !set_prepared(answer, xid))
 				idem_answer_string(answer, Anum_idem_job_facts_holder, "hidden");
 		}

@@ -25,7 +25,6 @@ extern void idem_counters_log_duplicate(const char *kind, const char *outcome,
 										const text *name_space, const text *key);
 
 /* holders.c */
-extern void idem_holders_refresh(void);
 extern bool idem_holders_put(IdemAnswer *answer, const char *fact, const char *does,
 							 TransactionId xid, int pid);
 extern bool idem_holders_may_read(const char *view);

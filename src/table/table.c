@@ -57,17 +57,6 @@
 /* Caches of the tables that this session has looked up */
 static IdemTableCache *caches = NULL;
 
-static bool
-has_index(const IdemTableCache *cache, Oid oid)
-{
-	for (int i = 0; i < cache->nindexes; i++)
-	{
-		if (cache->indexes[i].oid == oid)
-			return true;
-	}
-	return cache->pkey.oid == oid;
-}
-
 /*
  * Relcache callback: look the table up by name and check it again.  A function that
  * has it open goes on with what it has, like any statement: it holds a lock on the
@@ -83,8 +72,13 @@ invalidate_table(Datum arg, Oid relid)
 			cache->relid = InvalidOid;
 			cache->version++;
 		}
-		if (!OidIsValid(cache->relid) || has_index(cache, relid))
+		if (!OidIsValid(cache->relid) || relid == cache->pkey.oid)
 			cache->is_checked = false;
+		for (int i = 0; i < cache->nindexes; i++)
+		{
+			if (relid == cache->indexes[i].oid)
+				cache->is_checked = false;
+		}
 	}
 }
 
@@ -293,18 +287,6 @@ get_index_info(IdemTable *table, int i)
 	return index->info;
 }
 
-/* No more entries for this index in this call */
-static void
-end_inserts(IdemTable *table, int i)
-{
-	IdemIndexCache *index = &table->def->cache->indexes[i];
-
-	if (index->info == NULL || is_btree(table->indexes[i]))
-		return;
-	index_insert_cleanup(table->indexes[i], index->info);
-	index->info = NULL;
-}
-
 /* Close a table; the locks stay until the end of the transaction */
 void
 idem_table_close(IdemTable *table)
@@ -313,7 +295,14 @@ idem_table_close(IdemTable *table)
 
 	for (int i = 0; i < table->nindexes; i++)
 	{
-		end_inserts(table, i);
+		IdemIndexCache *index = &cache->indexes[i];
+
+		/* no more entries for this index in this call */
+		if (index->info != NULL && !is_btree(table->indexes[i]))
+		{
+			index_insert_cleanup(table->indexes[i], index->info);
+			index->info = NULL;
+		}
 		if (table->indexes[i] != table->pkey)
 			index_close(table->indexes[i], NoLock);
 	}
@@ -375,32 +364,6 @@ idem_table_open_indexes(IdemTable *table)
 	}
 }
 
-/* Lock the table and the indexes that are known, without waiting; false: a lock is not free */
-static bool
-try_lock(const IdemTableCache *cache)
-{
-	if (!ConditionalLockRelationOid(cache->relid, RowExclusiveLock))
-		return false;
-	for (int i = 0; i < cache->nindexes; i++)
-	{
-		if (!ConditionalLockRelationOid(cache->indexes[i].oid, RowExclusiveLock))
-			return false;
-	}
-	return true;
-}
-
-/* CheckCmdReplicaIdentity() without the error: does no publication of updates refuse an update? */
-static bool
-may_update(Relation heap)
-{
-	PublicationDesc desc;
-
-	RelationBuildPublicationDesc(heap, &desc);
-	return desc.rf_valid_for_update && desc.cols_valid_for_update &&
-		(!desc.pubactions.pubupdate || OidIsValid(RelationGetReplicaIndex(heap)) ||
-		 heap->rd_rel->relreplident == REPLICA_IDENTITY_FULL);
-}
-
 /*
  * Open a table, with its indexes, to update rows right before the commit, where there must be
  * neither a wait nor an error (J16).  False: that is not certain.  The transaction has used the
@@ -411,19 +374,32 @@ bool
 idem_table_open_at_commit(IdemTable *table, const IdemTableDef *def)
 {
 	IdemTableCache *cache = def->cache;
-	Oid toast;
+	PublicationDesc desc;
+	Form_pg_class form;
 
-	if (cache->is_open || !cache->is_checked || cache->indexes == NULL || !try_lock(cache))
+	/* lock what is known, without waiting */
+	if (cache->is_open || !cache->is_checked || cache->indexes == NULL ||
+		!ConditionalLockRelationOid(cache->relid, RowExclusiveLock))
 		return false;
+	for (int i = 0; i < cache->nindexes; i++)
+	{
+		if (!ConditionalLockRelationOid(cache->indexes[i].oid, RowExclusiveLock))
+			return false;
+	}
 	AcceptInvalidationMessages();
 	if (!cache->is_checked || !idem_check_knows_unsubscribed(def))
 		return false;
 	/* all locks are held, so no invalidation arrives from here on, and nothing is checked again */
 	open_table(table, def, RowExclusiveLock);
 	idem_table_open_indexes(table);
-	toast = table->heap->rd_rel->reltoastrelid;
-	if (may_update(table->heap) &&
-		(!OidIsValid(toast) || ConditionalLockRelationOid(toast, RowExclusiveLock)))
+	/* as CheckCmdReplicaIdentity(), without its error: does no publication refuse an update? */
+	RelationBuildPublicationDesc(table->heap, &desc);
+	form = table->heap->rd_rel;
+	if (desc.rf_valid_for_update && desc.cols_valid_for_update &&
+		(!desc.pubactions.pubupdate || OidIsValid(RelationGetReplicaIndex(table->heap)) ||
+		 form->relreplident == REPLICA_IDENTITY_FULL) &&
+		(!OidIsValid(form->reltoastrelid) ||
+		 ConditionalLockRelationOid(form->reltoastrelid, RowExclusiveLock)))
 		return true;
 	idem_table_close(table);
 	return false;
@@ -863,17 +839,6 @@ idem_table_update(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new, bo
 	return result;
 }
 
-/* May the update store or delete something in the TOAST table? */
-static bool
-needs_toast(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new)
-{
-	HeapTuple tuple = ExecFetchSlotHeapTuple(old, false, NULL);
-	Size size = MAXALIGN(SizeofHeapTupleHeader + BITMAPLEN(table->def->natts));
-
-	size += heap_compute_data_size(new->tts_tupleDescriptor, new->tts_values, new->tts_isnull);
-	return HeapTupleHasExternal(tuple) || size > TOAST_TUPLE_THRESHOLD;
-}
-
 /*
  * Update a row that this transaction has locked, under the lock on its hash: a
  * concurrent probe under that lock cannot miss the row while it moves.  The hash stays locked.
@@ -882,8 +847,13 @@ void
 idem_table_update_locked(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new, int64 hash,
 						 bool *has_moved)
 {
+	Size size = MAXALIGN(SizeofHeapTupleHeader + BITMAPLEN(table->def->natts)) +
+		heap_compute_data_size(new->tts_tupleDescriptor, new->tts_values, new->tts_isnull);
+
 	idem_table_open_indexes(table);
-	if (needs_toast(table, old, new))
+	/* may the update store or delete something in the TOAST table? */
+	if (size > TOAST_TUPLE_THRESHOLD ||
+		HeapTupleHasExternal(ExecFetchSlotHeapTuple(old, false, NULL)))
 		idem_table_lock_toast(table);
 	idem_table_lock_hash(table, hash);
 	if (idem_table_update(table, old, new, has_moved) != TM_Ok)

@@ -85,19 +85,27 @@ sub enqueue
 	};
 }
 
-ok( pgbench_run(
-		$node,
-		[ '--client=12', '--jobs=2', '--transactions=' . ($ENV{IDEM_MANY} // 250) ],
-		[
-			[ enqueue('COMMIT', ''), 4 ],
-			[ enqueue('COMMIT', q{, dedup => 'until_executed', if_running => 'rerun'}), 2 ],
-			[ enqueue('COMMIT', q{, on_duplicate => 'replace', priority => (random() * 9)::int}), 2 ],
-			[ enqueue('ROLLBACK', ''), 1 ],
-			[ "CALL work(3);\n", 6 ],
-			[ "SELECT operate();\n", 6 ],
-			[ "BEGIN; SELECT operate(); ROLLBACK;\n", 2 ]
-		]),
-	'bulk calls beside producers and workers');
+# how many kinds of calls have changed jobs
+my $kinds = q{SELECT count(*) FROM (VALUES ('cancelled'), ('retried'), ('failed'), ('snoozed'), ('dead')) AS v (n), idem.queue_stats AS s WHERE s.queue = 'q' AND (to_jsonb(s) ->> n)::int > 0};
+
+# on a busy machine one round may meet no job that runs
+foreach my $round (1 .. 5)
+{
+	ok( pgbench_run(
+			$node,
+			[ '--client=12', '--jobs=2', '--transactions=' . ($ENV{IDEM_MANY} // 250) ],
+			[
+				[ enqueue('COMMIT', ''), 4 ],
+				[ enqueue('COMMIT', q{, dedup => 'until_executed', if_running => 'rerun'}), 2 ],
+				[ enqueue('COMMIT', q{, on_duplicate => 'replace', priority => (random() * 9)::int}), 2 ],
+				[ enqueue('ROLLBACK', ''), 1 ],
+				[ "CALL work(3);\n", 6 ],
+				[ "SELECT operate();\n", 6 ],
+				[ "BEGIN; SELECT operate(); ROLLBACK;\n", 2 ]
+			]),
+		'bulk calls beside producers and workers');
+	last if $node->safe_psql('postgres', $kinds) == 5;
+}
 unlike(slurp_file($node->logfile), qr/\] (40P01|23505|XX000) /, 'J20: no deadlock, no unique violation, no internal error');
 
 # J20: repeated calls come to an end
@@ -126,8 +134,7 @@ is( $node->safe_psql('postgres', q{SELECT state, count(*) > 50 FROM idem.job_log
 	'done|t', 'every job is done');
 is( $node->safe_psql('postgres', q{SELECT count(*) FROM idem.job_log FULL JOIN done USING (job_id) WHERE done.job_id IS NULL OR job_log.job_id IS NULL}),
 	'0', 'once, and with what it has done');
-is( $node->safe_psql('postgres', q{SELECT count(*) FROM (VALUES ('cancelled'), ('retried'), ('failed'), ('snoozed'), ('dead')) AS v (n), idem.queue_stats AS s WHERE s.queue = 'q' AND (to_jsonb(s) ->> n)::int > 0}),
-	'5', 'each kind of call has changed jobs');
+is($node->safe_psql('postgres', $kinds), '5', 'each kind of call has changed jobs');
 amcheck_ok($node, 'after all', 'idem.jobs', 'idem.job_log');
 $node->stop;
 log_ok($node);

@@ -86,7 +86,7 @@ sub without_clock
 is( run(q{
 		SELECT string_agg(proname, ' ' ORDER BY proname) FROM pg_proc
 		 WHERE proname ~ '^idem_' AND proname !~ '^idem_report' AND provolatile <> 'v'}),
-	'idem_citus_table idem_current_job idem_get idem_job idem_job_by_key idem_key_hash idem_slot idem_version'
+	'idem_citus_table idem_current_job idem_get idem_holder_fix idem_holder_words idem_job idem_job_by_key idem_key_hash idem_slot idem_version'
 	  . ' idem_visible idem_visible_literal idem_visible_name',
 	'no function that writes is stable or immutable');
 

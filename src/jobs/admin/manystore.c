@@ -243,7 +243,7 @@ idem_manystore_change(IdemTable *jobs, const IdemMany *many)
 			ended[2] = CStringGetTextDatum(many->state);
 			start = (IdemLeafStart){.values = ended, .n = lengthof(ended), .nequal = lengthof(ended)};
 		}
-		idem_leaf_begin(&walk, table, retries ? idem_jobtable_retry_index(table) : idem_jobtable_fetch_index(table),
+		idem_leaf_begin(&walk, table, retries ? idem_jobtable_index(table, IDEM_INDEX_LOG_RETRY) : idem_jobtable_index(table, IDEM_INDEX_FETCH),
 						bulk.snapshot, &start);
 		while (bulk.nchanged < many->max_jobs && idem_leaf_next_row(&walk))
 		{

@@ -13,6 +13,7 @@
 #include "access/twophase.h"
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "pgstat.h"
 #include "storage/lock.h"
 #include "utils/datum.h"
 #include "utils/snapmgr.h"
@@ -202,7 +203,7 @@ put_count(Why *why, const IdemJob *end_job)
 	int n = 0;
 
 	InitDirtySnapshot(dirty);
-	idem_leaf_begin(&walk, why->jobs, idem_jobtable_fetch_index(why->jobs), &dirty, &(IdemLeafStart){.values = &queue, .n = 1, .nequal = 1});
+	idem_leaf_begin(&walk, why->jobs, idem_jobtable_index(why->jobs, IDEM_INDEX_FETCH), &dirty, &(IdemLeafStart){.values = &queue, .n = 1, .nequal = 1});
 	while (walk.nentries < MAX_ENTRIES && idem_leaf_next(&walk))
 	{
 		TupleDesc desc = RelationGetDescr(walk.index);
@@ -397,7 +398,8 @@ idem_job_facts(PG_FUNCTION_ARGS)
 
 	if (!idem_shard_has_job(idem_shard_get(), why.job_id))
 		put_absence(&why, idem_shard_get());
-	idem_holders_refresh();
+	/* the server keeps its list of processes until the transaction ends: read it anew */
+	pgstat_clear_backend_activity_snapshot();
 	/* no fact: the transaction in the way has ended meanwhile, or the job has moved */
 	while (why.answer.nrows == 0)
 	{

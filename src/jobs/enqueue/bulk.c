@@ -169,7 +169,7 @@ idem_bulk_enqueue(IdemTable *jobs, const IdemEnqueue *enqueue, IdemNewJob *news,
 		/* also without a key: its row may be written under the locks on the hashes of others */
 		idem_enqueuestore_lock_toast(jobs, &news[i]);
 		if (news[i].holds_key && bulk.index == NULL)
-			bulk.index = idem_jobtable_key_index(jobs);
+			bulk.index = idem_jobtable_index(jobs, IDEM_INDEX_KEY);
 	}
 	qsort(order, n, sizeof(IdemNewJob *), compare_jobs);
 	bulk.batch = idem_table_begin_batch(jobs);

@@ -934,7 +934,7 @@ enqueue_keyed(IdemTable *jobs, const IdemEnqueue *enqueue, IdemNewJob *job)
 		idem_jobtable_open_keys(&keys, AccessShareLock);
 	keyed = (KeyedEnqueue){
 		.jobs = jobs,
-		.index = idem_jobtable_key_index(jobs),
+		.index = idem_jobtable_index(jobs, IDEM_INDEX_KEY),
 		.keys = until_expired ? &keys : NULL,
 		.enqueue = enqueue,
 		.job = job,

@@ -539,19 +539,6 @@ take_job(Fetch *fetch, const IdemJob *job, IdemJobInfo *fetched)
 	return true;
 }
 
-/* A2: could take_job() take the job? */
-static bool
-may_take_job(const Fetch *fetch, const IdemJob *job)
-{
-	IdemLockers lockers;
-
-	if (job->is_leased && idem_clock_steady() < pass_spent_until &&
-		idem_job_has_no_attempts_left(job, &fetch->args->queue))
-		return false;
-	idem_row_lockers(idem_job_row(job), &lockers);
-	return !TransactionIdIsValid(lockers.shared) && !TransactionIdIsValid(lockers.exclusive);
-}
-
 /* Take the job, which is due, and pass it to put(); or only look whether that is possible */
 static Outcome
 take_or_look(Fetch *fetch, const IdemJob *job)
@@ -559,7 +546,17 @@ take_or_look(Fetch *fetch, const IdemJob *job)
 	IdemJobInfo fetched;
 
 	if (fetch->look != NULL)
-		return may_take_job(fetch, job) ? OUTCOME_TAKEN : OUTCOME_HELD;
+	{
+		IdemLockers lockers;
+
+		if (job->is_leased && idem_clock_steady() < pass_spent_until &&
+			idem_job_has_no_attempts_left(job, &fetch->args->queue))
+			return OUTCOME_HELD;
+		idem_row_lockers(idem_job_row(job), &lockers);
+		return TransactionIdIsValid(lockers.shared) || TransactionIdIsValid(lockers.exclusive) ?
+			OUTCOME_HELD :
+			OUTCOME_TAKEN;
+	}
 	if (!take_job(fetch, job, &fetched))
 		return OUTCOME_HELD;
 	fetch->put(&fetched, fetch->arg);
@@ -610,19 +607,6 @@ visit_entry(Fetch *fetch, const IdemPosition *entry)
 	end_run(&fetch->walk, entry);
 }
 
-/* An entry with a future run_at ends its priority, whatever the state of its row is */
-static void
-skip_priority(Fetch *fetch, const IdemPosition *entry)
-{
-	Skip skip = {.until = entry->run_at};
-	IdemPosition end = idem_last_position;
-
-	end.priority = entry->priority;
-	note_due(fetch, entry->run_at);
-	add_skipped(&fetch->walk, &end, &skip);
-	continue_after(fetch, &end);
-}
-
 /* Scan the index until the batch is full */
 static void
 scan_queue(Fetch *fetch)
@@ -649,7 +633,16 @@ scan_queue(Fetch *fetch)
 		else if ((range = find_range(walk, &entry)) != NULL)
 			continue_after(fetch, &range->after);
 		else if (!has_come(fetch, entry.run_at))
-			skip_priority(fetch, &entry);
+		{
+			/* a future run_at ends its priority, whatever the state of its row is */
+			Skip skip = {.until = entry.run_at};
+			IdemPosition end = idem_last_position;
+
+			end.priority = entry.priority;
+			note_due(fetch, entry.run_at);
+			add_skipped(walk, &end, &skip);
+			continue_after(fetch, &end);
+		}
 		else
 			visit_entry(fetch, &entry);
 	}
@@ -690,7 +683,7 @@ scan_from_start(Fetch *fetch)
 
 	InitDirtySnapshot(fetch->dirty);
 	fetch->shard = idem_shard_get();
-	fetch->index = idem_jobtable_fetch_index(fetch->jobs);
+	fetch->index = idem_jobtable_index(fetch->jobs, IDEM_INDEX_FETCH);
 	fetch->job_context = AllocSetContextCreate(CurrentMemoryContext, "idem fetch", ALLOCSET_DEFAULT_SIZES);
 
 	scan_once(fetch);

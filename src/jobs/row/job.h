@@ -243,6 +243,15 @@ typedef struct IdemJobInfo
 	XLogRecPtr lsn;		   /* WAL position that a replica waits for (J10) */
 } IdemJobInfo;
 
+/* Indexes of idem.jobs and idem.job_log; see idem_jobtable_index() */
+typedef enum IdemJobIndex
+{
+	IDEM_INDEX_KEY,
+	IDEM_INDEX_FETCH,
+	IDEM_INDEX_LOG_KEY,
+	IDEM_INDEX_LOG_RETRY
+} IdemJobIndex;
+
 /* jobtable.c */
 extern const IdemTableDef idem_jobtable_def;
 extern const IdemTableDef idem_jobtable_keys_def;
@@ -265,10 +274,7 @@ extern void idem_jobtable_wait_for_mark(int64 job_id);
 extern IdemLookup idem_jobtable_by_id(IdemTable *table, int64 job_id);
 extern IdemLookup idem_jobtable_by_number(IdemTable *table, int64 job_id);
 extern IdemLookup idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash);
-extern Relation idem_jobtable_key_index(IdemTable *jobs);
-extern Relation idem_jobtable_log_key_index(IdemTable *log);
-extern Relation idem_jobtable_retry_index(IdemTable *log);
-extern Relation idem_jobtable_fetch_index(IdemTable *jobs);
+extern Relation idem_jobtable_index(IdemTable *table, IdemJobIndex which);
 
 /* jobrow.c */
 extern bool idem_jobrow_has_key(TupleTableSlot *row, AttrNumber queue_attno, text *queue, text *key,

@@ -366,7 +366,7 @@ idem_jobrow_note_end(IdemTable *jobs, const IdemJob *job, IdemQueueRef *ref)
 	 * new position, and every fetch that looks at it there finds that the job before it has ended.
 	 */
 	InitDirtySnapshot(dirty);
-	idem_leaf_begin(&walk, jobs, idem_jobtable_key_index(jobs), &dirty, &start);
+	idem_leaf_begin(&walk, jobs, idem_jobtable_index(jobs, IDEM_INDEX_KEY), &dirty, &start);
 	while (nentries <= MAX_FOLLOWERS && idem_leaf_next(&walk))
 	{
 		nentries++;

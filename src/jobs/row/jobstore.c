@@ -210,7 +210,7 @@ find_live(IdemTable *jobs, const IdemJobKey *key, Snapshot snapshot, Numbers *nu
 	shard = idem_shard_get();
 	for (int i = 0; i < (int) lengthof(hashes); i++)
 	{
-		IdemLookup lookup = idem_jobtable_by_key(jobs, idem_jobtable_key_index(jobs), hashes[i]);
+		IdemLookup lookup = idem_jobtable_by_key(jobs, idem_jobtable_index(jobs, IDEM_INDEX_KEY), hashes[i]);
 		IndexScanDesc scan = idem_probe_begin(jobs, &lookup, snapshot);
 		TupleTableSlot *row = idem_table_row(jobs);
 
@@ -311,7 +311,7 @@ idem_jobstore_list_by_key(IdemTable *jobs, const IdemJobKey *key, int max_jobs,
 	shard = idem_shard_get();
 	idem_queuestore_use(key->queue, &queue);
 	idem_jobtable_open_log(&log, AccessShareLock);
-	lookup = idem_jobtable_by_key(&log, idem_jobtable_log_key_index(&log),
+	lookup = idem_jobtable_by_key(&log, idem_jobtable_index(&log, IDEM_INDEX_LOG_KEY),
 								  idem_hash_name(key->queue, key->key));
 	scan = idem_probe_begin(&log, &lookup, GetActiveSnapshot());
 	row = idem_table_row(&log);

@@ -283,48 +283,23 @@ idem_jobtable_by_key(IdemTable *table, Relation index, int64 key_hash)
 	return lookup;
 }
 
-/* The index that finds the jobs of a key; it is not unique (J7) */
-Relation
-idem_jobtable_key_index(IdemTable *jobs)
+/* The indexes that the functions need, beside the primary keys */
+static const struct
 {
-	static const AttrNumber columns[] = {IDEM_JOBS_KEY_HASH};
+	AttrNumber columns[4];
+	int n;
+	const char *missing;
+	const char *hint;
+} indexes[] = {
+	[IDEM_INDEX_KEY] = {{IDEM_JOBS_KEY_HASH}, 1, "There is no index that finds the jobs of a key.", "Run CREATE INDEX CONCURRENTLY ON idem.jobs (key_hash) WHERE key_hash IS NOT NULL."},
+	[IDEM_INDEX_FETCH] = {{IDEM_JOBS_QUEUE, IDEM_JOBS_PRIORITY, IDEM_JOBS_RUN_AT, IDEM_JOBS_JOB_ID}, 4, "There is no index that orders the jobs as they are fetched.", "Run CREATE INDEX CONCURRENTLY ON idem.jobs (queue, priority, run_at, job_id)."},
+	[IDEM_INDEX_LOG_KEY] = {{IDEM_JOB_LOG_KEY_HASH, IDEM_JOB_LOG_ENDED_AT}, 2, "There is no index that finds the jobs of a key in the history.", "Run CREATE INDEX CONCURRENTLY ON idem.job_log (key_hash, ended_at) WHERE key_hash IS NOT NULL."},
+	[IDEM_INDEX_LOG_RETRY] = {{IDEM_JOB_LOG_RETRYABLE, IDEM_JOB_LOG_QUEUE, IDEM_JOB_LOG_STATE, IDEM_JOB_LOG_ENDED_AT}, 4, "There is no index that finds the jobs of a queue that can be retried.", "Run CREATE INDEX CONCURRENTLY ON idem.job_log (retryable, queue, state, ended_at) WHERE retryable IS NOT NULL."}};
 
-	return idem_table_find_index(jobs, columns, lengthof(columns),
-								 "There is no index that finds the jobs of a key.",
-								 "Run CREATE INDEX CONCURRENTLY ON idem.jobs (key_hash) WHERE key_hash IS NOT NULL.");
-}
-
-/* The index that finds the jobs of a key in the history, in the order in which they ended */
+/* An index of idem.jobs or idem.job_log; the one on the hash of a key is not unique (J7) */
 Relation
-idem_jobtable_log_key_index(IdemTable *log)
+idem_jobtable_index(IdemTable *table, IdemJobIndex which)
 {
-	static const AttrNumber columns[] = {IDEM_JOB_LOG_KEY_HASH, IDEM_JOB_LOG_ENDED_AT};
-
-	return idem_table_find_index(log, columns, lengthof(columns),
-								 "There is no index that finds the jobs of a key in the history.",
-								 "Run CREATE INDEX CONCURRENTLY ON idem.job_log (key_hash, ended_at) WHERE key_hash IS NOT NULL.");
-}
-
-/* The index that finds the dead and cancelled jobs of a queue, in the order in which they ended */
-Relation
-idem_jobtable_retry_index(IdemTable *log)
-{
-	static const AttrNumber columns[] = {
-		IDEM_JOB_LOG_RETRYABLE, IDEM_JOB_LOG_QUEUE, IDEM_JOB_LOG_STATE, IDEM_JOB_LOG_ENDED_AT};
-
-	return idem_table_find_index(log, columns, lengthof(columns),
-								 "There is no index that finds the jobs of a queue that can be retried.",
-								 "Run CREATE INDEX CONCURRENTLY ON idem.job_log (retryable, queue, state, ended_at) WHERE retryable IS NOT NULL.");
-}
-
-/* The index that has the jobs of a queue in the order of fetch */
-Relation
-idem_jobtable_fetch_index(IdemTable *jobs)
-{
-	static const AttrNumber columns[] = {
-		IDEM_JOBS_QUEUE, IDEM_JOBS_PRIORITY, IDEM_JOBS_RUN_AT, IDEM_JOBS_JOB_ID};
-
-	return idem_table_find_index(jobs, columns, lengthof(columns),
-								 "There is no index that orders the jobs as they are fetched.",
-								 "Run CREATE INDEX CONCURRENTLY ON idem.jobs (queue, priority, run_at, job_id).");
+	return idem_table_find_index(table, indexes[which].columns, indexes[which].n,
+								 indexes[which].missing, indexes[which].hint);
 }

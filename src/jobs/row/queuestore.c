@@ -228,7 +228,8 @@ idem_queuestore_use(text *name, IdemQueue *queue)
  * settings sets queue->name to NULL.
  */
 void
-idem_queuestore_use_of_row(IdemTable *table, TupleTableSlot *row, AttrNumber attno, IdemQueue *queue)
+idem_queuestore_use_of_row(IdemTable *table, TupleTableSlot *row, AttrNumber attno,
+						   IdemQueue *queue)
 {
 	MemoryContext oldcontext;
 
@@ -321,7 +322,7 @@ idem_queuestore_count_jobs(text *queue, int max)
 	int n = 0;
 
 	idem_jobtable_open(&jobs, AccessShareLock);
-	lookup.index = idem_jobtable_fetch_index(&jobs);
+	lookup.index = idem_jobtable_index(&jobs, IDEM_INDEX_FETCH);
 	scan = idem_probe_begin(&jobs, &lookup, snapshot);
 	while (n < max && index_getnext_slot(scan, ForwardScanDirection, idem_table_row(&jobs)))
 	{
@@ -343,7 +344,7 @@ has_jobs(text *queue)
 	IdemProbeResult probe;
 
 	idem_jobtable_open(&jobs, RowExclusiveLock);
-	lookup.index = idem_jobtable_fetch_index(&jobs);
+	lookup.index = idem_jobtable_index(&jobs, IDEM_INDEX_FETCH);
 	idem_probe_existing(&jobs, &lookup, &probe);
 	idem_table_close(&jobs);
 	return probe.found != IDEM_FOUND_NONE;
