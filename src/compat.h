@@ -129,7 +129,8 @@ CreateTupleDescTruncatedCopy(TupleDesc tupdesc, int natts)
 #define table_beginscan_tidrange(rel, snapshot, mintid, maxtid, flags) \
 	table_beginscan_tidrange(rel, snapshot, mintid, maxtid)
 #define table_index_fetch_begin(rel, flags) table_index_fetch_begin(rel)
-#define table_tuple_update(rel, tid, slot, cid, options, snapshot, crosscheck, wait, tmfd, lockmode, which) \
+#define table_tuple_update(rel, tid, slot, cid, options, snapshot, crosscheck, wait, tmfd, \
+						   lockmode, which)                                                \
 	table_tuple_update(rel, tid, slot, cid, snapshot, crosscheck, wait, tmfd, lockmode, which)
 /* changingPart is one of the options */
 #define table_tuple_delete(rel, tid, cid, options, snapshot, crosscheck, wait, tmfd) \

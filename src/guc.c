@@ -143,7 +143,8 @@ idem_guc_init(void)
 	DefineCustomBoolVariable("idem.allow_reset",
 							 "Allows idem_reset() to roles that are not superusers.",
 							 "This is for test databases: idem_reset() removes all keys and jobs.",
-							 &idem_guc_allow_reset, false, PGC_SUSET, GUC_NOT_IN_SAMPLE, NULL, NULL, NULL);
+							 &idem_guc_allow_reset, false, PGC_SUSET, GUC_NOT_IN_SAMPLE, NULL, NULL,
+							 NULL);
 	DefineCustomStringVariable("idem.scope",
 							   "Sets the default scope of keys.",
 							   "A key is unique within its scope.",
@@ -156,9 +157,11 @@ idem_guc_init(void)
 							   "Sets default headers of new jobs, a JSON object.",
 							   "Headers that a call passes are added, and replace defaults of the same name.",
 							   &idem_guc_headers, "", PGC_USERSET, 0, check_headers, NULL, NULL);
-	DefineCustomEnumVariable("idem.require_finish",
-							 "Sets what happens when a transaction commits with a claim that it has not finished, or a job that it has fetched without a lease and not ended.",
-							 "In autocommit mode both commit before the work is done. With \"auto\" a claim raises a warning only if it is the only work of its transaction.",
-							 &idem_guc_require_finish, IDEM_REQUIRE_AUTO, require_finish_values, PGC_USERSET, 0, NULL, NULL, NULL);
+	DefineCustomEnumVariable(
+		"idem.require_finish",
+		"Sets what happens when a transaction commits with a claim that it has not finished, or a job that it has fetched without a lease and not ended.",
+		"In autocommit mode both commit before the work is done. With \"auto\" a claim raises a warning only if it is the only work of its transaction.",
+		&idem_guc_require_finish, IDEM_REQUIRE_AUTO, require_finish_values, PGC_USERSET, 0, NULL,
+		NULL, NULL);
 	MarkGUCPrefixReserved("idem");
 }

@@ -1,6 +1,6 @@
 /*
  * xact.c
- *		What idem does when a transaction or a subtransaction ends, in the order in which it does it.
+ *		What idem does when a transaction or a subtransaction ends, in a written order.
  *
  * Several files keep something for the open transaction.  PostgreSQL calls callbacks in the
  * reverse order of their registration, so idem has one callback for each kind of event, which calls
@@ -42,7 +42,9 @@
 #include "table/table.h"
 #include "wake/wake.h"
 
-/* The transaction or a subtransaction has touched what others may wait for, and its locks go next */
+/*
+ * The transaction or a subtransaction has touched what others may wait for, and its locks go next
+ */
 static bool may_wake = false;
 
 /* The transaction has ended, but holds its locks */
@@ -53,7 +55,9 @@ end_transaction(bool is_commit, bool is_prepare)
 
 	may_wake |= idem_queueref_used != NULL || (idem_fn_at_end & IDEM_AT_END_WAKE);
 
-	/* an error may have left tables open, and the server releases the pages that they have pinned */
+	/*
+	 * an error may have left tables open, and the server releases the pages that they have pinned
+	 */
 	if (is_abort)
 		idem_table_forget_open();
 	/* the rows that idem_cleanup() has removed are back, or may come back */
@@ -62,7 +66,10 @@ end_transaction(bool is_commit, bool is_prepare)
 	/* while its entry is pinned: the fetch that has failed is the walker of a queue in its entry */
 	if (idem_fn_at_end & IDEM_AT_END_WALK)
 		idem_fetchstore_forget();
-	/* count what was pending, and unpin the entries: nothing is counted and no entry used after this */
+	/*
+	 * count what was pending, and unpin the entries: nothing is counted and no entry used after
+	 * this
+	 */
 	idem_counters_end_transaction(!is_abort);
 	/* a prepared transaction wakes no session: those that wait look once per second */
 	if (may_wake)

@@ -3,9 +3,12 @@
 # A string literal counts for nothing: messages stay in one piece, so that they
 # can be searched for.  Tabs end at every fourth column.  This is not left to
 # ColumnLimit of clang-format, which would also join the short lines of every
-# ereport() again.
+# ereport() again.  What clang-format leaves alone may be a table, whose columns are lined up.
 
-{
+/clang-format off/ { is_table = 1 }
+/clang-format on/ { is_table = 0 }
+
+!is_table {
 	out = ""
 	for (i = 1; i <= length($0); i++) {
 		c = substr($0, i, 1)

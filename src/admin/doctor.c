@@ -31,7 +31,8 @@ idem_stat_tables(PG_FUNCTION_ARGS)
 	idem_answer_begin(&answer, fcinfo, &idem_stat_tables_signature);
 	for (int i = 0; i < (int) lengthof(defs); i++)
 	{
-		Oid relid = OidIsValid(namespace) ? get_relname_relid(defs[i]->name, namespace) : InvalidOid;
+		Oid relid =
+			OidIsValid(namespace) ? get_relname_relid(defs[i]->name, namespace) : InvalidOid;
 		Relation heap = OidIsValid(relid) ? try_table_open(relid, AccessShareLock) : NULL;
 		IdemShapeProblem problem = {
 			.detail = "There is no such table.",

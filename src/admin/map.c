@@ -180,8 +180,8 @@ check_rows(Change *change, const IdemShard *to)
 }
 
 /*
- * M6: the first number that no job has yet, if numbers carry slots.  Raises an error if the sequence
- * of job numbers has values before those in use.
+ * M6: the first number that no job has yet, if numbers carry slots.  Raises an error if the
+ * sequence of job numbers has values before those in use.
  */
 static int64
 next_number(Change *change)
@@ -279,7 +279,8 @@ is_same_id(const pg_uuid_t *a, const pg_uuid_t *b)
 static void
 read_identity(IdemTable *table, Identity *identity)
 {
-	identity->system_identifier = idem_row_int64(idem_table_row(table), IDEM_SHARD_SYSTEM_IDENTIFIER);
+	identity->system_identifier =
+		idem_row_int64(idem_table_row(table), IDEM_SHARD_SYSTEM_IDENTIFIER);
 	identity->database_oid = idem_row_oid(idem_table_row(table), IDEM_SHARD_DATABASE_OID);
 	identity->id = *idem_row_uuid(idem_table_row(table), IDEM_SHARD_DATABASE_ID);
 }

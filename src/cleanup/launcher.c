@@ -404,7 +404,10 @@ schedule_cleanup(Database *database, const IdemVisitReport *report, int64 now)
 	if (report->more)
 		database->due = now + report->rest;
 
-	/* shorten the pauses while the worker does not keep up: the lag grows, the rows do not get fewer */
+	/*
+	 * shorten the pauses while the worker does not keep up: the lag grows, the rows do not get
+	 * fewer
+	 */
 	if (!report->more)
 		database->pause = USUAL_PAUSE;
 	else if (database->continues && report->lag > database->lag && report->rows >= database->rows)
@@ -725,7 +728,9 @@ idem_launcher_main(Datum arg)
 			HASH_SEQ_STATUS seq;
 			Database *database;
 
-			/* W5: a reload makes every database due, including those that are not in the list yet */
+			/*
+			 * W5: a reload makes every database due, including those that are not in the list yet
+			 */
 			ConfigReloadPending = false;
 			ProcessConfigFile(PGC_SIGHUP);
 			next_list = slot_due = 0;

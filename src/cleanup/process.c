@@ -111,8 +111,9 @@ idem_process_begin(void)
 			SetConfigOption(fixed_settings[i][0], fixed_settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
 	}
 	for (int i = 0; i < (int) lengthof(database_settings); i++)
-		SetConfigOption(database_settings[i], pstrdup(GetConfigOption(database_settings[i], false, false)),
-						PGC_SUSET, PGC_S_OVERRIDE);
+		SetConfigOption(database_settings[i],
+						pstrdup(GetConfigOption(database_settings[i], false, false)), PGC_SUSET,
+						PGC_S_OVERRIDE);
 }
 
 /*
@@ -156,7 +157,8 @@ idem_process_take_database_settings(void)
 		scan = systable_beginscan(rel, DbRoleSettingDatidRolidIndexId, true, NULL, 2, keys);
 		tuple = systable_getnext(scan);
 		if (HeapTupleIsValid(tuple))
-			config = heap_getattr(tuple, Anum_pg_db_role_setting_setconfig, RelationGetDescr(rel), &isnull);
+			config = heap_getattr(tuple, Anum_pg_db_role_setting_setconfig, RelationGetDescr(rel),
+								  &isnull);
 		if (!isnull)
 			deconstruct_array(DatumGetArrayTypePCopy(config), TEXTOID, -1, false, TYPALIGN_INT,
 							  &elements, &nulls, &n);

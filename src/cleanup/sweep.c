@@ -211,9 +211,21 @@ sweep_spent_jobs(IdemSweepBatch *batch)
 
 /* What is removed, in this order (W1) */
 const IdemSweep idem_sweeps[IDEM_LAST_SWEEP + 1] = {
-	[IDEM_PHASE_KEYS] = {"idem cleanup: keys", {{"keys"}, NULL}, idem_keyrow_open, IDEM_KEYS_EXPIRES_AT, IDEM_DATABASE_COUNTER_EXPIRED_KEYS},
-	[IDEM_PHASE_JOB_KEYS] = {"idem cleanup: keys of jobs", {{"job_keys"}, NULL}, idem_jobtable_open_keys, IDEM_JOB_KEYS_EXPIRES_AT, IDEM_DATABASE_COUNTER_EXPIRED_JOB_KEYS},
-	[IDEM_PHASE_JOB_HISTORY] = {"idem cleanup: history of jobs", {{"job_log"}, NULL}, idem_jobtable_open_log, IDEM_JOB_LOG_EXPIRES_AT, IDEM_DATABASE_COUNTER_EXPIRED_JOB_HISTORY},
+	[IDEM_PHASE_KEYS] = {"idem cleanup: keys",
+						 {{"keys"}, NULL},
+						 idem_keyrow_open,
+						 IDEM_KEYS_EXPIRES_AT,
+						 IDEM_DATABASE_COUNTER_EXPIRED_KEYS},
+	[IDEM_PHASE_JOB_KEYS] = {"idem cleanup: keys of jobs",
+							 {{"job_keys"}, NULL},
+							 idem_jobtable_open_keys,
+							 IDEM_JOB_KEYS_EXPIRES_AT,
+							 IDEM_DATABASE_COUNTER_EXPIRED_JOB_KEYS},
+	[IDEM_PHASE_JOB_HISTORY] = {"idem cleanup: history of jobs",
+								{{"job_log"}, NULL},
+								idem_jobtable_open_log,
+								IDEM_JOB_LOG_EXPIRES_AT,
+								IDEM_DATABASE_COUNTER_EXPIRED_JOB_HISTORY},
 	/* these have no order of expiry: sweep_spent_jobs() */
 	[IDEM_PHASE_JOBS] = {"idem cleanup: jobs without attempts", {{"jobs", "job_log"}, "queues"}},
 };
@@ -250,7 +262,10 @@ idem_sweep_forget_cursors(void)
 		cursors[i].from = DT_NOBEGIN;
 }
 
-/* Remove up to so many rows of each kind, in the caller's transaction; returns how many were removed */
+/*
+ * Remove up to so many rows of each kind, in the caller's transaction; returns how many were
+ * removed
+ */
 Datum
 idem_cleanup(PG_FUNCTION_ARGS)
 {
@@ -277,7 +292,9 @@ idem_cleanup(PG_FUNCTION_ARGS)
 	if (!has_begun)
 	{
 		idem_sweep_forget_cursors();
-		/* each session begins with a random page, so that calls from short sessions reach all pages */
+		/*
+		 * each session begins with a random page, so that calls from short sessions reach all pages
+		 */
 		cursors[IDEM_PHASE_JOBS].page = pg_prng_uint32(&pg_global_prng_state);
 		has_begun = true;
 	}

@@ -204,9 +204,11 @@ try_step(Visit *visit, TickStep step)
 
 			idem_table_open(&schedules, &idem_schedulestore_def, RowExclusiveLock);
 			if (step == STEP_LIST)
-				visit->due = idem_schedulestore_list_due(&schedules, visit->round, visit->request->tick_skip, MAX_LISTED);
+				visit->due = idem_schedulestore_list_due(&schedules, visit->round,
+														 visit->request->tick_skip, MAX_LISTED);
 			else
-				idem_entries_lower_tick(MyDatabaseId, idem_schedulestore_next(&schedules, visit->round));
+				idem_entries_lower_tick(MyDatabaseId,
+										idem_schedulestore_next(&schedules, visit->round));
 			idem_table_close(&schedules);
 			MemoryContextSwitchTo(oldcontext);
 		}

@@ -412,8 +412,8 @@ idem_args_array(FunctionCallInfo fcinfo, int arg, const char *name, Datum **elem
  * no place for nulls, an element that is null is an error, too.
  */
 void
-idem_args_required_array(FunctionCallInfo fcinfo, int arg, const char *name, Datum **elems, bool **nulls,
-						 int *n)
+idem_args_required_array(FunctionCallInfo fcinfo, int arg, const char *name, Datum **elems,
+						 bool **nulls, int *n)
 {
 	bool *isnull;
 

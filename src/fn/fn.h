@@ -32,7 +32,7 @@ typedef struct IdemSignature
 	int natts;
 	bool returns_set;
 
-	Oid function;			  /* function whose declaration is this one; invalid: not compared yet */
+	Oid function;			  /* it has this declaration; invalid: not compared yet */
 	Oid row_function;		  /* function whose rows have row_desc */
 	TypeCacheEntry *row_type; /* type of the row */
 	uint64 row_version;		  /* row_desc is right as long as row_type has this version */
@@ -118,7 +118,9 @@ extern Datum idem_answer_row(IdemAnswer *answer);
 extern void idem_answer_put(IdemAnswer *answer);
 extern void idem_answer_compare(IdemAnswer *answer);
 
-/* Set a column of the row: attno as Anum_claim_result_status, and the type that it is declared with */
+/*
+ * Set a column of the row: attno as Anum_claim_result_status, and the type that it is declared with
+ */
 static inline void
 idem_answer_set(IdemAnswer *answer, int attno, Oid type PG_USED_FOR_ASSERTS_ONLY, Datum value)
 {

@@ -129,7 +129,8 @@ escape_text(const char *text, const Form *form)
 	{
 		pg_wchar character = get_character(text, &length);
 
-		if (!is_hidden(character) || (character < 0x80 && strchr(form->kept, (int) character) != NULL))
+		if (!is_hidden(character) ||
+			(character < 0x80 && strchr(form->kept, (int) character) != NULL))
 		{
 			if (length == 1 && strchr(form->doubled, *text) != NULL)
 				appendStringInfoChar(&buf, *text);

@@ -180,7 +180,9 @@ idem_unfinished_check(void)
 	nkeys = current_level->numbers[IDEM_UNFINISHED_KEYS];
 	njobs = current_level->numbers[IDEM_UNFINISHED_JOBS];
 
-	/* each message of the client, such as the next statement of a pipeline, has a start of its own */
+	/*
+	 * each message of the client, such as the next statement of a pipeline, has a start of its own
+	 */
 	if (nkeys > 0 &&
 		(idem_guc_require_finish != IDEM_REQUIRE_AUTO ||
 		 lone_select == GetCurrentStatementStartTimestamp()))

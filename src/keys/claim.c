@@ -266,7 +266,8 @@ idem_claim_many(PG_FUNCTION_ARGS)
 		return (Datum) 0;
 
 	order = idem_args_order(keys, n);
-	rows = MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(IdemKeyRow), MCXT_ALLOC_HUGE);
+	rows =
+		MemoryContextAllocExtended(CurrentMemoryContext, n * sizeof(IdemKeyRow), MCXT_ALLOC_HUGE);
 	error_context_stack = &context;
 	idem_keyrow_open(&table, RowExclusiveLock);
 	for (int i = 0; i < n; i++)

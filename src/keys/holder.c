@@ -67,7 +67,8 @@ put_holders(IdemAnswer *fact, TupleTableSlot *row, TupleTableSlot *open, const I
 			idem_holders_put(fact, "claim", TTS_EMPTY(open) ? "removes" : name_version(open),
 							 lock->xid, 0);
 	}
-	if (key.status != IDEM_KEY_LIVE && key.status != IDEM_KEY_PARKED && key.status != IDEM_KEY_EXHAUSTED)
+	if (key.status != IDEM_KEY_LIVE && key.status != IDEM_KEY_PARKED &&
+		key.status != IDEM_KEY_EXHAUSTED)
 		return;
 	idem_answer_string(fact, Anum_idem_key_facts_fact, "lease");
 	idem_answer_string(fact, Anum_idem_key_facts_does, idem_keyrow_status_name(key.status));

@@ -149,7 +149,9 @@ idem_keyrow_read(TupleTableSlot *row, int limit, IdemKeyRow *key)
 	key->status = idem_keyrow_judge(key, limit, idem_clock_now());
 }
 
-/* Copy the values of the answer out of the row; a result of JSON null differs from no result (K2) */
+/*
+ * Copy the values of the answer out of the row; a result of JSON null differs from no result (K2)
+ */
 void
 idem_keyrow_copy_values(IdemKeyRow *key)
 {

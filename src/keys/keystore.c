@@ -3,30 +3,11 @@
  *		The protocol of idempotency keys: claim and lease; finish, release, forget, get;
  *		what the holder of a lease does with its token.
  *
- * A claim is a row that is inserted at once, in the caller's transaction.  The
- * state of a key is read from its row (keyrow.c):
- *
- * - A plain claim whose xmin belongs to the current transaction, or to one of its
- *   subtransactions, is held by this transaction.
- * - A row that another open transaction has inserted is open.
- * - A committed plain claim is finished until expires_at.  Then it counts as absent.
- * - A lease is valid from its commit on, until it is finished, released or taken
- *   over.
- *
- * Backend memory contains no state of a key.  It contains two hints, last_claim and
- * last_was_new, and a number for a warning (unfinished.c).  So rollback, savepoints and PREPARE need no code here (K1).
- *
- * Which transaction waits for which:
- *
- * - A claim that meets an open row waits for the transaction that inserted it, and
- *   then looks the key up again.  It waits with XactLockTableWait(), so the server
- *   detects deadlocks and lock_timeout applies.
- * - A claim that takes over a row waits for a transaction that is changing the row
- *   or has locked it.
- * - A backend that adds an entry to the unique index waits, for a moment, for other
- *   backends that add entries of the same hash (K3).
- * - A claim does not wait for a finished key or a live lease: the answer is known.
- * - Cleanup (sweep.c) waits for no transaction.
+ * A claim is a row that is inserted at once, in the caller's transaction.  The state of a key is
+ * read from its row (keyrow.c).  doc/protocol.md has the states, and says which transaction waits
+ * for which.  Backend memory contains no state of a key, only two hints, last_claim and
+ * last_was_new, and a number for a warning (unfinished.c).  So rollback, savepoints and PREPARE
+ * need no code here (K1).
  *
  * Rows are looked up with a dirty snapshot (probe.c), which may miss a row that
  * another transaction is updating at this moment.  The claim then locks the hash and
@@ -199,8 +180,9 @@ StaticAssertDecl(IDEM_MAX_KEY_LEN + IDEM_MAX_SCOPE_LEN + IDEM_MAX_WORKER_LEN + I
 
 /*
  * Claim a key that is past its ttl (K9) or whose lease has expired (L1, L4, L8), by
- * updating its row, so that one of several claimers gets it (K3).  TM_WouldBlock: another transaction has locked the row, and the caller
- * wants no unbounded wait (K5).  Other results than TM_Ok: look the key up again.
+ * updating its row, so that one of several claimers gets it (K3).  TM_WouldBlock: another
+ * transaction has locked the row, and the caller wants no unbounded wait (K5).  Other results than
+ * TM_Ok: look the key up again.
  */
 static TM_Result
 take_over(IdemTable *table, TupleTableSlot *row, const IdemClaim *claim, IdemKeyRow *key)
@@ -260,8 +242,9 @@ take_over(IdemTable *table, TupleTableSlot *row, const IdemClaim *claim, IdemKey
 }
 
 /*
- * Answer a claim from the row, without writing anything (K8); a live lease is busy (L1, L8).  Raises an error if the caller must
- * not use the key, or used another request.  Returns false if the key may be claimed.
+ * Answer a claim from the row, without writing anything (K8); a live lease is busy (L1, L8). Raises
+ * an error if the caller must not use the key, or used another request.  Returns false if the key
+ * may be claimed.
  */
 static bool
 answer_from_row(IdemTable *table, TupleTableSlot *row, const IdemClaim *claim, IdemKeyRow *key)
@@ -699,12 +682,12 @@ refuse_stale_token(const IdemKeyRow *key)
 				errmsg("stale fencing token"),
 				errdetail("The key was claimed without a lease."),
 				errhint("Omit the token for a key that was claimed with idem_claim(). If you leased the key before, stop this work: a plain claim has taken over the lease."));
-	ereport(ERROR,
-			errcode(ERRCODE_IDEM_STALE_TOKEN),
-			errmsg("stale fencing token"),
-			errdetail("The key has another token, set " INT64_FORMAT " s ago, at attempt %d.",
-					  idem_clock_age(idem_row_timestamp(key->row, IDEM_KEYS_LEASED_AT)), key->attempt),
-			errhint("Stop this work, and roll back what belongs to it: another worker has taken over, or the lease was released."));
+	ereport(
+		ERROR, errcode(ERRCODE_IDEM_STALE_TOKEN), errmsg("stale fencing token"),
+		errdetail("The key has another token, set " INT64_FORMAT " s ago, at attempt %d.",
+				  idem_clock_age(idem_row_timestamp(key->row, IDEM_KEYS_LEASED_AT)), key->attempt),
+		errhint(
+			"Stop this work, and roll back what belongs to it: another worker has taken over, or the lease was released."));
 }
 
 /*

@@ -87,6 +87,7 @@ extern bool idem_schedulestore_resume(IdemTable *schedules, text *name);
 extern List *idem_schedulestore_list_due(IdemTable *schedules, TimestampTz now, int skip, int max);
 extern int64 idem_schedulestore_count_refused(IdemTable *schedules, text *queue, Oid owner);
 extern TimestampTz idem_schedulestore_next(IdemTable *schedules, TimestampTz after);
-extern IdemTicked idem_schedulestore_tick(text *name, TimestampTz now, bool tell_launcher, int *njobs);
+extern IdemTicked idem_schedulestore_tick(text *name, TimestampTz now, bool tell_launcher,
+										  int *njobs);
 
 #endif /* IDEM_SCHEDULES_H */

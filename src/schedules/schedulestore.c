@@ -502,7 +502,8 @@ idem_schedulestore_tick(text *name, TimestampTz now, bool tell_launcher, int *nj
 	idem_probe_latest(&schedules, &lookup, &probe);
 	row = probe.row;
 	if (probe.found == IDEM_FOUND_ROW)
-		locked = idem_table_lock_row(&schedules, row->tts_tid, LockTupleNoKeyExclusive, LockWaitSkip, row);
+		locked = idem_table_lock_row(&schedules, row->tts_tid, LockTupleNoKeyExclusive,
+									 LockWaitSkip, row);
 	if (locked != TM_Ok || get_time(row, IDEM_SCHEDULES_NEXT_TICK, DT_NOEND) > now)
 	{
 		idem_table_close(&schedules);
@@ -515,7 +516,8 @@ idem_schedulestore_tick(text *name, TimestampTz now, bool tell_launcher, int *nj
 	 */
 	missed = idem_args_word(idem_row_text(row, IDEM_SCHEDULES_MISSED), "missed",
 							idem_missed_words, REPAIR_HINT);
-	idem_queuestore_get(idem_args_queue_name(idem_row_datum(row, IDEM_SCHEDULES_QUEUE)), &enqueue.queue);
+	idem_queuestore_get(idem_args_queue_name(idem_row_datum(row, IDEM_SCHEDULES_QUEUE)),
+						&enqueue.queue);
 	check_owner(idem_row_oid(row, IDEM_SCHEDULES_OWNER), &enqueue.queue);
 	enqueue.policy = enqueue.queue.policy;
 	enqueue.policy.on_duplicate = IDEM_ON_DUPLICATE_SKIP;
@@ -548,10 +550,12 @@ idem_schedulestore_tick(text *name, TimestampTz now, bool tell_launcher, int *nj
 
 	new = idem_table_copy_row(&schedules, row);
 	idem_row_set(new, IDEM_SCHEDULES_MISSED_TICKS,
-				 Int64GetDatum(idem_row_int64(row, IDEM_SCHEDULES_MISSED_TICKS) + ticks.n - ticks.njobs));
+				 Int64GetDatum(idem_row_int64(row, IDEM_SCHEDULES_MISSED_TICKS) + ticks.n -
+							   ticks.njobs));
 	if (ticks.njobs > 0)
 	{
-		idem_row_set(new, IDEM_SCHEDULES_LAST_TICK, TimestampTzGetDatum(ticks.jobs[ticks.njobs - 1]));
+		idem_row_set(new, IDEM_SCHEDULES_LAST_TICK,
+					 TimestampTzGetDatum(ticks.jobs[ticks.njobs - 1]));
 		idem_row_set(new, IDEM_SCHEDULES_LAST_JOB, Int64GetDatum(last_job));
 	}
 	update_schedule(&schedules, row, new, ticks.next);

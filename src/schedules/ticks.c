@@ -139,7 +139,10 @@ reject_field(const CronText *text, const char *reason, const char *hint)
 						   hint);
 }
 
-/* Say which values the field has, and what to write instead of signs that only other schedulers have */
+/*
+ * Say which values the field has, and what to write instead of signs that only other schedulers
+ * have
+ */
 pg_noreturn static void
 reject_value(const CronText *text)
 {
@@ -368,12 +371,17 @@ find_day(const Cron *cron, int day, int last_day, int *found)
 
 		if (cron->bits[FIELD_MONTH] & (1 << month))
 		{
-			/* the days of the month that match, as bits from 1: the weekdays of the first seven
-			 * days, and then of five weeks */
+			/*
+			 * the days of the month that match, as bits from 1: the weekdays of the first seven
+			 * days, and then of five weeks
+			 */
 			int first_weekday = j2day(day - (mday - 1) + UNIX_EPOCH_JDATE);
-			uint64 week = ((cron->bits[FIELD_WEEKDAY] | cron->bits[FIELD_WEEKDAY] << 7) >> first_weekday) & 0x7f;
+			uint64 week =
+				((cron->bits[FIELD_WEEKDAY] | cron->bits[FIELD_WEEKDAY] << 7) >> first_weekday) &
+				0x7f;
 			uint64 weekdays = (week | week << 7 | week << 14 | week << 21 | week << 28) << 1;
-			uint64 days = cron->either_day ? cron->bits[FIELD_DAY] | weekdays : cron->bits[FIELD_DAY] & weekdays;
+			uint64 days = cron->either_day ? cron->bits[FIELD_DAY] | weekdays :
+											 cron->bits[FIELD_DAY] & weekdays;
 
 			days = (days & ((UINT64CONST(2) << ndays) - 2)) >> mday;
 			if (days != 0)
@@ -549,8 +557,9 @@ walk_next(Walk *walk)
 		tick = get_nth(walk->rhythm, walk->n++);
 	else
 	{
-		while (!walk->has_gap_tick &&
-			   !find_local(walk, walk->next, Min(walk->segment_end, horizon) + walk->offset, &local))
+		while (
+			!walk->has_gap_tick &&
+			!find_local(walk, walk->next, Min(walk->segment_end, horizon) + walk->offset, &local))
 		{
 			if (walk->segment_end >= horizon)
 				return DT_NOEND;

@@ -11,9 +11,9 @@
  * process holds the lock for moments and never while it waits.  The postmaster takes no lock,
  * because it is alone when it loads and saves the counters.
  *
- * Counters and histograms are atomic variables, added to without the lock.  There are several sets of counters per entry, each in cache
- * lines of its own, so that two backends rarely write the same line.  There is one set of
- * histograms: eight would take 4 kB.  A job adds to it only four times.
+ * Counters and histograms are atomic variables, added to without the lock.  There are several sets
+ * of counters per entry, each in cache lines of its own, so that two backends rarely write the same
+ * line.  There is one set of histograms: eight would take 4 kB.  A job adds to it only four times.
  *
  * The entry of a database stays until the database is dropped.  The entry of a queue may give way
  * to another queue, unless a transaction has pinned it.  A backend remembers where the entry of a
@@ -344,7 +344,9 @@ make_database(Oid database, TimestampTz stats_reset)
 	return entry;
 }
 
-/* S2: make the entry of a queue; NULL: there is no room.  may_displace: another one may give way. */
+/*
+ * S2: make the entry of a queue; NULL: there is no room.  may_displace: another one may give way.
+ */
 static StatsEntry *
 make_queue(const EntryKey *key, TimestampTz stats_reset, bool may_displace)
 {
@@ -503,13 +505,13 @@ idem_entries_pin_queue(const text *queue, IdemMakeEntry make)
 }
 
 /*
- * The worker begins a visit to its database.  Returns whether a backend has used the functions since
- * the last visit; one that uses the functions of an extension created after the worker has looked
- * for it is noted again (W5).
+ * The worker begins a visit to its database.  Returns whether a backend has used the functions
+ * since the last visit; one that uses the functions of an extension created after the worker has
+ * looked for it is noted again (W5).
  *
- * T6: the earliest tick is unknown.  The worker looks for it after that, and passes what it finds to
- * idem_entries_lower_tick().  A session passes its ticks after they are visible.  So a tick is either
- * seen by the look, or it comes after this.
+ * T6: the earliest tick is unknown.  The worker looks for it after that, and passes what it finds
+ * to idem_entries_lower_tick().  A session passes its ticks after they are visible.  So a tick is
+ * either seen by the look, or it comes after this.
  */
 bool
 idem_entries_begin_visit(void)

@@ -191,8 +191,8 @@ idem_queueref_skips(IdemQueueRef *ref)
 		return ref->entry.skips;
 	if (ref->own_skips == NULL)
 	{
-		ref->own_skips =
-			MemoryContextAlloc(ref == &nameless ? TopMemoryContext : ref_context, sizeof(IdemSkips));
+		ref->own_skips = MemoryContextAlloc(ref == &nameless ? TopMemoryContext : ref_context,
+											sizeof(IdemSkips));
 		ref->own_are_old = true;
 	}
 	/* without a handle of its own each call may be about another queue */

@@ -338,7 +338,9 @@ typedef enum IdemWoken
 /* The place of a session that waits for a subject; see waiters.c */
 typedef struct IdemPlace IdemPlace;
 
-/* What the open transaction has done that concerns those who wait for a queue; see wake/touched.c */
+/*
+ * What the open transaction has done that concerns those who wait for a queue; see wake/touched.c
+ */
 typedef struct IdemTouched
 {
 	int njobs;				 /* new ones that are ready if the transaction commits */

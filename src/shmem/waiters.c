@@ -196,7 +196,9 @@ find_looker(Bucket *bucket, uint64 subject)
 	return NULL;
 }
 
-/* Remove the place from the list.  If it is the looker, the next place of the subject becomes it. */
+/*
+ * Remove the place from the list.  If it is the looker, the next place of the subject becomes it.
+ */
 static void
 remove_place(Bucket *bucket, IdemPlace *place)
 {
@@ -359,8 +361,9 @@ idem_waiters_end_look(IdemPlace *mine, int64 next_look, bool blocked)
 }
 
 /*
- * A commit made a job due soon: the looker looks at that time, by the steady clock (A4).  blocked: a
- * follow-up job was committed, so the end of the job before it must wake a session that waits (A2).
+ * A commit made a job due soon: the looker looks at that time, by the steady clock (A4).  blocked:
+ * a follow-up job was committed, so the end of the job before it must wake a session that waits
+ * (A2).
  */
 void
 idem_waiters_tell_looker(uint64 subject, int64 next_look, bool blocked)

@@ -17,14 +17,14 @@
  * transaction has committed.
  *
  * Histograms have the times of jobs (S5).  The bounds of the buckets are powers of two, from
- * 2^-10 s (1 ms) to 2^19 s (6 days).  A bucket counts the times up to its bound that are longer than
- * the bound before it; the last bucket has no bound.  Sessions add to a histogram without a lock: a
- * copy that is made meanwhile may have a time in its bucket that is not yet in the sum.
+ * 2^-10 s (1 ms) to 2^19 s (6 days).  A bucket counts the times up to its bound that are longer
+ * than the bound before it; the last bucket has no bound.  Sessions add to a histogram without a
+ * lock: a copy that is made meanwhile may have a time in its bucket that is not yet in the sum.
  *
  * The postmaster writes counters and histograms to a file when it stops and all other processes
  * have ended.  It reads the file when it starts, and then removes it, so after a crash they begin
- * at zero (S2).  The file is used as a whole or not at all; if it cannot be read, or is damaged, the
- * log says so.
+ * at zero (S2).  The file is used as a whole or not at all; if it cannot be read, or is damaged,
+ * the log says so.
  */
 #include "postgres.h"
 
@@ -282,8 +282,8 @@ idem_counters_abort_sub(SubTransactionId subid)
 }
 
 /*
- * With idem.log_duplicates, write one line to the server log (S4).  It does not contain the statement,
- * which may show the key, and instead of the key it has 16 hex digits of a hash (S3).
+ * With idem.log_duplicates, write one line to the server log (S4).  It does not contain the
+ * statement, which may show the key, and instead of the key it has 16 hex digits of a hash (S3).
  */
 void
 idem_counters_log_duplicate(const char *kind, const char *outcome, const text *name_space,

@@ -49,7 +49,8 @@ set_process(IdemAnswer *fact, TransactionId xid, int pid)
 		}
 		idem_answer_string(fact, Anum_idem_job_facts_holder, "process");
 		idem_answer_int32(fact, Anum_idem_job_facts_pid, process->st_procpid);
-		idem_answer_optional_time(fact, Anum_idem_job_facts_since, process->st_xact_start_timestamp);
+		idem_answer_optional_time(fact, Anum_idem_job_facts_since,
+								  process->st_xact_start_timestamp);
 		if (process->st_appname != NULL && process->st_appname[0] != '\0')
 			idem_answer_string(fact, Anum_idem_job_facts_name, process->st_appname);
 		return true;

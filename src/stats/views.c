@@ -84,7 +84,9 @@ convert_text(Oid database, const char *value, int len)
 	return converted;
 }
 
-/* Set a column to text of a database that may have another encoding: converted, else escaped (S3) */
+/*
+ * Set a column to text of a database that may have another encoding: converted, else escaped (S3)
+ */
 static void
 set_text(IdemAnswer *answer, int attno, Oid database, const char *value, int len)
 {
@@ -97,7 +99,9 @@ set_text(IdemAnswer *answer, int attno, Oid database, const char *value, int len
 	text = nascii == len ? pnstrdup(value, len) : convert_text(database, value, len);
 	if (text == NULL)
 	{
-		/* bytes that are not ASCII as \xNN, and a backslash as two: different names stay different */
+		/*
+		 * bytes that are not ASCII as \xNN, and a backslash as two: different names stay different
+		 */
 		initStringInfo(&escaped);
 		for (int i = 0; i < len; i++)
 		{
@@ -285,7 +289,8 @@ idem_stat_cleanup(PG_FUNCTION_ARGS)
 		if (progress->error_at != 0)
 			set_text(&answer, Anum_idem_stat_cleanup_last_error, copies[i].database,
 					 progress->error, strlen(progress->error));
-		idem_answer_optional_time(&answer, Anum_idem_stat_cleanup_last_error_at, progress->error_at);
+		idem_answer_optional_time(&answer, Anum_idem_stat_cleanup_last_error_at,
+								  progress->error_at);
 		idem_answer_put(&answer);
 	}
 	pfree(copies);

@@ -157,12 +157,12 @@ find_bypassed(const IdemTableDef *def, Relation heap, IdemShapeProblem *problem)
 		return set_problem(problem, "It is not logged: a crash would empty it.", NULL,
 						   psprintf("ALTER TABLE idem.%s SET LOGGED", def->name));
 	if (heap->rd_rel->relispartition)
-		return set_problem(problem,
-						   "It is a partition of another table, whose bounds access by idem would bypass.",
-						   NULL,
-						   psprintf("ALTER TABLE %s DETACH PARTITION idem.%s",
-									get_qualified_name(get_partition_parent(RelationGetRelid(heap), true)),
-									def->name));
+		return set_problem(
+			problem,
+			"It is a partition of another table, whose bounds access by idem would bypass.", NULL,
+			psprintf("ALTER TABLE %s DETACH PARTITION idem.%s",
+					 get_qualified_name(get_partition_parent(RelationGetRelid(heap), true)),
+					 def->name));
 	if (heap->rd_rel->relrowsecurity)
 		return set_problem(problem, "Row security is enabled, which access by idem would bypass.", NULL,
 						   psprintf("ALTER TABLE idem.%s DISABLE ROW LEVEL SECURITY", def->name));

@@ -46,8 +46,8 @@ typedef struct IdemLeafCheck
 static bool
 scan_index(IdemLeafWalk *walk, IdemLeafCheck *check)
 {
-	IndexScanDesc scan =
-		index_beginscan(walk->table->heap, walk->index, SnapshotAny, NULL, walk->nequal, 0, SO_NONE);
+	IndexScanDesc scan = index_beginscan(walk->table->heap, walk->index, SnapshotAny, NULL,
+										 walk->nequal, 0, SO_NONE);
 	ScanKeyData keys[INDEX_MAX_KEYS];
 	ItemPointer tid;
 

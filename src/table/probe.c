@@ -102,7 +102,9 @@ idem_probe_shows(IdemTable *table, IdemLookup *lookup, Snapshot snapshot)
 	return found && !idem_row_is_replaced_by_me(walk.row);
 }
 
-/* Copy the version that another open transaction has inserted, if there is one, else clear the slot */
+/*
+ * Copy the version that another open transaction has inserted, if there is one, else clear the slot
+ */
 void
 idem_probe_find_open(IdemTable *table, IdemLookup *lookup, TupleTableSlot *open)
 {

@@ -808,8 +808,9 @@ idem_table_update(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new, bo
 	TM_Result result;
 
 	CheckCmdReplicaIdentity(table->heap, CMD_UPDATE);
-	result = table_tuple_update(table->heap, &tid, stored, GetCurrentCommandId(true), 0,
-								GetActiveSnapshot(), InvalidSnapshot, true, &tmfd, &lockmode, &which);
+	result =
+		table_tuple_update(table->heap, &tid, stored, GetCurrentCommandId(true), 0,
+						   GetActiveSnapshot(), InvalidSnapshot, true, &tmfd, &lockmode, &which);
 	if (result == TM_Invisible || result == TM_SelfModified)
 		elog(ERROR, "unexpected result %d of an update of idem.%s", result, table->def->name);
 	if (result == TM_Ok)
@@ -828,7 +829,8 @@ idem_table_update(IdemTable *table, TupleTableSlot *old, TupleTableSlot *new, bo
 			{
 				if (idem_compat_index_needs_entry(table->indexes[i], which))
 					(void) insert_index_entry(table, i, stored, UNIQUE_CHECK_NO,
-											  is_key_unchanged(table, table->indexes[i]->rd_index, old, stored));
+											  is_key_unchanged(table, table->indexes[i]->rd_index,
+															   old, stored));
 			}
 		}
 		if (has_moved != NULL)

@@ -53,8 +53,8 @@ typedef struct IdemTableCache
 } IdemTableCache;
 
 /*
- * A table of the schema idem as the library expects it.  All but the last member, and the numbers of
- * the columns (IDEM_JOBS_JOB_ID), come from CREATE TABLE in src/sql, by way of declared.h.
+ * A table of the schema idem as the library expects it.  All but the last member, and the numbers
+ * of the columns (IDEM_JOBS_JOB_ID), come from CREATE TABLE in src/sql, by way of declared.h.
  */
 typedef struct IdemTableDef
 {
@@ -422,7 +422,8 @@ idem_row_set_varlena(TupleTableSlot *slot, AttrNumber attno, const void *value)
 
 /* Copy a column of a row of another table, unless it is null */
 static inline void
-idem_row_copy_column(TupleTableSlot *from, AttrNumber attno, TupleTableSlot *to, AttrNumber to_attno)
+idem_row_copy_column(TupleTableSlot *from, AttrNumber attno, TupleTableSlot *to,
+					 AttrNumber to_attno)
 {
 	NullableDatum column = idem_row_datum(from, attno);
 

@@ -138,7 +138,10 @@ idem_reset(PG_FUNCTION_ARGS)
 				errhint("In a test database, a superuser can run ALTER DATABASE %s SET idem.allow_reset = on. It takes effect for new sessions.",
 						idem_show_name(get_database_name(MyDatabaseId))));
 
-	/* this polls, because sessions would queue behind a wait in the lock manager, and an error would end it */
+	/*
+	 * this polls, because sessions would queue behind a wait in the lock manager, and an error
+	 * would end it
+	 */
 	if (wait_event == 0)
 		wait_event = WaitEventExtensionNew("IdemReset");
 	schema = get_namespace_oid("idem", false);
@@ -152,7 +155,8 @@ idem_reset(PG_FUNCTION_ARGS)
 		{
 			if (GetCurrentTimestamp() >= until)
 				refuse_used_table(tables[i].name, relid);
-			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 5, wait_event);
+			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 5,
+							 wait_event);
 			ResetLatch(MyLatch);
 			CHECK_FOR_INTERRUPTS();
 		}

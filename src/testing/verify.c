@@ -2,34 +2,24 @@
  * verify.c
  *		SQL function idem_verify: what happens if a handler runs twice?
  *
- * The handler runs in subtransactions that are rolled back (V1):
+ * The handler runs in subtransactions that are rolled back (V1): alone, twice, and twice with one key
+ * (run_alone, run_twice, call_twice).  In run_twice an interrupted run comes first.
+ * Each run has a subtransaction of its own inside: its error is one of the findings.
  *
- *	run_alone	one run, then rolled back: it is also the run that is interrupted
- *	run_twice	a run after the interrupted one, and a second run: which tables has the
- *				second run written, and has their content changed?
- *	call_twice	two calls of idem_call() with one key: the second one must not run the handler
- *
- * Each run has a subtransaction of its own inside.  So the error of a run is one of the
- * findings, and TRUNCATE in a run leaves the table of the run before as it was.
- *
- * Verdicts: ok: what was compared is equal.  fail: a second run has another effect, or an error.
- * warn: something was not compared, or looks equal only here; a person decides.
+ * Verdicts: ok; fail: a second run has another effect, or an error; warn: a person decides.
  *
  * Which tables has a run written (V3)?  The statistics of the transaction count the rows that it
  * has inserted, updated and deleted, per table.  A mark holds these counts, and the file of each
- * table.  What differs between the mark before a run and the mark after it, the run has changed.
- * Partitions are tables of their own here.  Changes of TOAST tables belong to the tables that they
- * are of.  Other sessions create, truncate and drop tables meanwhile.  That is no change of the
- * run: the row of pg_class tells which transaction has created or truncated a table, and only the
- * transaction that has dropped it holds the lock on it.
+ * table.  What differs between the marks before and after a run, the run has changed.  Partitions
+ * are tables of their own here; TOAST tables belong to theirs.  Other sessions create, truncate and
+ * drop tables meanwhile: the row of pg_class tells which transaction has created or truncated a
+ * table, and only the transaction that has dropped it holds the lock on it.
  *
- * Has their content changed?  There are two snapshots that differ only in their command id: one
- * shows the table before the run, the other one after it.  Both are made after the run, so what
- * other sessions have committed is the same in both.  The row versions that only one of the two
- * shows were removed or added by the run.  If the values of the removed and the added versions are
- * the same, in any order, the content is unchanged.  A query could not do this, because it has one
- * snapshot.  Values are compared by their bytes, after decompression.  The table is read in one
- * scan, with the privileges of the caller.
+ * Has their content changed?  Two snapshots, both made after the run, differ only in their command
+ * id: one shows the table before the run, the other one after it.  The run has removed or added the
+ * row versions that only one of them shows.  If the values of both are the same, in any order, the
+ * content is unchanged.  A query could not do this, because it has one snapshot.  Values are
+ * compared by their bytes, after decompression, in one scan with the privileges of the caller.
  */
 #include "postgres.h"
 
@@ -210,7 +200,8 @@ mark_tables(void)
 		mark->is_mine = TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data));
 		mark->name = quote_qualified_identifier(get_namespace_name_or_temp(form->relnamespace),
 												NameStr(form->relname));
-		mark->inserted = DatumGetInt64(DirectFunctionCall1(pg_stat_get_xact_tuples_inserted, relid));
+		mark->inserted =
+			DatumGetInt64(DirectFunctionCall1(pg_stat_get_xact_tuples_inserted, relid));
 		mark->updated = DatumGetInt64(DirectFunctionCall1(pg_stat_get_xact_tuples_updated, relid));
 		mark->deleted = DatumGetInt64(DirectFunctionCall1(pg_stat_get_xact_tuples_deleted, relid));
 	}
@@ -305,7 +296,8 @@ look_at_time(int64 time, int32 typmod)
 		int64 from = get_moment(i / 2);
 
 		if (i % 2 == 1)
-			from = DatumGetTimestamp(DirectFunctionCall1(timestamptz_timestamp, TimestampTzGetDatum(from)));
+			from = DatumGetTimestamp(
+				DirectFunctionCall1(timestamptz_timestamp, TimestampTzGetDatum(from)));
 		from = (from + unit / 2) / unit * unit;
 		if (time == from || (from % period != 0 && (time - from) % period == 0))
 			return MOMENT_NOW;
@@ -387,18 +379,20 @@ look_at_jsonb(Jsonb *value)
 		if (v.type == jbvString)
 			found |= look_at_text(v.val.string.val, v.val.string.len);
 		else if (v.type == jbvNumeric)
-			found |= look_at_number(DatumGetFloat8(DirectFunctionCall1(numeric_float8_no_overflow, NumericGetDatum(v.val.numeric))));
+			found |= look_at_number(DatumGetFloat8(
+				DirectFunctionCall1(numeric_float8_no_overflow, NumericGetDatum(v.val.numeric))));
 	}
 	return found;
 }
 
 /*
- * Which of Moment are in the value?  Both runs have the same now() and the same transaction
- * id, so what they write looks equal (V4).
+ * Which of Moment are in the value?  Both runs have the same now() and transaction id (V4).
  */
 static int
 look_at_value(const ColumnChange *column, Datum value)
 {
+	bool is_mine;
+
 	switch (column->type)
 	{
 		case TIMESTAMPTZOID:
@@ -410,9 +404,12 @@ look_at_value(const ColumnChange *column, Datum value)
 		case DATEOID:
 			return DatumGetDateADT(value) == GetSQLCurrentDate() ? MOMENT_NOW : 0;
 		case XIDOID:
-			return TransactionIdEquals(DatumGetTransactionId(value), GetTopTransactionIdIfAny()) ? MOMENT_XID : 0;
+			is_mine = TransactionIdEquals(DatumGetTransactionId(value), GetTopTransactionIdIfAny());
+			return is_mine ? MOMENT_XID : 0;
 		case XID8OID:
-			return FullTransactionIdEquals(DatumGetFullTransactionId(value), GetTopFullTransactionIdIfAny()) ? MOMENT_XID : 0;
+			is_mine = FullTransactionIdEquals(DatumGetFullTransactionId(value),
+											  GetTopFullTransactionIdIfAny());
+			return is_mine ? MOMENT_XID : 0;
 		case INT4OID:
 			return look_at_number(DatumGetInt32(value));
 		case INT8OID:
@@ -420,7 +417,8 @@ look_at_value(const ColumnChange *column, Datum value)
 		case FLOAT8OID:
 			return look_at_number(DatumGetFloat8(value));
 		case NUMERICOID:
-			return look_at_number(DatumGetFloat8(DirectFunctionCall1(numeric_float8_no_overflow, value)));
+			return look_at_number(
+				DatumGetFloat8(DirectFunctionCall1(numeric_float8_no_overflow, value)));
 		case TEXTOID:
 		case VARCHAROID:
 		case BPCHAROID:
@@ -584,9 +582,9 @@ compare_content(TableChange *change, CommandId before, CommandId after, int64 ma
 
 	/*
 	 * Look at all row versions of the table.  Those that this transaction has neither inserted,
-	 * updated nor deleted are skipped early, unless all rows count as added.  If in doubt, a version
-	 * is looked at.  Its header is read without a lock on the page, because no other transaction
-	 * resets what this one has set.
+	 * updated nor deleted are skipped early, unless all rows count as added.  If in doubt, a
+	 * version is looked at.  Its header is read without a lock on the page, because no other
+	 * transaction resets what this one has set.
 	 */
 	row = table_slot_create(rel, NULL);
 	scan = table_beginscan(rel, SnapshotAny, 0, NULL, SO_NONE);
@@ -813,12 +811,13 @@ judge_rows(Verify *verify, TableChange *change, const TableChange *earlier)
 	{
 		appendStringInfoString(&detail, "Truncated or rewritten.");
 		/*
-		 * The content before is known if the first run has rewritten or created the table, too: what
-		 * it had after the first run was removed.
+		 * The content before is known if the first run has rewritten or created the table, too:
+		 * what it had after the first run was removed.
 		 */
 		change->nremoved = earlier->nadded;
 		change->removed = earlier->added;
-		if (change->not_compared == NULL && (earlier->kind == CHANGE_ROWS || earlier->not_compared != NULL))
+		if (change->not_compared == NULL &&
+			(earlier->kind == CHANGE_ROWS || earlier->not_compared != NULL))
 			change->not_compared = "Its content before is gone.";
 		else if (change->not_compared == NULL && earlier->natts != change->natts)
 			change->not_compared = "The run has altered its columns.";
@@ -941,7 +940,9 @@ judge_second_run(Verify *verify, Run *first, Run *second)
 				break;
 		}
 	}
-	/* TRUNCATE writes pg_class only; that alone is no DDL, and the table has a verdict of its own */
+	/*
+	 * TRUNCATE writes pg_class only; that alone is no DDL, and the table has a verdict of its own
+	 */
 	if (ncatalogs > 1 ||
 		(ncatalogs == 1 && !(rewritten && strcmp(catalogs.data, "pg_catalog.pg_class") == 0)))
 		add_verdict(verify, "second run", "warn", NULL,
@@ -1023,7 +1024,10 @@ describe_values(const TableChange *a, const TableChange *b)
 	return detail.data;
 }
 
-/* V5: a verdict about a table that a run alone, and one after the interruption, have changed differently */
+/*
+ * V5: a verdict about a table that a run alone, and one after the interruption, have changed
+ * differently
+ */
 static void
 judge_interrupted(Verify *verify, const TableChange *a, const TableChange *b)
 {

@@ -220,7 +220,8 @@ wake_at_commit(void)
 		/* before it wakes anyone: the job before may have ended already, without a mark */
 		if (touched->follows || has_later)
 			idem_waiters_tell_looker(queue->subject,
-									 has_later ? idem_clock_steady() + (touched->later - now) : PG_INT64_MAX,
+									 has_later ? idem_clock_steady() + (touched->later - now) :
+												 PG_INT64_MAX,
 									 touched->follows);
 		/* New jobs are counted.  If others are let go, too, one session counts all of them. */
 		if (touched->lets_go || touched->later <= now || touched->nfetched > 0 || touched->undone)
@@ -286,7 +287,9 @@ idem_touched_end_transaction(bool is_commit, bool is_abort)
 													   XACT_PREPARED;
 }
 
-/* A subtransaction was rolled back; after an error in its rollback it may be part of the next one */
+/*
+ * A subtransaction was rolled back; after an error in its rollback it may be part of the next one
+ */
 void
 idem_touched_abort_sub(SubTransactionId subid)
 {

@@ -165,7 +165,8 @@ get_many(FunctionCallInfo fcinfo, int queue, IdemMany *many)
 	int ntokens;
 
 	many->n = -1;
-	many->max_jobs = idem_args_max_jobs(fcinfo, has_tokens ? worker + 1 : worker, MAX_JOBS_OF_QUEUE);
+	many->max_jobs =
+		idem_args_max_jobs(fcinfo, has_tokens ? worker + 1 : worker, MAX_JOBS_OF_QUEUE);
 	if (PG_ARGISNULL(0))
 	{
 		if (PG_ARGISNULL(queue))
@@ -196,7 +197,9 @@ get_many(FunctionCallInfo fcinfo, int queue, IdemMany *many)
 		idem_args_check_token(DatumGetInt64(many->tokens[i]));
 }
 
-/* The set of states, as bits: of those from first to last the one in the argument, or all of them */
+/*
+ * The set of states, as bits: of those from first to last the one in the argument, or all of them
+ */
 static uint32
 get_states(FunctionCallInfo fcinfo, int arg, IdemJobState first, IdemJobState last)
 {

@@ -1,6 +1,6 @@
 /*
  * jobadmin.h
- *		Look at jobs and change them from outside: by number, by key, many at once; why one does not run.
+ *		Look at jobs and change them from outside: by number, by key, many at once.
  */
 #ifndef IDEM_JOBS_JOBADMIN_H
 #define IDEM_JOBS_JOBADMIN_H

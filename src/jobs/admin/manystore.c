@@ -80,7 +80,8 @@ change_job(Bulk *bulk, const IdemJob *job)
 				idem_counters_add_queue(queue, IDEM_QUEUE_COUNTER_FAILED);
 			return true;
 		case IDEM_MANY_SNOOZE:
-			(void) idem_holdstore_snooze_found(bulk->jobs, job, &bulk->queue, many->delay, run_time);
+			(void) idem_holdstore_snooze_found(bulk->jobs, job, &bulk->queue, many->delay,
+											   run_time);
 			if (run_time != NULL)
 				idem_counters_add_queue(queue, IDEM_QUEUE_COUNTER_SNOOZED);
 			return true;
@@ -89,7 +90,10 @@ change_job(Bulk *bulk, const IdemJob *job)
 			row = idem_table_copy_row(bulk->jobs, idem_job_row(job));
 			idem_row_set(row, IDEM_JOBS_RUN_AT, TimestampTzGetDatum(position.run_at));
 			idem_row_set(row, IDEM_JOBS_PRIORITY, Int32GetDatum(position.priority));
-			/* tells idem_why that this came after the last attempt; no worker has a token of the job */
+			/*
+			 * tells idem_why that this came after the last attempt; no worker has a token of the
+			 * job
+			 */
 			if (job->token != 0)
 				idem_row_set(row, IDEM_JOBS_TOKEN,
 							 Int64GetDatum(idem_clock_next_token(job->token, idem_clock_now())));
@@ -230,7 +234,10 @@ idem_manystore_change(IdemTable *jobs, const IdemMany *many)
 	}
 	if (many->n < 0)
 	{
-		/* the live jobs of the queue, or those that can be retried and have the state, the first end first */
+		/*
+		 * the live jobs of the queue, or those that can be retried and have the state, the first
+		 * end first
+		 */
 		const IdemShard *shard = idem_shard_get();
 		Datum queue = PointerGetDatum(many->queue);
 		Datum ended[] = {BoolGetDatum(true), queue, (Datum) 0};
@@ -241,9 +248,12 @@ idem_manystore_change(IdemTable *jobs, const IdemMany *many)
 		if (retries)
 		{
 			ended[2] = CStringGetTextDatum(many->state);
-			start = (IdemLeafStart){.values = ended, .n = lengthof(ended), .nequal = lengthof(ended)};
+			start =
+				(IdemLeafStart){.values = ended, .n = lengthof(ended), .nequal = lengthof(ended)};
 		}
-		idem_leaf_begin(&walk, table, retries ? idem_jobtable_index(table, IDEM_INDEX_LOG_RETRY) : idem_jobtable_index(table, IDEM_INDEX_FETCH),
+		idem_leaf_begin(&walk, table,
+						retries ? idem_jobtable_index(table, IDEM_INDEX_LOG_RETRY) :
+								  idem_jobtable_index(table, IDEM_INDEX_FETCH),
 						bulk.snapshot, &start);
 		while (bulk.nchanged < many->max_jobs && idem_leaf_next_row(&walk))
 		{

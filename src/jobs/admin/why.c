@@ -150,7 +150,8 @@ put_row_holders(Why *why, TupleTableSlot *row)
 static void
 put_table_holders(Why *why)
 {
-	List *relations = lappend_oid(RelationGetIndexList(why->jobs->heap), RelationGetRelid(why->jobs->heap));
+	List *relations =
+		lappend_oid(RelationGetIndexList(why->jobs->heap), RelationGetRelid(why->jobs->heap));
 	LockData *data = GetLockStatusData();
 
 	for (int i = 0; i < data->nelements; i++)
@@ -164,7 +165,9 @@ put_table_holders(Why *why)
 			tag->locktag_type != LOCKTAG_RELATION || tag->locktag_field1 != MyDatabaseId ||
 			!list_member_oid(relations, tag->locktag_field2))
 			continue;
-		/* a prepared transaction has no process; after a restart of the server it has no virtual id */
+		/*
+		 * a prepared transaction has no process; after a restart of the server it has no virtual id
+		 */
 		if (lock->pid == 0)
 		{
 			VirtualTransactionId vxid = idem_compat_lock_vxid(lock);
@@ -186,7 +189,8 @@ set_fetches(Why *why)
 	TimestampTz last = idem_skips_last_fetch(idem_queueref_skips(ref));
 
 	if (ref->is_pinned && !RecoveryInProgress())
-		idem_answer_time(&why->answer, Anum_idem_job_facts_last_fetch, last != 0 ? last : DT_NOBEGIN);
+		idem_answer_time(&why->answer, Anum_idem_job_facts_last_fetch,
+						 last != 0 ? last : DT_NOBEGIN);
 	idem_answer_bool(&why->answer, Anum_idem_job_facts_has_waiter,
 					 idem_waiters_exist(idem_waiters_queue(why->queue.name)));
 }
@@ -203,7 +207,8 @@ put_count(Why *why, const IdemJob *end_job)
 	int n = 0;
 
 	InitDirtySnapshot(dirty);
-	idem_leaf_begin(&walk, why->jobs, idem_jobtable_index(why->jobs, IDEM_INDEX_FETCH), &dirty, &(IdemLeafStart){.values = &queue, .n = 1, .nequal = 1});
+	idem_leaf_begin(&walk, why->jobs, idem_jobtable_index(why->jobs, IDEM_INDEX_FETCH), &dirty,
+					&(IdemLeafStart){.values = &queue, .n = 1, .nequal = 1});
 	while (walk.nentries < MAX_ENTRIES && idem_leaf_next(&walk))
 	{
 		TupleDesc desc = RelationGetDescr(walk.index);
@@ -221,7 +226,8 @@ put_count(Why *why, const IdemJob *end_job)
 		if (position.run_at > why->now || !idem_leaf_fetch(&walk))
 			continue;
 		idem_job_read(&job, walk.row);
-		if (idem_jobrow_is_fetchable(why->jobs, &job, &dirty, idem_shard_get(), why->now, false) != IDEM_FETCHABLE)
+		if (idem_jobrow_is_fetchable(why->jobs, &job, &dirty, idem_shard_get(), why->now, false) !=
+			IDEM_FETCHABLE)
 			continue;
 		idem_row_lockers(job.row, &lockers);
 		if (!TransactionIdIsValid(lockers.shared) && !TransactionIdIsValid(lockers.exclusive))
@@ -246,7 +252,8 @@ set_error(IdemAnswer *fact, Jsonb *errors)
 	if (error != NULL)
 		idem_answer_text(fact, Anum_idem_job_facts_error,
 						 cstring_to_text_with_len(VARDATA_ANY(error),
-												  pg_mbcliplen(VARDATA_ANY(error), VARSIZE_ANY_EXHDR(error),
+												  pg_mbcliplen(VARDATA_ANY(error),
+															   VARSIZE_ANY_EXHDR(error),
 															   MAX_ERROR_SHOWN)));
 }
 
@@ -285,7 +292,8 @@ put_job(Why *why, TupleTableSlot *row)
 	{
 		idem_answer_string(fact, Anum_idem_job_facts_fact, "paused");
 		idem_answer_text(fact, Anum_idem_job_facts_name, why->queue.name);
-		idem_answer_optional_time(fact, Anum_idem_job_facts_since, idem_queuestore_paused_at(why->queue.name));
+		idem_answer_optional_time(fact, Anum_idem_job_facts_since,
+								  idem_queuestore_paused_at(why->queue.name));
 		idem_answer_put(fact);
 	}
 
@@ -293,7 +301,8 @@ put_job(Why *why, TupleTableSlot *row)
 	idem_answer_string(fact, Anum_idem_job_facts_state, idem_jobrow_state_words[state]);
 	idem_answer_bool(fact, Anum_idem_job_facts_is_mine, idem_job_is_mine(&job));
 	idem_answer_int32(fact, Anum_idem_job_facts_attempt, job.attempt);
-	idem_answer_int32(fact, Anum_idem_job_facts_max_attempts, idem_job_max_attempts(&job, &why->queue));
+	idem_answer_int32(fact, Anum_idem_job_facts_max_attempts,
+					  idem_job_max_attempts(&job, &why->queue));
 	idem_answer_text(fact, Anum_idem_job_facts_worker, idem_row_text(row, IDEM_JOBS_WORKER));
 	idem_answer_time(fact, Anum_idem_job_facts_enqueued_at, job.enqueued_at);
 	idem_answer_optional_time(fact, Anum_idem_job_facts_token_at, token_at);
@@ -302,7 +311,8 @@ put_job(Why *why, TupleTableSlot *row)
 	idem_answer_time(fact, Anum_idem_job_facts_now, why->now);
 	idem_answer_int64(fact, Anum_idem_job_facts_after_job, job.after_job);
 	idem_answer_bool(fact, Anum_idem_job_facts_has_failed,
-					 idem_history_has_error_since(errors, token_at != 0 ? token_at : job.enqueued_at));
+					 idem_history_has_error_since(errors,
+												  token_at != 0 ? token_at : job.enqueued_at));
 	set_error(fact, errors);
 	if (is_due && state == IDEM_JOB_EXPIRED)
 		set_fetches(why);
@@ -332,7 +342,8 @@ put_absence(Why *why, const IdemShard *shard)
 	else
 	{
 		idem_answer_string(fact, Anum_idem_job_facts_fact, "other_shard");
-		idem_answer_int32(fact, Anum_idem_job_facts_slot, idem_shard_slot_of_job(shard, why->job_id));
+		idem_answer_int32(fact, Anum_idem_job_facts_slot,
+						  idem_shard_slot_of_job(shard, why->job_id));
 		if (shard->number >= 0)
 			idem_answer_int32(fact, Anum_idem_job_facts_shard, shard->number);
 	}
@@ -356,7 +367,8 @@ put_end(Why *why)
 	{
 		use_queue(why, &log, probe.row, IDEM_JOB_LOG_QUEUE);
 		idem_answer_string(fact, Anum_idem_job_facts_fact, "ended");
-		idem_answer_text(fact, Anum_idem_job_facts_state, idem_row_text(probe.row, IDEM_JOB_LOG_STATE));
+		idem_answer_text(fact, Anum_idem_job_facts_state,
+						 idem_row_text(probe.row, IDEM_JOB_LOG_STATE));
 		idem_answer_time(fact, Anum_idem_job_facts_since,
 						 idem_row_timestamp(probe.row, IDEM_JOB_LOG_ENDED_AT));
 		idem_answer_int32(fact, Anum_idem_job_facts_attempt,

@@ -104,7 +104,8 @@ insert_run(Bulk *bulk, IdemNewJob **run, int max)
 				break;
 			}
 		}
-		size += idem_table_add(bulk->batch, idem_enqueuestore_form_row(bulk->jobs, enqueue, job, 0), *bulk->ord);
+		size += idem_table_add(bulk->batch, idem_enqueuestore_form_row(bulk->jobs, enqueue, job, 0),
+							   *bulk->ord);
 		job->answer.job_id = job->job_id;
 	}
 	idem_table_write_rows(bulk->batch, IDEM_JOBS_KEY_HASH);
@@ -137,7 +138,9 @@ finish_batch(Bulk *bulk)
 	for (int i = 0; i < n; i++)
 	{
 		idem_jobrow_note_ready(enqueue->queue.ref,
-							   &(IdemPosition){.priority = enqueue->priority, .run_at = enqueue->run_at, .job_id = bulk->news[ords[i]].job_id},
+							   &(IdemPosition){.priority = enqueue->priority,
+											   .run_at = enqueue->run_at,
+											   .job_id = bulk->news[ords[i]].job_id},
 							   enqueue->run_at, false);
 		idem_counters_add_queue(enqueue->queue.ref, IDEM_QUEUE_COUNTER_ENQUEUED);
 	}

@@ -49,7 +49,7 @@ StaticAssertDecl(LARGE_PAYLOAD + IDEM_MAX_KEY_LEN + IDEM_MAX_QUEUE_LEN + 128 <
 typedef enum Kind
 {
 	KIND_NONE,	   /* there is no job */
-	KIND_DONE,	   /* until_expired: there is none, but one is done, and its ttl has not passed (J5) */
+	KIND_DONE,	   /* until_expired: one is done, and its ttl has not passed (J5) */
 	KIND_WAITING,  /* no worker has it */
 	KIND_OPEN,	   /* another open transaction has inserted it */
 	KIND_DRAINING, /* it waits, and must start before it absorbs again */
@@ -143,10 +143,10 @@ typedef struct KeyJob
 {
 	Kind kind; /* waiting, open, spent or running */
 	IdemJob job;
-	TransactionId changed_by;				/* open transaction that inserts, changes or removes it; or invalid */
+	TransactionId changed_by;				/* open transaction that does, or invalid */
 	bool is_mine;							/* this transaction keeps it from starting */
-	bool is_held_back;						/* other transactions do, because it absorbed their duplicates */
-	bool is_blocked;						/* a follow-up job, and the job before it is still there */
+	bool is_held_back;						/* others do: it absorbed their duplicates */
+	bool is_blocked;						/* its predecessor is still there */
 	const struct KeyJob *followers[KIND_N]; /* its first follow-up job of each kind, or NULL */
 } KeyJob;
 
@@ -161,7 +161,7 @@ typedef struct KeyJobs
 typedef struct KeyScan
 {
 	Kind found;				  /* the kind that decides */
-	IdemJob job;			  /* the job that decides, if there is one; of a job that is done, only the number */
+	IdemJob job;			  /* that decides; of one that is done, only the number */
 	Jsonb *done_result;		  /* of a job that is done; may be NULL */
 	TransactionId in_the_way; /* transaction that must end before we can decide, or invalid */
 	bool is_being_cancelled;  /* a session waits to cancel the draining job: wait for the cancel */
@@ -247,7 +247,11 @@ next_row(KeyWalk *walk)
 		else if (walk->skips == NULL || (is_first && idem_row_is_changed_by_me(leaf->table, place)))
 			walk->run.n = 0;
 		else if (is_first)
-			add_ended(walk, &(IdemKeySkip){.first = *place, .last = *place, .n = 1, .looked_at = walk->began});
+			add_ended(walk,
+					  &(IdemKeySkip){.first = *place,
+									 .last = *place,
+									 .n = 1,
+									 .looked_at = walk->began});
 	}
 	return false;
 }
@@ -287,8 +291,8 @@ note_job(KeyJobs *list, const KeyedEnqueue *keyed, const IdemJob *job, Kind kind
 	const IdemEnqueue *enqueue = keyed->enqueue;
 	KeyJob *noted;
 
-	if (!idem_jobrow_has_key(idem_job_row(job), IDEM_JOBS_QUEUE, enqueue->queue.name, keyed->job->key,
-							 keyed->others))
+	if (!idem_jobrow_has_key(idem_job_row(job), IDEM_JOBS_QUEUE, enqueue->queue.name,
+							 keyed->job->key, keyed->others))
 		return;
 	if (enqueue->policy.dedup == IDEM_DEDUP_UNTIL_EXPIRED)
 	{
@@ -355,7 +359,8 @@ list_jobs(KeyedEnqueue *keyed, KeyJobs *list)
 	IdemTable *jobs = keyed->jobs;
 	IdemQueueRef *queue = keyed->enqueue->queue.ref;
 	IdemLookup lookup = idem_jobtable_by_key(jobs, keyed->index, keyed->job->key_hash);
-	IdemKeySkip none = {.key_hash = keyed->job->key_hash, .storage = jobs->heap->rd_rel->relfilenode};
+	IdemKeySkip none = {.key_hash = keyed->job->key_hash,
+						.storage = jobs->heap->rd_rel->relfilenode};
 	IdemLeafWalk leaf;
 	KeyWalk walk = {.leaf = &leaf, .began = idem_clock_steady(), .run = none, .most = none};
 	IdemKeySkip *known = &walk.known;
@@ -439,8 +444,8 @@ rank_job(const KeyJob *job, const IdemEnqueue *enqueue)
 	 * Could a worker have started the job for longer than idem.drain_after?  No worker could
 	 * if the queue is paused or the job before it is still there.
 	 */
-	overdue = !enqueue->queue.paused && idem_clock_now() - idem_job_due_since(&job->job) >= DRAIN_AFTER &&
-		!job->is_blocked;
+	overdue = !enqueue->queue.paused &&
+		idem_clock_now() - idem_job_due_since(&job->job) >= DRAIN_AFTER && !job->is_blocked;
 	if (job->is_held_back && (overdue || idem_jobtable_is_marked(job->job.job_id)))
 		return RANK_DRAINING;
 	if (!overdue)
@@ -491,8 +496,9 @@ choose_waiting(const KeyJobs *list, const IdemEnqueue *enqueue, const KeyJob **d
 			best[rank] = job;
 		else if ((job->job.after_job != 0) != (best[rank]->job.after_job != 0))
 			best[rank] = job->job.after_job != 0 ? job : best[rank];
-		else if (rank == RANK_OVERDUE || rank == RANK_DRAINING ? job->job.run_at > best[rank]->job.run_at :
-																 job->job.run_at < best[rank]->job.run_at)
+		else if (rank == RANK_OVERDUE || rank == RANK_DRAINING ?
+					 job->job.run_at > best[rank]->job.run_at :
+					 job->job.run_at < best[rank]->job.run_at)
 			best[rank] = job;
 	}
 	*draining = best[RANK_DRAINING];
@@ -713,7 +719,9 @@ insert_job(IdemTable *jobs, const IdemEnqueue *enqueue, IdemNewJob *job, int64 a
 	job->answer.job_id = job->job_id;
 	job->answer.outcome = after_job != 0 ? IDEM_OUTCOME_RERUN : IDEM_OUTCOME_ENQUEUED;
 	idem_jobrow_note_ready(enqueue->queue.ref,
-						   &(IdemPosition){.priority = enqueue->priority, .run_at = enqueue->run_at, .job_id = job->job_id},
+						   &(IdemPosition){.priority = enqueue->priority,
+										   .run_at = enqueue->run_at,
+										   .job_id = job->job_id},
 						   enqueue->run_at, after_job != 0);
 }
 
@@ -763,12 +771,13 @@ scan_or_insert(KeyedEnqueue *keyed, KeyScan *scan)
 		}
 		/*
 		 * Step 5: make the job dead, and scan again as if it were gone.  If another transaction has
-		 * locked the job, or an older row of its number in the history (J13), that one is in the way,
-		 * unless it has just ended.
+		 * locked the job, or an older row of its number in the history (J13), that one is in the
+		 * way, unless it has just ended.
 		 */
 		else if (action == DO_BURY && keyed->log_is_locked)
 		{
-			result = idem_table_lock_row(jobs, scan->job.tid, LockTupleExclusive, LockWaitSkip, row);
+			result =
+				idem_table_lock_row(jobs, scan->job.tid, LockTupleExclusive, LockWaitSkip, row);
 			settled = result == TM_WouldBlock;
 			if (result == TM_WouldBlock)
 				scan->in_the_way = idem_row_locker(row);
@@ -776,8 +785,8 @@ scan_or_insert(KeyedEnqueue *keyed, KeyScan *scan)
 			{
 				idem_job_read(&scan->job, row);
 				idem_touched_held(queue->ref, true);
-				settled = idem_history_make_dead_if_spent(jobs, &scan->job, queue, &scan->in_the_way) ==
-					IDEM_DEAD_SKIPPED;
+				settled = idem_history_make_dead_if_spent(jobs, &scan->job, queue,
+														  &scan->in_the_way) == IDEM_DEAD_SKIPPED;
 			}
 			action = choose_action(keyed, scan);
 		}
@@ -964,14 +973,13 @@ enqueue_keyed(IdemTable *jobs, const IdemEnqueue *enqueue, IdemNewJob *job)
 			case DO_REFUSE:
 				idem_counters_add_queue(enqueue->queue.ref, IDEM_QUEUE_COUNTER_REFUSED);
 				idem_counters_log_duplicate("enqueue", "refused", enqueue->queue.name, job->key);
-				ereport(ERROR,
-						errcode(ERRCODE_IDEM_DUPLICATE_JOB),
-						errmsg("duplicate job"),
-						errdetail("Job " INT64_FORMAT " has this key and %s.",
-								  scan.job.job_id,
-								  scan.found == KIND_DONE ? "is done" : scan.found == KIND_RUNNING ? "runs" :
-																									 "waits"),
-						errhint("Pass %s to let the job absorb its duplicates.", "on_duplicate => 'skip'"));
+				ereport(ERROR, errcode(ERRCODE_IDEM_DUPLICATE_JOB), errmsg("duplicate job"),
+						errdetail("Job " INT64_FORMAT " has this key and %s.", scan.job.job_id,
+								  scan.found == KIND_DONE		 ? "is done" :
+									  scan.found == KIND_RUNNING ? "runs" :
+																   "waits"),
+						errhint("Pass %s to let the job absorb its duplicates.",
+								"on_duplicate => 'skip'"));
 				break;
 			case DO_BURY:
 				if (keyed.log_is_locked)

@@ -446,7 +446,8 @@ is_due(Fetch *fetch, const IdemJob *job, Outcome *outcome, Skip *skip)
 		walk->announced_blocked = true;
 	}
 	*outcome = OUTCOME_HELD;
-	switch (idem_jobrow_is_fetchable(fetch->jobs, job, &fetch->dirty, fetch->shard, fetch->now, collects))
+	switch (idem_jobrow_is_fetchable(fetch->jobs, job, &fetch->dirty, fetch->shard, fetch->now,
+									 collects))
 	{
 		case IDEM_FETCHABLE:
 			return true;
@@ -473,8 +474,8 @@ is_due(Fetch *fetch, const IdemJob *job, Outcome *outcome, Skip *skip)
 }
 
 /*
- * Take the job, which is due, if no other transaction has locked it (J2, J10, J14).  J18: if another
- * worker had it, that one has not said how its attempt ended.
+ * Take the job, which is due, if no other transaction has locked it (J2, J10, J14).  J18: if
+ * another worker had it, that one has not said how its attempt ended.
  */
 static bool
 take_job(Fetch *fetch, const IdemJob *job, IdemJobInfo *fetched)
@@ -561,8 +562,8 @@ take_or_look(Fetch *fetch, const IdemJob *job)
 		return OUTCOME_HELD;
 	fetch->put(&fetched, fetch->arg);
 	if (!fetch->is_counted)
-		idem_counters_add_queue_time(fetch->args->queue.ref, IDEM_QUEUE_COUNTER_FETCHED, IDEM_HISTOGRAM_WAIT,
-									 fetched.due_since, fetch->now);
+		idem_counters_add_queue_time(fetch->args->queue.ref, IDEM_QUEUE_COUNTER_FETCHED,
+									 IDEM_HISTOGRAM_WAIT, fetched.due_since, fetch->now);
 	return OUTCOME_TAKEN;
 }
 

@@ -173,48 +173,62 @@ get_batch_of_jobs(FunctionCallInfo fcinfo, Batch *batch)
 	batch->job_context = AllocSetContextCreate(CurrentMemoryContext, "idem job", ALLOCSET_DEFAULT_SIZES);
 }
 
-/* The status of a job of the batch; "stale" for an old token (J11) */
-static const char *
-get_status(IdemHold hold, const char *done)
+/*
+ * Complete the jobs of the batch, or renew their leases if lease_until is not NULL, and return a
+ * row for each; "stale" for an old token (J11)
+ */
+static void
+put_batch(IdemAnswer *answer, Batch *batch, int64 lease, TimestampTz *lease_until)
 {
-	return hold == IDEM_HOLD_OK ? done : hold == IDEM_HOLD_NONE ? "not_held" :
-																  "stale";
+	const char *words[] = {
+		[IDEM_HOLD_OK] = lease_until != NULL ? "renewed" : "completed",
+		[IDEM_HOLD_NONE] = "not_held",
+		[IDEM_HOLD_STALE] = "stale"};
+	IdemTable jobs;
+	IdemQueue queue = {0};
+
+	idem_jobtable_open(&jobs, RowExclusiveLock);
+	for (int i = 0; i < batch->n; i++)
+	{
+		int ord = batch->order[i];
+		int64 job_id = DatumGetInt64(batch->ids[ord]);
+		int64 token = DatumGetInt64(batch->tokens[ord]);
+		MemoryContext oldcontext = MemoryContextSwitchTo(batch->job_context);
+
+		CHECK_FOR_INTERRUPTS();
+		batch->holds[ord] = lease_until != NULL ?
+			idem_holdstore_heartbeat(&jobs, job_id, token, lease, &queue, &lease_until[ord]) :
+			idem_holdstore_complete(&jobs, job_id, token, NULL, &queue, NULL);
+		MemoryContextSwitchTo(oldcontext);
+		MemoryContextReset(batch->job_context);
+	}
+	idem_table_close(&jobs);
+	for (int i = 0; i < batch->n; i++)
+	{
+		idem_answer_int32(answer, Anum_heartbeat_result_ord, i + 1);
+		idem_answer_set(answer, Anum_heartbeat_result_job_id, INT8OID, batch->ids[i]);
+		idem_answer_string(answer, Anum_heartbeat_result_status, words[batch->holds[i]]);
+		if (lease_until != NULL && batch->holds[i] == IDEM_HOLD_OK)
+			idem_answer_optional_time(answer, Anum_heartbeat_result_lease_until, lease_until[i]);
+		idem_answer_put(answer);
+	}
 }
+
+StaticAssertDecl((int) Anum_complete_many_result_ord == (int) Anum_heartbeat_result_ord &&
+					 (int) Anum_complete_many_result_job_id == (int) Anum_heartbeat_result_job_id &&
+					 (int) Anum_complete_many_result_status == (int) Anum_heartbeat_result_status,
+				 "the rows of both functions begin with the same columns");
 
 Datum
 idem_complete_many(PG_FUNCTION_ARGS)
 {
 	IdemAnswer answer;
-	IdemTable jobs;
-	IdemQueue queue = {0};
 	Batch batch;
 
 	idem_fn_begin(fcinfo, &idem_complete_many_signature, "idem_complete_many()");
 	idem_answer_begin(&answer, fcinfo, &idem_complete_many_signature);
 	get_batch_of_jobs(fcinfo, &batch);
-
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	for (int i = 0; i < batch.n; i++)
-	{
-		int ord = batch.order[i];
-		MemoryContext oldcontext = MemoryContextSwitchTo(batch.job_context);
-
-		CHECK_FOR_INTERRUPTS();
-		batch.holds[ord] = idem_holdstore_complete(&jobs, DatumGetInt64(batch.ids[ord]),
-												   DatumGetInt64(batch.tokens[ord]), NULL, &queue,
-												   NULL);
-		MemoryContextSwitchTo(oldcontext);
-		MemoryContextReset(batch.job_context);
-	}
-	idem_table_close(&jobs);
-	for (int i = 0; i < batch.n; i++)
-	{
-		idem_answer_int32(&answer, Anum_complete_many_result_ord, i + 1);
-		idem_answer_set(&answer, Anum_complete_many_result_job_id, INT8OID, batch.ids[i]);
-		idem_answer_string(&answer, Anum_complete_many_result_status,
-						   get_status(batch.holds[i], "completed"));
-		idem_answer_put(&answer);
-	}
+	put_batch(&answer, &batch, 0, NULL);
 	return (Datum) 0;
 }
 
@@ -222,42 +236,13 @@ Datum
 idem_heartbeat(PG_FUNCTION_ARGS)
 {
 	IdemAnswer answer;
-	IdemTable jobs;
-	IdemQueue queue = {0};
 	Batch batch;
 	int64 lease;
-	TimestampTz *lease_until;
 
 	idem_fn_begin(fcinfo, &idem_heartbeat_signature, "idem_heartbeat()");
 	idem_answer_begin(&answer, fcinfo, &idem_heartbeat_signature);
 	get_batch_of_jobs(fcinfo, &batch);
 	lease = PG_ARGISNULL(2) ? -1 : idem_args_lease(fcinfo, 2);
-	lease_until = palloc_array(TimestampTz, batch.n);
-
-	idem_jobtable_open(&jobs, RowExclusiveLock);
-	for (int i = 0; i < batch.n; i++)
-	{
-		int ord = batch.order[i];
-		MemoryContext oldcontext = MemoryContextSwitchTo(batch.job_context);
-
-		CHECK_FOR_INTERRUPTS();
-		batch.holds[ord] =
-			idem_holdstore_heartbeat(&jobs, DatumGetInt64(batch.ids[ord]),
-									 DatumGetInt64(batch.tokens[ord]), lease, &queue,
-									 &lease_until[ord]);
-		MemoryContextSwitchTo(oldcontext);
-		MemoryContextReset(batch.job_context);
-	}
-	idem_table_close(&jobs);
-	for (int i = 0; i < batch.n; i++)
-	{
-		idem_answer_int32(&answer, Anum_heartbeat_result_ord, i + 1);
-		idem_answer_set(&answer, Anum_heartbeat_result_job_id, INT8OID, batch.ids[i]);
-		idem_answer_string(&answer, Anum_heartbeat_result_status,
-						   get_status(batch.holds[i], "renewed"));
-		if (batch.holds[i] == IDEM_HOLD_OK)
-			idem_answer_optional_time(&answer, Anum_heartbeat_result_lease_until, lease_until[i]);
-		idem_answer_put(&answer);
-	}
+	put_batch(&answer, &batch, lease, palloc_array(TimestampTz, batch.n));
 	return (Datum) 0;
 }

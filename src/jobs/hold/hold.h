@@ -49,10 +49,13 @@ extern IdemHold idem_holdstore_complete(IdemTable *jobs, int64 job_id, int64 tok
 										IdemQueue *queue, IdemRunTime *run_time);
 extern IdemHold idem_holdstore_judge(const IdemJob *job, int64 token);
 extern bool idem_holdstore_fail_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
-									  const IdemFailure *failure, bool *is_dead, IdemRunTime *run_time);
+									  const IdemFailure *failure, bool *is_dead,
+									  IdemRunTime *run_time);
 extern IdemHold idem_holdstore_fail(IdemTable *jobs, int64 job_id, int64 token,
-									const IdemFailure *failure, bool *is_dead, IdemRunTime *run_time);
-extern TimestampTz idem_holdstore_snooze_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, int64 delay,
+									const IdemFailure *failure, bool *is_dead,
+									IdemRunTime *run_time);
+extern TimestampTz idem_holdstore_snooze_found(IdemTable *jobs, const IdemJob *job,
+											   const IdemQueue *queue, int64 delay,
 											   IdemRunTime *run_time);
 extern IdemHold idem_holdstore_snooze(IdemTable *jobs, int64 job_id, int64 token, int64 delay,
 									  TimestampTz *run_at);

@@ -50,7 +50,8 @@ lock_held(IdemTable *jobs, int64 job_id, int64 token, IdemJob *job, IdemQueue *q
 	{
 		hold = find_held(jobs, job_id, token, job, queue);
 	} while (hold == IDEM_HOLD_OK &&
-			 idem_table_lock_row(jobs, job->tid, LockTupleNoKeyExclusive, LockWaitBlock, job->row) != TM_Ok);
+			 idem_table_lock_row(jobs, job->tid, LockTupleNoKeyExclusive, LockWaitBlock,
+								 job->row) != TM_Ok);
 	if (hold == IDEM_HOLD_OK)
 		idem_touched_held(queue->ref, false);
 	return hold;
@@ -110,7 +111,8 @@ idem_holdstore_complete(IdemTable *jobs, int64 job_id, int64 token, Jsonb *resul
 	(void) idem_history_write(&job, queue, &end, NULL);
 	idem_history_keep_key(&job, &end);
 	idem_jobrow_note_end(jobs, &job, queue->ref);
-	count_end(queue->ref, IDEM_QUEUE_COUNTER_COMPLETED, idem_job_started_at(&job), end.at, run_time);
+	count_end(queue->ref, IDEM_QUEUE_COUNTER_COMPLETED, idem_job_started_at(&job), end.at,
+			  run_time);
 	return hold;
 }
 
@@ -161,7 +163,8 @@ idem_holdstore_fail_found(IdemTable *jobs, const IdemJob *job, const IdemQueue *
 	*is_dead = failure->dead || idem_job_has_no_attempts_left(job, queue);
 	if (!*is_dead)
 	{
-		int64 delay = failure->retry_in >= 0 ? failure->retry_in : compute_retry_delay(queue, job->attempt);
+		int64 delay =
+			failure->retry_in >= 0 ? failure->retry_in : compute_retry_delay(queue, job->attempt);
 		TupleTableSlot *row = idem_job_row(job);
 		TupleTableSlot *new = idem_table_copy_row(jobs, row);
 

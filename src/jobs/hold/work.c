@@ -147,8 +147,9 @@ bool
 idem_work_fail(IdemRun *run, const ErrorData *error)
 {
 	IdemTable jobs;
-	IdemFailure failure = {
-		.error = cstring_to_text(idem_subxact_describe(error)), .retry_in = -1, .nowait = run->nowait};
+	IdemFailure failure = {.error = cstring_to_text(idem_subxact_describe(error)),
+						   .retry_in = -1,
+						   .nowait = run->nowait};
 	IdemHold hold;
 	bool is_dead = false;
 
@@ -322,8 +323,8 @@ fail_at_exit(int code, Datum arg)
 		return;
 	/* S1: counts are pending, and entries pinned, until a transaction ends */
 	StartTransactionCommand();
-	idem_counters_add_queue_time(idem_queueref_get(queue), IDEM_QUEUE_COUNTER_FAILED, IDEM_HISTOGRAM_RUN,
-								 run.time.from, run.time.to);
+	idem_counters_add_queue_time(idem_queueref_get(queue), IDEM_QUEUE_COUNTER_FAILED,
+								 IDEM_HISTOGRAM_RUN, run.time.from, run.time.to);
 	CommitTransactionCommand();
 }
 
@@ -362,8 +363,8 @@ commit_transaction(bool may_fail)
 static void
 count_end(const Work *work, const IdemRun *run, IdemQueueCounter counter)
 {
-	idem_counters_add_queue_time(idem_queueref_get(work->queue), counter, IDEM_HISTOGRAM_RUN, run->time.from,
-								 run->time.to);
+	idem_counters_add_queue_time(idem_queueref_get(work->queue), counter, IDEM_HISTOGRAM_RUN,
+								 run->time.from, run->time.to);
 }
 
 /* J21: the commit has failed, and rolled the work back: the attempt counts nevertheless */

@@ -168,7 +168,10 @@ write_link(IdemTable *jobs, const NotedLink *link)
 		TupleTableSlot *slot = idem_table_copy_row(jobs, job.row);
 
 		idem_row_set(slot, IDEM_JOBS_LINKS, JsonbPGetDatum(links));
-		idem_jobrow_store(jobs, &job, slot, idem_queueref_get(DatumGetTextPP(idem_row_datum(job.row, IDEM_JOBS_QUEUE).value)), IDEM_CHANGE_ABSORBED);
+		idem_jobrow_store(jobs, &job, slot,
+						  idem_queueref_get(
+							  DatumGetTextPP(idem_row_datum(job.row, IDEM_JOBS_QUEUE).value)),
+						  IDEM_CHANGE_ABSORBED);
 	}
 	if (job.holds_key)
 		idem_table_unlock_hash(jobs, job.key_hash);
@@ -209,7 +212,7 @@ idem_headers_write_links(void)
 	/* there are few, so a cancel can wait for them; here it would be an error of the commit */
 	HOLD_INTERRUPTS();
 	PushActiveSnapshot(GetTransactionSnapshot());
-	if (idem_jobtable_open_at_commit(&jobs))
+	if (idem_table_open_at_commit(&jobs, &idem_jobtable_def))
 	{
 		for (int i = 0; i < nnoted && !has_index(&jobs); i++)
 			write_link(&jobs, &noted[i]);

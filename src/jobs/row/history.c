@@ -43,7 +43,10 @@ encode_time(char *at, TimestampTz time)
 	JsonEncodeDateTime(at, TimestampTzGetDatum(time), TIMESTAMPTZOID, &utc);
 }
 
-/* J18: the list with an entry for this attempt.  errors NULL: no list yet; error NULL: none was given. */
+/*
+ * J18: the list with an entry for this attempt.  errors NULL: no list yet; error NULL: none was
+ * given.
+ */
 Jsonb *
 idem_history_add_error(Jsonb *errors, int attempt, const text *error)
 {
@@ -137,9 +140,9 @@ idem_history_warn_in_use(int64 job_id)
 }
 
 /*
- * Insert the row of a job that has ended.  It replaces an older row with the same primary key (J13).
- * If another transaction is changing or has locked the older row: with in_the_way NULL, wait for it;
- * else set *in_the_way to it, and return false.
+ * Insert the row of a job that has ended.  It replaces an older row with the same primary key
+ * (J13). If another transaction is changing or has locked the older row: with in_the_way NULL, wait
+ * for it; else set *in_the_way to it, and return false.
  */
 static bool
 insert_over(IdemTable *table, TupleTableSlot *new, IdemLookup *lookup, int64 job_id,
@@ -166,7 +169,9 @@ insert_over(IdemTable *table, TupleTableSlot *new, IdemLookup *lookup, int64 job
 			*in_the_way = probe.xwait;
 			return false;
 		}
-		/* lock it first: a delete that does not wait refuses a row that this transaction has locked */
+		/*
+		 * lock it first: a delete that does not wait refuses a row that this transaction has locked
+		 */
 		result = idem_table_lock_row(table, probe.row->tts_tid, LockTupleExclusive,
 									 in_the_way == NULL ? LockWaitBlock : LockWaitSkip, probe.row);
 		if (result == TM_Ok && idem_table_delete(table, probe.row, true) == TM_Ok &&
@@ -200,9 +205,10 @@ typedef struct ColumnPair
 	}
 
 /* What the history keeps of a job, and what a retry brings back */
-static const ColumnPair kept_columns[] = {
-	KEPT(JOB_ID), KEPT(ENQUEUED_AT), KEPT(PRIORITY), KEPT(MAX_ATTEMPTS), KEPT(KEY_UNTIL),
-	KEPT(QUEUE), KEPT(KEY), KEPT(PAYLOAD), KEPT(HEADERS), KEPT(LINKS), KEPT(ERRORS), KEPT(PROGRESS)};
+static const ColumnPair kept_columns[] = {KEPT(JOB_ID), KEPT(ENQUEUED_AT), KEPT(PRIORITY),
+										  KEPT(MAX_ATTEMPTS), KEPT(KEY_UNTIL), KEPT(QUEUE),
+										  KEPT(KEY), KEPT(PAYLOAD), KEPT(HEADERS),
+										  KEPT(LINKS), KEPT(ERRORS), KEPT(PROGRESS)};
 
 /*
  * Write the job, which ends now, into the history, unless its queue keeps none.
@@ -238,7 +244,9 @@ idem_history_write(const IdemJob *job, const IdemQueue *queue, const IdemEnd *en
 	if (job->holds_key)
 		idem_row_set(new, IDEM_JOB_LOG_TOOK_KEY, BoolGetDatum(true));
 	if (job->has_key)
-		idem_row_set(new, IDEM_JOB_LOG_KEY_HASH, Int64GetDatum(job->holds_key ? job->key_hash : idem_jobrow_ignored_hash(job->key_hash)));
+		idem_row_set(new, IDEM_JOB_LOG_KEY_HASH,
+					 Int64GetDatum(job->holds_key ? job->key_hash :
+													idem_jobrow_ignored_hash(job->key_hash)));
 	if (!is_done)
 		idem_row_set(new, IDEM_JOB_LOG_RETRYABLE, BoolGetDatum(true));
 	if (end->errors != NULL)

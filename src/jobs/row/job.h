@@ -144,8 +144,8 @@ typedef struct IdemJob
 	int attempt;
 	int64 token; /* of the last fetch or retry; 0: no worker has fetched it yet */
 	/*
-	 * Does a worker have the job?  The worker may complete it even after the lease has expired, until
-	 * another worker fetches the job or it is made dead (J11).
+	 * Does a worker have the job?  The worker may complete it even after the lease has expired,
+	 * until another worker fetches the job or it is made dead (J11).
 	 */
 	bool is_leased;
 	TimestampTz leased_at;	 /* of a lease; 0: none */
@@ -257,7 +257,6 @@ extern const IdemTableDef idem_jobtable_def;
 extern const IdemTableDef idem_jobtable_keys_def;
 extern const IdemTableDef idem_jobtable_log_def;
 extern void idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode);
-extern bool idem_jobtable_open_at_commit(IdemTable *jobs);
 extern void idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode);
 extern void idem_jobtable_open_log(IdemTable *log, LOCKMODE lockmode);
 extern void idem_jobtable_lock_ids(void);
@@ -331,9 +330,10 @@ extern void idem_history_keep_key(const IdemJob *job, const IdemEnd *end);
 extern bool idem_history_insert_again(IdemTable *jobs, TupleTableSlot *ended);
 extern void idem_history_warn_in_use(int64 job_id);
 
-extern bool idem_history_make_dead(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue, text *error,
-								   TransactionId *in_the_way);
-extern IdemDeadOutcome idem_history_make_dead_if_spent(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
+extern bool idem_history_make_dead(IdemTable *jobs, const IdemJob *job, const IdemQueue *queue,
+								   text *error, TransactionId *in_the_way);
+extern IdemDeadOutcome idem_history_make_dead_if_spent(IdemTable *jobs, const IdemJob *job,
+													   const IdemQueue *queue,
 													   TransactionId *in_the_way);
 
 /* jobstore.c */

@@ -126,7 +126,10 @@ idem_jobrow_waits_for_other(IdemTable *jobs, const IdemJob *job)
 	return waits;
 }
 
-/* Is the job that this one follows there, and does no open transaction, not even this one, change it? */
+/*
+ * Is the job that this one follows there, and does no open transaction, not even this one, change
+ * it?
+ */
 static bool
 is_settled(IdemTable *jobs, int64 job_id)
 {
@@ -145,8 +148,8 @@ is_settled(IdemTable *jobs, int64 job_id)
 
 /*
  * May a fetch take the job?  Row locks of other transactions are asked for apart: a fetch tries to
- * lock the row.  dirty: the snapshot that has shown the row.  The transaction that has fetched a job
- * does not take it again, even if the lease has expired.  M2: a job of another shard was left
+ * lock the row.  dirty: the snapshot that has shown the row.  The transaction that has fetched a
+ * job does not take it again, even if the lease has expired.  M2: a job of another shard was left
  * behind and may run there.  exactly: tell a follow-up job that stays blocked (J4) from one that is
  * blocked for now; without it both are IDEM_FETCHABLE_BLOCKED.
  */
@@ -161,7 +164,8 @@ idem_jobrow_is_fetchable(IdemTable *jobs, const IdemJob *job, const SnapshotData
 	if (job->run_at > now)
 		return IDEM_FETCHABLE_LATER;
 	if (job->is_leased)
-		return job->lease_until > now || idem_job_is_mine(job) ? IDEM_FETCHABLE_LEASED : IDEM_FETCHABLE;
+		return job->lease_until > now || idem_job_is_mine(job) ? IDEM_FETCHABLE_LEASED :
+																 IDEM_FETCHABLE;
 	if (job->after_job == 0)
 		return IDEM_FETCHABLE;
 	if (exactly && is_settled(jobs, job->after_job))
@@ -251,7 +255,8 @@ note_position(IdemQueueRef *ref, const IdemPosition *position, TimestampTz due)
  * job (J4).
  */
 void
-idem_jobrow_note_ready(IdemQueueRef *ref, const IdemPosition *position, TimestampTz due, bool follows)
+idem_jobrow_note_ready(IdemQueueRef *ref, const IdemPosition *position, TimestampTz due,
+					   bool follows)
 {
 	note_position(ref, position, due);
 	idem_touched_job(ref, due, follows);
@@ -339,8 +344,8 @@ idem_jobrow_note_copied(const IdemJob *job)
 }
 
 /*
- * J14, A2, A5: this transaction has deleted the job.  If it commits, follow-up jobs (J4), which have
- * the same key, can be fetched: note them for fetches; touched.c wakes waiters.
+ * J14, A2, A5: this transaction has deleted the job.  If it commits, follow-up jobs (J4), which
+ * have the same key, can be fetched: note them for fetches; touched.c wakes waiters.
  */
 void
 idem_jobrow_note_end(IdemTable *jobs, const IdemJob *job, IdemQueueRef *ref)
@@ -362,8 +367,9 @@ idem_jobrow_note_end(IdemTable *jobs, const IdemJob *job, IdemQueueRef *ref)
 		return;
 
 	/*
-	 * A job that another transaction is moving in the index may be missed: that transaction notes its
-	 * new position, and every fetch that looks at it there finds that the job before it has ended.
+	 * A job that another transaction is moving in the index may be missed: that transaction notes
+	 * its new position, and every fetch that looks at it there finds that the job before it has
+	 * ended.
 	 */
 	InitDirtySnapshot(dirty);
 	idem_leaf_begin(&walk, jobs, idem_jobtable_index(jobs, IDEM_INDEX_KEY), &dirty, &start);

@@ -210,7 +210,8 @@ find_live(IdemTable *jobs, const IdemJobKey *key, Snapshot snapshot, Numbers *nu
 	shard = idem_shard_get();
 	for (int i = 0; i < (int) lengthof(hashes); i++)
 	{
-		IdemLookup lookup = idem_jobtable_by_key(jobs, idem_jobtable_index(jobs, IDEM_INDEX_KEY), hashes[i]);
+		IdemLookup lookup =
+			idem_jobtable_by_key(jobs, idem_jobtable_index(jobs, IDEM_INDEX_KEY), hashes[i]);
 		IndexScanDesc scan = idem_probe_begin(jobs, &lookup, snapshot);
 		TupleTableSlot *row = idem_table_row(jobs);
 

@@ -35,12 +35,6 @@ idem_jobtable_open(IdemTable *jobs, LOCKMODE lockmode)
 	idem_table_open(jobs, &idem_jobtable_def, lockmode);
 }
 
-bool
-idem_jobtable_open_at_commit(IdemTable *jobs)
-{
-	return idem_table_open_at_commit(jobs, &idem_jobtable_def);
-}
-
 void
 idem_jobtable_open_keys(IdemTable *keys, LOCKMODE lockmode)
 {
@@ -291,10 +285,26 @@ static const struct
 	const char *missing;
 	const char *hint;
 } indexes[] = {
-	[IDEM_INDEX_KEY] = {{IDEM_JOBS_KEY_HASH}, 1, "There is no index that finds the jobs of a key.", "Run CREATE INDEX CONCURRENTLY ON idem.jobs (key_hash) WHERE key_hash IS NOT NULL."},
-	[IDEM_INDEX_FETCH] = {{IDEM_JOBS_QUEUE, IDEM_JOBS_PRIORITY, IDEM_JOBS_RUN_AT, IDEM_JOBS_JOB_ID}, 4, "There is no index that orders the jobs as they are fetched.", "Run CREATE INDEX CONCURRENTLY ON idem.jobs (queue, priority, run_at, job_id)."},
-	[IDEM_INDEX_LOG_KEY] = {{IDEM_JOB_LOG_KEY_HASH, IDEM_JOB_LOG_ENDED_AT}, 2, "There is no index that finds the jobs of a key in the history.", "Run CREATE INDEX CONCURRENTLY ON idem.job_log (key_hash, ended_at) WHERE key_hash IS NOT NULL."},
-	[IDEM_INDEX_LOG_RETRY] = {{IDEM_JOB_LOG_RETRYABLE, IDEM_JOB_LOG_QUEUE, IDEM_JOB_LOG_STATE, IDEM_JOB_LOG_ENDED_AT}, 4, "There is no index that finds the jobs of a queue that can be retried.", "Run CREATE INDEX CONCURRENTLY ON idem.job_log (retryable, queue, state, ended_at) WHERE retryable IS NOT NULL."}};
+	[IDEM_INDEX_KEY] =
+		{{IDEM_JOBS_KEY_HASH},
+		 1,
+		 "There is no index that finds the jobs of a key.",
+		 "Run CREATE INDEX CONCURRENTLY ON idem.jobs (key_hash) WHERE key_hash IS NOT NULL."},
+	[IDEM_INDEX_FETCH] =
+		{{IDEM_JOBS_QUEUE, IDEM_JOBS_PRIORITY, IDEM_JOBS_RUN_AT, IDEM_JOBS_JOB_ID},
+		 4,
+		 "There is no index that orders the jobs as they are fetched.",
+		 "Run CREATE INDEX CONCURRENTLY ON idem.jobs (queue, priority, run_at, job_id)."},
+	[IDEM_INDEX_LOG_KEY] =
+		{{IDEM_JOB_LOG_KEY_HASH, IDEM_JOB_LOG_ENDED_AT},
+		 2,
+		 "There is no index that finds the jobs of a key in the history.",
+		 "Run CREATE INDEX CONCURRENTLY ON idem.job_log (key_hash, ended_at) WHERE key_hash IS NOT NULL."},
+	[IDEM_INDEX_LOG_RETRY] = {
+		{IDEM_JOB_LOG_RETRYABLE, IDEM_JOB_LOG_QUEUE, IDEM_JOB_LOG_STATE, IDEM_JOB_LOG_ENDED_AT},
+		4,
+		"There is no index that finds the jobs of a queue that can be retried.",
+		"Run CREATE INDEX CONCURRENTLY ON idem.job_log (retryable, queue, state, ended_at) WHERE retryable IS NOT NULL."}};
 
 /* An index of idem.jobs or idem.job_log; the one on the hash of a key is not unique (J7) */
 Relation
