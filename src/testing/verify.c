@@ -2,8 +2,7 @@
  * verify.c
  *		SQL function idem_verify: what happens if a handler runs twice?
  *
- * The handler runs in subtransactions that are rolled back (V1): alone, twice, and twice with one key
- * (run_alone, run_twice, call_twice).  In run_twice an interrupted run comes first.
+ * The handler runs in subtransactions that are rolled back (V1): alone, twice, called twice.
  * Each run has a subtransaction of its own inside: its error is one of the findings.
  *
  * Verdicts: ok; fail: a second run has another effect, or an error; warn: a person decides.
