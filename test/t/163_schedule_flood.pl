@@ -17,8 +17,6 @@ idem.cleanup_naptime = 1s
 autovacuum = off
 });
 
-my $visits = q{SELECT runs FROM idem.worker_status};
-
 # one is declared, for the launcher to come; the others are copies
 run(q{
 	SELECT idem_schedule('flood', 'q', every => '1 s');
@@ -30,11 +28,8 @@ $node->poll_query_until('postgres',
   or die 'the worker keeps up with the ticks';
 add_expired($node, 100);
 
-my $before = run($visits);
-
-$node->poll_query_until('postgres', "SELECT ($visits) > $before + 8 OR NOT EXISTS (SELECT FROM idem.keys)")
-  or die 'there are no visits';
-is(run('SELECT count(*) FROM idem.keys'), '0', 'W5: expired keys are removed');
+# visits that only tick come in between, as many as the machine is fast or slow
+ok($node->poll_query_until('postgres', 'SELECT NOT EXISTS (SELECT FROM idem.keys)'), 'W5: expired keys are removed');
 ok(run(q{SELECT min(next_tick) < clock_timestamp() - interval '1 s' FROM idem.schedules}),
 	'the worker has not caught up with the ticks');
 my $jobs = run('SELECT count(*) FROM idem.jobs');
