@@ -18,7 +18,7 @@ COMMENT ON COLUMN idem.why_result.fix IS 'command that removes the reason; null:
  *	subscribed	a subscription writes the table
  *	paused		since when the queue "name" is paused
  *	job			the row, with the columns from "state" on, and what is known about its queue
- *	held		who is in the way ("holder", its "name" and "pid"), and what it does
+ *	held		the transaction in the way ("holder", its "name" and "pid"), and what it does
  *	new			the same for a job that is not committed
  *	free		nothing is in the way: how many jobs come first
  *	ended		the row in the history: its "state", since when, "attempt" and "error"

@@ -258,7 +258,7 @@ list_changes(HTAB *before, HTAB *after)
 	{
 		LOCKTAG tag;
 
-		/* who has dropped the table holds the lock on it until the end of the transaction */
+		/* the transaction that has dropped the table holds its lock until it ends */
 		SET_LOCKTAG_RELATION(tag, MyDatabaseId, mark->relid);
 		if (hash_search(after, &mark->relid, HASH_FIND, NULL) == NULL &&
 			LockHeldByMe(&tag, AccessExclusiveLock, false))
